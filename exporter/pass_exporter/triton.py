@@ -13,7 +13,7 @@ from pass_runtime.backends.open import check_request
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
-from pass_server.triton.config import KINDS, Field, inputs, make_settings, outputs
+from pass_server.triton.config import PARAMETER_TYPES, TensorSpec, inputs, make_settings, outputs
 
 BUNDLE_COPY = "1/bundle"
 """The path of a copied bundle in its model's directory."""
@@ -70,8 +70,8 @@ class RepositoryConfig:
 
     @property
     def chosen(self) -> dict[str, str | int | float | bool]:
-        """The parameters in KINDS that are not None."""
-        return {name: value for name in KINDS if (value := getattr(self, name)) is not None}
+        """The parameters in PARAMETER_TYPES that are not None."""
+        return {name: value for name in PARAMETER_TYPES if (value := getattr(self, name)) is not None}
 
 
 def write_model(config: RepositoryConfig) -> Path:
@@ -135,11 +135,11 @@ def _kind(device: str) -> str:
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
-def _field(field: Field) -> str:
+def _field(field: TensorSpec) -> str:
     return f'name: "{field.name}" data_type: TYPE_{field.dtype} dims: [ {field.dims} ]'
 
 
-def _optional(field: Field) -> str:
+def _optional(field: TensorSpec) -> str:
     return " optional: true" if field.optional else ""
 
 

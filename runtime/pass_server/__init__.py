@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP server over a session. `app.make_app(session, options)` is all of it but the listening."""
+"""An OpenAI-compatible HTTP server over a session: `app.make_app` builds the ASGI app, `server.py` runs it."""

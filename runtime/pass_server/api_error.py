@@ -16,20 +16,21 @@ from pass_runtime import ConstraintStopped, PassError, QueueFull, TooManyConstra
 log = logging.getLogger("pass_server")
 
 
-MAX_QUOTED = 600
-"""The most characters of an error's message, and of the field that it names."""
+MAX_MESSAGE_CHARS = 600
+"""The most characters of an error's message, and of its param."""
 
 
-def bounded(text: str) -> str:
-    """`text` without its middle if it is long, as texts may be that quote what a client sent."""
-    if len(text) <= MAX_QUOTED:
+def shortened(text: str) -> str:
+    """`text`, without its middle if it is too long: messages may quote what a client sent."""
+    if len(text) <= MAX_MESSAGE_CHARS:
         return text
-    return f"{text[: MAX_QUOTED // 2]} ... {text[5 - MAX_QUOTED // 2 :]}"
+    gap = " ... "
+    return f"{text[: MAX_MESSAGE_CHARS // 2]}{gap}{text[len(gap) - MAX_MESSAGE_CHARS // 2 :]}"
 
 
 class ApiError(Exception):
-    """Ends a request with the HTTP status `status`. param: the field at fault. code: the kind of error. Long messages
-    and names of fields are shortened."""
+    """The response of a request that fails. status: HTTP's. param: the path of the field at fault. code: OpenAI's name
+    of the error. A long message or param is shortened."""
 
     def __init__(
         self,
@@ -41,23 +42,23 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.param = bounded(message), None if param is None else bounded(param)
+        self.message, self.param = shortened(message), None if param is None else shortened(param)
         self.status, self.code = status, code
         self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = _ERROR_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
-_MEMBERS = ("str", "constrained-str", "int", "float", "bool")
-"""What pydantic puts into the path of a field that may have several types, besides names with a bracket."""
-_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+_UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
+"""What pydantic adds to the path of a field that may have several types, besides names with a bracket."""
+_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The error that a client gets for something that failed while its request was under way."""
+    """The error for the client whose request was ended by `error`, which is logged if it is a bug."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
@@ -75,7 +76,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
-    """The error for a field that is known, with a value that is not honoured."""
+    """The error for a known field whose value this server does not support."""
     shown = value if isinstance(value, int | float | bool) else "with this value"
     reason = f": {why}" if why else ""
     message = f"{param} {shown} is not supported by this server{reason}"
@@ -86,14 +87,14 @@ def shutting_down() -> ApiError:
     return ApiError("the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"})
 
 
-def of_validation(error: ValidationError) -> ApiError:
+def validation_error(error: ValidationError) -> ApiError:
     """The error for the first problem that pydantic found."""
     problem = error.errors(include_url=False, include_input=False)[0]
-    path = [part for part in problem["loc"] if "[" not in str(part) and part not in _MEMBERS]
-    roles = [i for i in range(2, len(path)) if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)]
-    param = ".".join(str(part) for i, part in enumerate(path) if i not in roles)  # the class of a message or item
+    path = [part for part in problem["loc"] if "[" not in str(part) and part not in _UNION_TAGS]
+    tags = [i for i in range(2, len(path)) if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)]
+    param = ".".join(str(part) for i, part in enumerate(path) if i not in tags)  # tags: the class of a message or item
     if problem["type"] == "extra_forbidden":
-        message = f"unknown field: {param}; this server refuses what it does not know rather than ignore it"
+        message = f"unknown field: {param}; this server ignores no field, so leave it out"
         return ApiError(message, param=param, code="unknown_parameter")
     if not param:
         return ApiError(f"the body must be a JSON object: {problem['msg']}")

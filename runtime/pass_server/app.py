@@ -1,4 +1,4 @@
-"""The app: `make_app(session, options)`. Any ASGI server can run it; `server.py` does so with uvicorn."""
+"""The ASGI app: `make_app(session, options)`. Any ASGI server can run it; `server.py` runs it with uvicorn."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from pass_runtime import Session, __version__
-from pass_server.api_error import ApiError, of_validation
+from pass_server.api_error import ApiError, validation_error
 from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
-from pass_server.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog, add_handlers
+from pass_server.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog, add_error_handlers
 from pass_server.page import add_page
 from pass_server.prometheus import PrometheusSink
-from pass_server.responses_chat import AsChat
+from pass_server.responses_chat import ChatConversion
 from pass_server.responses_fields import ResponsesRequest
 from pass_server.responses_output import ResponsesFormatter
-from pass_server.schemas import ChatRequest, CompletionRequest, Sampled
+from pass_server.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from pass_server.serve_options import ServeOptions
 from pass_server.service import Service
 from pass_server.streaming import GenerationResponse
-from pass_server.tokenizing import add_tokenizing
+from pass_server.tokenizing import add_tokenize_endpoints
 
 M = TypeVar("M", bound=BaseModel)
 SHORT_BODY_BYTES = 1 << 12
-"""Bodies up to this size are parsed where they are: that takes less time than a thread."""
-MAX_PARTS = 1 << 16
-"""The most objects, their fields and lists in a body, together. Python makes them while nothing else runs."""
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""Bodies up to this size are parsed in the event loop: handing them to a thread would take longer."""
+MAX_JSON_NODES = 1 << 16
+"""The most objects, fields and lists in a body, together. No other thread runs while Python creates them."""
+_JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class BodyRoute(APIRoute):
-    """A route whose endpoint is called with the validated body and the `Request`. FastAPI itself would validate the
-    body in the event loop."""
+    """A route that validates long bodies in a thread, and calls its endpoint with the body and the `Request`. FastAPI
+    itself validates bodies in the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         if self.body_field is None:
@@ -54,7 +54,7 @@ class BodyRoute(APIRoute):
                 raise ApiError("the body must be a JSON object, sent as application/json")
             work = partial(parse_body, model, body)
             service: Service = request.app.state.service
-            parsed = work() if len(body) <= SHORT_BODY_BYTES else await service.read(work, len(body))
+            parsed = work() if len(body) <= SHORT_BODY_BYTES else await service.run_in_thread(work, len(body))
             response: Response = await self.endpoint(parsed, request)
             return response
 
@@ -62,21 +62,21 @@ class BodyRoute(APIRoute):
 
 
 def parse_body(model: type[M], body: bytes) -> M:
-    """The body as a `model`. Raises ApiError, which names the first field that is wrong."""
-    if _parts(body) > MAX_PARTS and _parts(_STRING.sub(b"", body)) > MAX_PARTS:
-        raise ApiError(f"the body has more than {MAX_PARTS} objects, fields and lists", code="body_too_large")
+    """The body as an instance of `model`. Raises ApiError, which names the first invalid field."""
+    if _count_json_nodes(body) > MAX_JSON_NODES and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES:
+        raise ApiError(f"the body has more than {MAX_JSON_NODES} objects, fields and lists", code="body_too_large")
     try:
-        value = from_json(body, allow_inf_nan=False)  # up to five times as fast as `json`, which holds others up less
+        value = from_json(body, allow_inf_nan=False)  # up to five times as fast as `json`: other threads wait less
     except ValueError as error:
         raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise of_validation(error) from None
+        raise validation_error(error) from None
 
 
-def _parts(body: bytes) -> int:
-    """How many objects, fields and lists there are, or more if strings hold their marks."""
+def _count_json_nodes(body: bytes) -> int:
+    """The number of objects, fields and lists; too high if strings contain `[`, `{` or `:`."""
     return body.count(b"[") + body.count(b"{") + body.count(b":")
 
 
@@ -93,15 +93,15 @@ _ERROR = {
     "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
 }
 _DESCRIPTIONS = {
-    400: "Refused.",
-    401: "No valid key.",
+    400: "The request is invalid.",
+    401: "No valid API key.",
     404: "No such model.",
-    408: "The body came too slowly.",
-    413: "Too large.",
-    429: "The queue is full; retry after the time in Retry-After.",
-    500: "It failed.",
-    503: "Shutting down.",
-    504: "It took too long.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "The server is busy; retry after the time in Retry-After.",
+    500: "The server failed.",
+    503: "The server shuts down, or has too many connections.",
+    504: "The request took too long.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
@@ -116,8 +116,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
 
 
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
-    """Requests become sequences of `session`, which the caller closes. `app.state.service` is the `Service`, which a
-    server drains when it stops."""
+    """The app over `session`, which the caller opens and closes. A server that stops drains `app.state.service`, the
+    `Service`."""
     options = options or ServeOptions()
     model = options.model_name or session.manifest.model.name
     sink = PrometheusSink(session, model)
@@ -125,14 +125,14 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app = FastAPI(title="PaSS", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.router.route_class = BodyRoute
-    add_handlers(app)
+    add_error_handlers(app)
     _add_endpoints(app, service)
     _add_responses(app, service)
-    add_tokenizing(app, service, ERRORS)
+    add_tokenize_endpoints(app, service, ERRORS)
     _add_probes(app, service, sink)
     if options.page:
         add_page(app)
-    app.add_middleware(BodyLimit, most=options.max_body_bytes, seconds=options.client_seconds)
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds)
     app.add_middleware(ConnectionLimit)
     app.add_middleware(KeyCheck, keys=options.keys)
     app.add_middleware(ResponseLog, model=model, sink=sink)
@@ -142,13 +142,17 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
 def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
-    async def generate(request: Sampled, http: Request, shape: type[ChoicesFormatter], *, logprobs: bool) -> Response:
+    async def generate(
+        request: GenerationRequest, http: Request, formatter_class: type[ChoicesFormatter], *, logprobs: bool
+    ) -> Response:
         service.check_model(request.model)
         parsed = await service.parse(request, len(await http.body()), http.state.client)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         details = bool(request.pass_details)
-        shaped = shape(service.model, service.texts, logprobs=logprobs, include_usage=usage, pass_details=details)
-        return GenerationResponse(service, parsed, shaped, stream=bool(request.stream))
+        formatter = formatter_class(
+            service.model, service.texts, logprobs=logprobs, include_usage=usage, pass_details=details
+        )
+        return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
     async def completions(request: CompletionRequest, http: Request) -> Response:
@@ -178,7 +182,7 @@ def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
 
     @app.get("/ready", responses={503: ERRORS[503]})
     async def ready() -> JSONResponse:
-        """200 while new requests are taken."""
+        """200 while the server accepts new requests."""
         ready = not service.draining and not service.session.closed
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
@@ -192,18 +196,18 @@ def _add_responses(app: FastAPI, service: Service) -> None:
     async def create_response(request: ResponsesRequest, http: Request) -> Response:
         service.check_model(request.model)
         size = len(await http.body())
-        as_chat = await service.read(partial(AsChat, request), size)
+        conversion = await service.run_in_thread(partial(ChatConversion, request), size)
         try:
-            parsed = await service.parse(as_chat.chat, size, http.state.client)
+            parsed = await service.parse(conversion.chat, size, http.state.client)
         except ApiError as error:
-            raise as_chat.own(error) from None
-        shape = ResponsesFormatter(service.model, as_chat.echo)
-        return GenerationResponse(service, parsed, shape, stream=bool(request.stream))
+            raise conversion.request_error(error) from None
+        formatter = ResponsesFormatter(service.model, conversion.echo)
+        return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
 
     @app.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def stored_response(path: str) -> Response:
         raise ApiError(
-            f"no response {path.partition('/')[0]!r} here: this server stores no responses, it only creates them",
+            f"no response {path.partition('/')[0]!r}: this server stores no responses; send the earlier items as input",
             404,
             param="response_id",
             code="response_not_stored",

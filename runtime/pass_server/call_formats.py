@@ -1,4 +1,4 @@
-"""The formats in which families of models write calls: how each is read, and its grammar."""
+"""The formats in which families of models write tool calls: the reader and the grammar of each."""
 
 from __future__ import annotations
 
@@ -24,84 +24,85 @@ class Function:
 
 
 class CallFormat(ABC):
-    """name: what --tool-call-parser calls it. marks: texts that may be special tokens, which are then shown to the
-    reader. sign: what a chat template of this format has in it, and foreign: what only those of others have. arguments:
-    the field with the arguments. parallel: whether a turn may have several calls."""
+    """name: what --tool-call-parser calls it. markers: texts around calls, which the reader gets even if they are
+    special tokens. template_signs: texts in every chat template of this format. foreign_signs: texts only in templates
+    of other formats. arguments_key: the key of a call's arguments. parallel: whether a turn may have several calls."""
 
     name: str
-    marks: tuple[str, ...]
-    signs: tuple[str, ...]
-    foreign: tuple[str, ...] = ()
-    arguments = "arguments"
+    markers: tuple[str, ...]
+    template_signs: tuple[str, ...]
+    foreign_signs: tuple[str, ...] = ()
+    arguments_key = "arguments"
     parallel = True
 
     @abstractmethod
     def reader(self, names: Collection[str]) -> CallReader:
-        """For the text of one turn that may call the functions `names`."""
+        """A reader for one turn, which may call the functions `names`."""
 
     @abstractmethod
-    def sequence(self, spelled: Callable[[str], str], *, many: bool) -> str:
-        """The right side of a Lark rule for one call, or for one and more; a call's object is the rule `call`.
-        spelled: turns a mark into what stands for it in a grammar."""
+    def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
+        """The right side of the Lark rule for one call, or several if `parallel`. It uses the rule `call`, a call's
+        object. terminal: maps a marker to its terminal."""
 
     def new_id(self) -> str:
         """An id for a call."""
         return f"call_{secrets.token_hex(12)}"
 
-    def is_of(self, template: str) -> bool:
+    def matches_template(self, template: str) -> bool:
         """Whether a chat template writes calls in this format."""
-        return all(sign in template for sign in self.signs) and not any(sign in template for sign in self.foreign)
+        foreign = any(sign in template for sign in self.foreign_signs)
+        return not foreign and all(sign in template for sign in self.template_signs)
 
-    def rules(self, functions: Sequence[Function], spelled: Callable[[str], str], *, many: bool) -> str:
-        """A grammar's rules for a turn that calls some of these functions; the first of them is `calls`."""
-        lines = [f"calls: {self.sequence(spelled, many=many and self.parallel)}"]
+    def rules(self, functions: Sequence[Function], terminal: Callable[[str], str], *, parallel: bool) -> str:
+        """Lark rules for a turn that calls some of these functions. The first rule is `calls`."""
+        lines = [f"calls: {self.calls_rule(terminal, parallel=parallel and self.parallel)}"]
         lines.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
-            begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments}": '
+            begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
             lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
             lines.append(Constraint(json_schema={"type": "object", **function.parameters}).lark(f"arguments{i}"))
         return "\n".join(lines)
 
 
 class Hermes(CallFormat):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, in Hermes and Qwen."""
+    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them."""
 
-    name, marks, signs = "hermes", ("<tool_call>", "</tool_call>"), ("<tool_call>",)
-    foreign = ("<function=", "<arg_key>")
+    name, markers, template_signs = "hermes", ("<tool_call>", "</tool_call>"), ("<tool_call>",)
+    foreign_signs = ("<function=", "<arg_key>")
 
     def reader(self, names: Collection[str]) -> CallReader:
         return _HermesReader(names)
 
-    def sequence(self, spelled: Callable[[str], str], *, many: bool) -> str:
-        opening, closing = (spelled(mark) for mark in self.marks)
+    def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
+        opening, closing = (terminal(marker) for marker in self.markers)
         one = f'{opening} "\\n" call "\\n" {closing}'
-        return f'{one} ("\\n" {one})*' if many else one
+        return f'{one} ("\\n" {one})*' if parallel else one
 
 
 class _HermesReader(MarkedReader):
-    """Small models leave the marks out (Qwen2.5-Coder does): a turn may also begin with such objects alone."""
+    """A turn may also begin with calls without markers: small models leave them out (Qwen2.5-Coder does)."""
 
-    mark, closing = Hermes.marks
-    _bare = True  # whether a call without marks may follow
+    marker, closing = Hermes.markers
+    _unmarked_allowed = True  # whether the next call may have no markers
 
-    def _find(self, parts: list[TurnDelta]) -> bool:
+    def _find_call(self, parts: list[TurnDelta]) -> bool:
         rest = self._held.lstrip()
-        if self._bare and not rest:
+        if self._unmarked_allowed and not rest:
             return False
-        if self._bare and rest[0] == "{":
+        if self._unmarked_allowed and rest[0] == "{":
             self._begin_call(self._held[: len(self._held) - len(rest)], rest)
             return True
-        self._bare = False
-        return super()._find(parts)
+        self._unmarked_allowed = False
+        return super()._find_call(parts)
 
-    def _mistaken(self, parts: list[TurnDelta]) -> None:
-        self._bare = False
-        super()._mistaken(parts)
+    def _reject_call(self, parts: list[TurnDelta]) -> None:
+        self._unmarked_allowed = False
+        super()._reject_call(parts)
 
-    def _leave(self) -> bool:
+    def _read_after_call(self) -> bool:
         rest = self._held.lstrip()
         if rest.startswith(self.closing):
-            self._held, self._bare = rest.removeprefix(self.closing), False
+            self._held, self._unmarked_allowed = rest.removeprefix(self.closing), False
             return True
         if self.closing.startswith(rest):
             return False
@@ -112,37 +113,37 @@ class _HermesReader(MarkedReader):
 class Mistral(CallFormat):
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`"""
 
-    name, marks, signs = "mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)
-    foreign = ("[ARGS]",)
+    name, markers, template_signs = "mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)
+    foreign_signs = ("[ARGS]",)
 
     def reader(self, names: Collection[str]) -> CallReader:
         return _MistralReader(names)
 
-    def sequence(self, spelled: Callable[[str], str], *, many: bool) -> str:
-        more = ' (", " call)*' if many else ""
-        return f'{spelled(self.marks[0])} " [" call{more} "]"'
+    def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
+        more = ' (", " call)*' if parallel else ""
+        return f'{terminal(self.markers[0])} " [" call{more} "]"'
 
     def new_id(self) -> str:
-        """Its chat templates want nine letters and digits."""
+        """Nine letters and digits, as Mistral's chat templates require."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class _MistralReader(MarkedReader):
-    mark = Mistral.marks[0]
-    _listed = False  # whether the list's bracket was read
+    marker = Mistral.markers[0]
+    _in_list = False  # whether the list's bracket was read
 
-    def _after_mark(self, before: str, held: str) -> None:
-        self._before, self._held, self._state, self._listed = before, held, "after", False
+    def _after_marker(self, before: str, held: str) -> None:
+        self._before, self._held, self._state, self._in_list = before, held, "after", False
 
-    def _leave(self) -> bool:
+    def _read_after_call(self) -> bool:
         rest = self._held.lstrip()
         if not rest:
             return False
-        if not self._listed and rest[0] == "[":
-            self._before, self._held, self._listed = self._before + " [", rest[1:], True
-        elif self._listed and rest[0] == "{":
+        if not self._in_list and rest[0] == "[":
+            self._before, self._held, self._in_list = self._before + " [", rest[1:], True
+        elif self._in_list and rest[0] == "{":
             self._begin_call("" if self._called else self._before, rest)
-        elif self._listed and self._called and rest[0] == ",":
+        elif self._in_list and self._called and rest[0] == ",":
             self._held = rest[1:]
         elif self._called:
             self._held, self._state = rest.removeprefix("]").lstrip(), "text"
@@ -150,36 +151,36 @@ class _MistralReader(MarkedReader):
             self._held, self._state = self._before + self._held, "rest"
         return True
 
-    def _mistaken(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002 - the other readers'
+    def _reject_call(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002
         self._state = "rest"
 
 
 class Llama3Json(CallFormat):
-    """`{"name": ..., "parameters": {...}}`, which is the whole turn; further ones after `;` are read too."""
+    """`{"name": ..., "parameters": {...}}` as the whole turn. More calls after `;` are read too."""
 
-    name, marks, signs = "llama3_json", ("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")
-    arguments = "parameters"
+    name, markers, template_signs = "llama3_json", ("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")
+    arguments_key = "parameters"
     parallel = False
 
     def reader(self, names: Collection[str]) -> CallReader:
         return _Llama3Reader(names)
 
-    def sequence(self, spelled: Callable[[str], str], *, many: bool) -> str:  # noqa: ARG002 - the other formats'
+    def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:  # noqa: ARG002
         return "call"
 
 
 class _Llama3Reader(CallReader):
-    mark = Llama3Json.marks[0]
+    marker = Llama3Json.markers[0]
 
-    def _find(self, parts: list[TurnDelta]) -> bool:  # noqa: ARG002 - the other readers'
+    def _find_call(self, parts: list[TurnDelta]) -> bool:  # noqa: ARG002
         return self._begin(self._held.lstrip())
 
-    def _leave(self) -> bool:
+    def _read_after_call(self) -> bool:
         return self._begin(self._held.lstrip(" \n;"))
 
     def _begin(self, rest: str) -> bool:
-        call = rest.removeprefix(self.mark).lstrip()
-        if not call or self.mark.startswith(rest):
+        call = rest.removeprefix(self.marker).lstrip()
+        if not call or self.marker.startswith(rest):
             return False
         if call[0] == "{":
             self._begin_call(self._held[: len(self._held) - len(call)], call)
@@ -188,7 +189,7 @@ class _Llama3Reader(CallReader):
             self._state = "rest"
         return True
 
-    def _mistaken(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002 - the other readers'
+    def _reject_call(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002
         self._state = "rest"
 
 
@@ -197,5 +198,5 @@ FORMATS: Mapping[str, CallFormat] = {form.name: form for form in (Hermes(), Llam
 
 
 def format_of(template: str) -> CallFormat | None:
-    """The format in which a chat template writes calls; None if it is none of these."""
-    return next((form for form in FORMATS.values() if form.is_of(template)), None)
+    """The format in which a chat template writes tool calls; None if it has no format of FORMATS."""
+    return next((form for form in FORMATS.values() if form.matches_template(template)), None)

@@ -1,4 +1,4 @@
-"""Reads the tool calls in a turn while it is written: content outside of calls, calls, and what stands after them."""
+"""Splits a turn into content and tool calls while it is written."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal
 
 from pass_server.turn_reader import ArgumentsDelta, ContentDelta, SteppedReader, ToolCallStart, TurnDelta, overlap
 
-ARGUMENTS = ("arguments", "parameters")
-"""The names of the field with the arguments, in any format."""
-State = Literal["before", "key", "in key", "colon", "value", "in value", "comma", "done", "wrong"]
-SPACE = " \t\r\n"
+ARGUMENTS_KEYS = ("arguments", "parameters")
+"""The keys of the arguments in a call, over all formats."""
+State = Literal["before", "key", "in key", "colon", "value", "in value", "comma", "done", "invalid"]
+JSON_WHITESPACE = " \t\r\n"
 
 
 class CallScanner:
-    """Reads the object character by character. A call begins once its function is known and its arguments have begun;
-    from then on they are passed on as they come, spelled as the model spells them.
+    """Reads the JSON object of a call, character by character. The call begins once its function is known and its
+    arguments have begun; from then on the arguments are passed on as the model writes them.
 
-    state: "wrong" if the text is no call of one of the functions `names`, as soon as that is certain. begun: whether
-    the call began, after which what is wrong ends the call. raw: all that was read.
+    state: "invalid" as soon as the text cannot be a call of one of the functions `names`; this ends a call that has
+    begun. begun: whether the call has begun. raw: all text that was read.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -35,15 +35,15 @@ class CallScanner:
 
     @property
     def ended(self) -> bool:
-        return self.state in ("done", "wrong")
+        return self.state in ("done", "invalid")
 
     def push(self, text: str) -> tuple[list[TurnDelta], str]:
-        """-> (what became known, the text after the object)"""
+        """(what became known, the text after the object)"""
         parts: list[TurnDelta] = []
         place = 0
         while place < len(text) and not self.ended:
             place += self._read(text[place])
-            if not self.begun and self.state != "wrong" and self._name and (self._arguments or self.state == "done"):
+            if not self.begun and self.state != "invalid" and self._name and (self._arguments or self.state == "done"):
                 self.begun = True
                 parts.append(ToolCallStart(self._name))
         self.raw += text[:place]
@@ -55,12 +55,12 @@ class CallScanner:
         return parts, text[place:]
 
     def _read(self, character: str) -> int:
-        """-> how many characters were read: 1, or 0 if only the state changed"""
+        """Returns how many characters were read: 1, or 0 if only the state changed."""
         if self.state == "in key":
             return self._read_key(character)
         if self.state == "in value":
             return self._read_value(character)
-        if character in SPACE:
+        if character in JSON_WHITESPACE:
             return 1
         if self.state == "value":
             return self._begin_value(character)
@@ -74,7 +74,7 @@ class CallScanner:
         }
         after = follows.get((self.state, character))
         if after is None or (after == "done" and not self._name):
-            self.state = "wrong"
+            self.state = "invalid"
             return 0
         self.state = after  # type: ignore[assignment]
         return 1
@@ -89,19 +89,19 @@ class CallScanner:
     def _begin_value(self, character: str) -> int:
         self._value, self._depth, self._quoted, self._escaped = "", 0, False, False
         self.state = "in value"
-        if self._key in ARGUMENTS:
+        if self._key in ARGUMENTS_KEYS:
             if character != "{" or self._arguments:
-                self.state = "wrong"
+                self.state = "invalid"
             else:
                 self._arguments = True
         return 0
 
     def _read_value(self, character: str) -> int:
-        if not self._quoted and self._depth == 0 and self._value and character in ",}]" + SPACE:
+        if not self._quoted and self._depth == 0 and self._value and character in ",}]" + JSON_WHITESPACE:
             self._end_value()
             return 0
         self._value += character
-        if self._key in ARGUMENTS:
+        if self._key in ARGUMENTS_KEYS:
             self._unsent += character
         if self._quoted:
             self._quoted = self._escaped or character != '"'
@@ -126,25 +126,24 @@ class CallScanner:
             if isinstance(name, str) and name in self._names:
                 self._name = name
             else:
-                self.state = "wrong"
+                self.state = "invalid"
         self._key = ""
 
 
 class CallReader(SteppedReader):
-    """Finds calls in the text of a turn as it comes. What is no call of one of the functions `names` is text.
+    """Finds calls of the functions `names` in a turn; everything else is content. White space beside a call is dropped.
 
-    White space beside a call belongs to nothing. A subclass has the marks of its format: it sets `_held`, the text
-    that was not read so far, and `_state`.
+    A subclass knows the markers of its format. It sets `_held`, the text that was not read so far, and `_state`.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
-        """Outside of calls, in one, after one; or in text in which calls are not looked for any more."""
+        """Outside of calls, in a call, after one, or in the rest of the turn, which is content."""
         self._scanner = CallScanner(names)
         self._before = ""
-        """What was read before the call and is text if it turns out to be no call."""
+        """What was read before the object of the call: content if it turns out to be no call."""
         self._called = False
 
     def finish(self) -> list[TurnDelta]:
@@ -161,10 +160,10 @@ class CallReader(SteppedReader):
         if self._state == "call":
             return self._read_call(parts)
         if self._state == "after":
-            return self._leave()
+            return self._read_after_call()
         if self._state == "text":
-            return self._find(parts)
-        self._say(parts, len(self._held))
+            return self._find_call(parts)
+        self._emit_text(parts, len(self._held))
         return False
 
     def _begin_call(self, before: str, held: str) -> None:
@@ -181,46 +180,46 @@ class CallReader(SteppedReader):
             self._state = "after"
         else:
             self._held, self._state = self._before + scanner.raw + self._held, "text"
-            self._mistaken(parts)
+            self._reject_call(parts)
         return True
 
-    def _say(self, parts: list[TurnDelta], size: int) -> None:
-        """Pass on the first `size` characters of what is held."""
+    def _emit_text(self, parts: list[TurnDelta], size: int) -> None:
+        """Pass on the first `size` characters of `_held` as content."""
         if size:
             parts.append(ContentDelta(self._held[:size]))
             self._held = self._held[size:]
 
     @abstractmethod
-    def _find(self, parts: list[TurnDelta]) -> bool:
-        """Look for the next call, and pass on text before it. -> whether there is more to read"""
+    def _find_call(self, parts: list[TurnDelta]) -> bool:
+        """Look for the next call, and pass on the content before it. Returns whether to step again."""
 
     @abstractmethod
-    def _leave(self) -> bool:
-        """Read what stands after a call. -> whether there is more to read"""
+    def _read_after_call(self) -> bool:
+        """Read what follows a call. Returns whether to step again."""
 
     @abstractmethod
-    def _mistaken(self, parts: list[TurnDelta]) -> None:
-        """The held text began like a call and is none: pass on as much of it as cannot begin another one."""
+    def _reject_call(self, parts: list[TurnDelta]) -> None:
+        """`_held` began like a call but is none: pass on as much of it as cannot begin another call."""
 
 
 class MarkedReader(CallReader):
-    """Reads formats whose calls follow a mark, which may come anywhere in a turn."""
+    """Reads formats whose calls follow a marker anywhere in a turn."""
 
-    mark: str
+    marker: str
 
-    def _find(self, parts: list[TurnDelta]) -> bool:
-        at = self._held.find(self.mark)
+    def _find_call(self, parts: list[TurnDelta]) -> bool:
+        at = self._held.find(self.marker)
         if at >= 0:
-            rest = self._held[at + len(self.mark) :]
+            rest = self._held[at + len(self.marker) :]
             shown = self._held[:at].rstrip()
-            self._say(parts, len(shown))
-            self._after_mark(self._held[: at - len(shown)] + self.mark, rest)
+            self._emit_text(parts, len(shown))
+            self._after_marker(self._held[: at - len(shown)] + self.marker, rest)
             return True
-        self._say(parts, len(self._held[: len(self._held) - overlap(self._held, self.mark)].rstrip()))
+        self._emit_text(parts, len(self._held[: len(self._held) - overlap(self._held, self.marker)].rstrip()))
         return False
 
-    def _after_mark(self, before: str, held: str) -> None:
+    def _after_marker(self, before: str, held: str) -> None:
         self._begin_call(before, held)
 
-    def _mistaken(self, parts: list[TurnDelta]) -> None:
-        self._say(parts, len(self._before))
+    def _reject_call(self, parts: list[TurnDelta]) -> None:
+        self._emit_text(parts, len(self._before))

@@ -1,4 +1,4 @@
-"""The choices of a request while its answer is put together, and what an answer says about how they were decoded."""
+"""The choices of a request, the message of a chat as it grows, and the field `pass` of an answer."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from typing import Any
 from pass_runtime import Detokenizer, Generation, Token
 from pass_server.metrics import Timing
 from pass_server.turn_reader import ArgumentsDelta, ContentDelta, ReasoningDelta, ToolCallStart, TurnDelta
-from pass_server.turns import Turn
+from pass_server.turns import TurnFormat
 
 Json = dict[str, Any]
 
 
 class ChatAnswer:
-    """content, thoughts and calls: what was written so far."""
+    """Collects the message of a chat's choice. content, reasoning and calls: what came so far."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn, self._reader = turn, turn.reader()
-        self.content = self.thoughts = ""
+    def __init__(self, turn_format: TurnFormat) -> None:
+        self._format, self._reader = turn_format, turn_format.reader()
+        self.content = self.reasoning = ""
         self.calls: list[Json] = []
 
     def push(self, tokens: Sequence[Token], text: str) -> list[Json]:
-        """-> the deltas for `text`, which became final with `tokens`"""
-        return [self._delta(part) for part in self._reader.push(self._turn.text(tokens, text))]
+        """The deltas for `text`, which became final with `tokens`."""
+        return [self._delta(part) for part in self._reader.push(self._format.text(tokens, text))]
 
     def finish(self) -> list[Json]:
-        """-> the deltas for what was held back, once no more text comes"""
+        """The deltas for what was held back, once no more text comes."""
         return [self._delta(part) for part in self._reader.finish()]
 
     def message(self) -> Json:
         """The whole message."""
         found: Json = {"role": "assistant", "content": self.content or (None if self.calls else ""), "refusal": None}
-        if self.thoughts:
-            found["reasoning_content"] = self.thoughts
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
         if self.calls:
             found["tool_calls"] = self.calls
         return found
 
-    def thought_tokens(self, tokens: Sequence[Token]) -> int:
-        """How many of the tokens of the whole text come before anything that is no thought."""
-        if not self.thoughts:
+    def count_reasoning_tokens(self, tokens: Sequence[Token]) -> int:
+        """How many of `tokens`, those of the whole text, are reasoning: those before anything else."""
+        if not self.reasoning:
             return 0
-        reader = self._turn.reader()
+        reader = self._format.reader()
         for count, token in enumerate(tokens):
-            if any(not isinstance(part, ReasoningDelta) for part in reader.push(self._turn.text([token], token.text))):
+            parts = reader.push(self._format.text([token], token.text))
+            if any(not isinstance(part, ReasoningDelta) for part in parts):
                 return count
         return len(tokens)
 
@@ -54,12 +55,12 @@ class ChatAnswer:
             self.content += part.text
             return {"content": part.text}
         if isinstance(part, ReasoningDelta):
-            self.thoughts += part.text
+            self.reasoning += part.text
             return {"reasoning_content": part.text}
         if isinstance(part, ToolCallStart):
-            assert self._turn.calls is not None
+            assert self._format.calls is not None
             function = {"name": part.name, "arguments": ""}
-            self.calls.append({"id": self._turn.calls.new_id(), "type": "function", "function": function})
+            self.calls.append({"id": self._format.calls.new_id(), "type": "function", "function": function})
             return {"tool_calls": [{"index": len(self.calls) - 1, **self.calls[-1], "function": {**function}}]}
         assert isinstance(part, ArgumentsDelta)
         self.calls[-1]["function"]["arguments"] += part.text
@@ -68,26 +69,25 @@ class ChatAnswer:
 
 @dataclass
 class Choice:
-    """One sequence of a request. offsets: has read the tokens whose places in the text were reported, None before them.
-    echo: what its text begins with. answer: puts the message of a chat together if it is more than text."""
+    """One sequence of a request. offset_detokenizer: has read the tokens whose text offsets were sent; None before the
+    first. echo: what its text begins with. answer: collects the message of a chat; None if there is only text."""
 
     index: int
     generation: Generation
     timing: Timing
-    offsets: Detokenizer | None = None
+    offset_detokenizer: Detokenizer | None = None
     echo: str = ""
     answer: ChatAnswer | None = None
 
     @property
     def likelihood(self) -> float:
-        """The mean log-probability of its tokens, where there are log-probabilities."""
+        """The mean log-probability of its tokens; 0 if they have none."""
         values = [token.logprobs.logprob for token in self.generation.tokens if token.logprobs is not None]
         return sum(values) / len(values) if values else 0.0
 
 
-def extension(generation: Generation, *, details: bool = False) -> Json:
-    """The field `pass` of a choice, which says how it was decoded. details: also what requests ask for by
-    `pass_details`."""
+def pass_field(generation: Generation, *, details: bool = False) -> Json:
+    """The field `pass` of a choice: how it was decoded. details: whether the request has `pass_details`."""
     stats = generation.stats
     more = {"acceptance_per_position": stats.acceptance_per_position} if details else {}
     return {
@@ -105,29 +105,29 @@ def extension(generation: Generation, *, details: bool = False) -> Json:
     }
 
 
-def told(tokens: Sequence[Token]) -> list[Json]:
-    """Tokens with their sources. Their texts, of which some may be empty, make up the text."""
+def tokens_with_sources(tokens: Sequence[Token]) -> list[Json]:
+    """Tokens with their sources. Their texts, of which some may be empty, add up to the text."""
     return [{"id": token.id, "text": token.text, "source": token.source} for token in tokens]
 
 
-def best(choices: Sequence[Choice], written: int, n: int) -> list[Choice]:
-    """Of every `written` choices in turn the `n` likeliest, the best first, numbered anew."""
-    if written == n:
+def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Choice]:
+    """The `n` likeliest of the `per_prompt` choices of each prompt, the best first, with new indices."""
+    if per_prompt == n:
         return list(choices)
-    groups = [choices[i : i + written] for i in range(0, len(choices), written)]
+    groups = [choices[i : i + per_prompt] for i in range(0, len(choices), per_prompt)]
     kept = [each for group in groups for each in sorted(group, key=lambda c: -c.likelihood)[:n]]
     return [replace(choice, index=i) for i, choice in enumerate(kept)]
 
 
 def usage(prompt_tokens: int, n: int, choices: Sequence[Choice]) -> Json:
-    """prompt_tokens: the sum over the prompts, each of which has n of the choices. A text's last token is counted."""
-    written = sum(len(choice.generation.tokens) for choice in choices)
-    kept = [choice.generation.stats.cached_tokens for choice in choices]
-    # Of the choices of a prompt, the one that read it found the least of it in the cache.
-    cached = sum(min(kept[i : i + n]) for i in range(0, len(kept), n))
+    """OpenAI's `usage`. prompt_tokens: the sum over the prompts, each of which has n of the choices."""
+    per_prompt = sum(len(choice.generation.tokens) for choice in choices)
+    hits = [choice.generation.stats.cached_tokens for choice in choices]
+    # The choice that prefilled a prompt has the fewest cached tokens; the others of the prompt share its K/V.
+    cached = sum(min(hits[i : i + n]) for i in range(0, len(hits), n))
     return {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": prompt_tokens + written,
+        "completion_tokens": per_prompt,
+        "total_tokens": prompt_tokens + per_prompt,
         "prompt_tokens_details": {"cached_tokens": cached},
     }

@@ -1,4 +1,4 @@
-"""Fields of requests that are checked strictly, and those that are known but not supported; messages and tools."""
+"""Base classes and types of request fields, fields that are known but not supported, messages and tools."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-MAX_TEXT = 1 << 24
-"""The most characters of a text; the limit on bodies is reached before."""
-MAX_NAME = 1024
+MAX_TEXT_CHARS = 1 << 24
+"""The most characters of a text; with the default max_body_bytes, bodies are shorter."""
+MAX_NAME_CHARS = 1024
 """The most characters of a name or an id."""
 MAX_FIELDS = 256
-"""The most fields of an object, the unknown ones counted."""
-MAX_LIST = 1 << 16
-"""The most elements of a list that has no bound of its own."""
-MAX_IDS = 1 << 24
+"""The most fields of an object, including unknown ones."""
+MAX_LIST_ITEMS = 1 << 16
+"""The most elements of a list without a limit of its own."""
+MAX_TOKEN_IDS = 1 << 24
 """The most token ids in a list."""
 
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Name = Annotated[str, Field(max_length=MAX_NAME)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 @dataclass(frozen=True)
 class MaxKeys:
     """Annotates a dict that may have at most `most` keys. They are counted before any is validated, since pydantic
-    collects an error for each."""
+    collects an error for each key."""
 
     most: int
 
@@ -41,8 +41,8 @@ class MaxKeys:
         return value
 
 
-class Object(BaseModel):
-    """An object with at most MAX_FIELDS fields, which are counted before any is validated."""
+class BoundedObject(BaseModel):
+    """A JSON object with at most MAX_FIELDS fields, which are counted before any is validated."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -52,8 +52,8 @@ class Object(BaseModel):
         return MaxKeys(MAX_FIELDS).check(value)
 
 
-class Fields(Object):
-    """An object that has no other fields than those that are listed."""
+class StrictObject(BoundedObject):
+    """An object that may have only the fields that its class lists."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,8 +63,8 @@ def only(*neutral: Any) -> Any:
     return Field(None, json_schema_extra={"enum": [None, *neutral]})
 
 
-def unsupported(fields: BaseModel) -> str | None:
-    """The first field whose value is not one that its `only` allows."""
+def unsupported_field(fields: BaseModel) -> str | None:
+    """The name of the first field whose value its `only` does not allow; None if there is none."""
     for name, info in type(fields).model_fields.items():
         extra, value = info.json_schema_extra, getattr(fields, name)
         if isinstance(extra, dict) and not any(_same(value, neutral) for neutral in cast(list[Any], extra["enum"])):
@@ -80,8 +80,8 @@ def _same(value: Any, neutral: Any) -> bool:
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class ContentPart(Object):
-    """{"type": "text", "text": ...}; other types are refused by name."""
+class ContentPart(BoundedObject):
+    """{"type": "text", "text": ...}; other types are read here and refused with the message."""
 
     model_config = ConfigDict(extra="allow")
     type: Name
@@ -93,12 +93,12 @@ Content = Text | Parts
 JsonSchema = Annotated[dict[Name, Any], MaxKeys(4096)]
 
 
-class CalledFunction(Fields):
+class CalledFunction(StrictObject):
     name: FunctionName
     arguments: Text = Field(description="JSON.")
 
 
-class ToolCall(Fields):
+class ToolCall(StrictObject):
     """A call in an assistant's message."""
 
     id: str = Field(max_length=256)
@@ -107,16 +107,16 @@ class ToolCall(Fields):
     index: Any = Field(None, description="Not used.")
 
 
-class UserMessage(Fields):
-    """From whoever asks."""
+class UserMessage(StrictObject):
+    """A message of the user, the system or the developer."""
 
     role: Literal["system", "developer", "user"] = Field(description="developer is taken as system.")
     content: Content
     name: Any = only()
 
 
-class AssistantMessage(Fields):
-    """A turn of the model."""
+class AssistantMessage(StrictObject):
+    """A message of the model."""
 
     role: Literal["assistant"]
     content: Content | None = Field(None, description="null if there are tool_calls only.")
@@ -129,26 +129,26 @@ class AssistantMessage(Fields):
     annotations: Any = only([])
 
 
-class ToolMessage(Fields):
+class ToolMessage(StrictObject):
     """What a function returned."""
 
     role: Literal["tool"]
     content: Content
-    tool_call_id: str = Field(max_length=256, description="The call, in a message before.")
+    tool_call_id: str = Field(max_length=256, description="The id of a call in an earlier message.")
 
 
 ChatMessage = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
 
 
-class FunctionFields(Fields):
+class FunctionFields(StrictObject):
     name: FunctionName
     description: Text | None = None
     parameters: JsonSchema | None = Field(None, description="A JSON schema.")
-    strict: bool | None = Field(None, description="If calls are required, arguments always follow the schema.")
+    strict: bool | None = Field(None, description="Not used: if calls are required, arguments follow the schema.")
 
 
-class Tool(Fields):
+class Tool(StrictObject):
     type: Literal["function"]
     function: FunctionFields
 
@@ -156,10 +156,10 @@ class Tool(Fields):
 Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
-class ChosenFunction(Fields):
+class ChosenFunction(StrictObject):
     name: Name
 
 
-class NamedChoice(Fields):
+class NamedChoice(StrictObject):
     type: Literal["function"]
     function: ChosenFunction

@@ -11,7 +11,7 @@ from typing import Any
 
 from pass_runtime import Detokenizer, Piece, Token, Vocabulary
 from pass_server.api_error import ApiError
-from pass_server.choices import Choice, Json, extension, told
+from pass_server.choices import Choice, Json, pass_field, tokens_with_sources
 
 
 class TokenTexts:
@@ -26,7 +26,7 @@ class TokenTexts:
         return self.vocabulary.bytes(token) if special is None else special.encode()
 
     def text(self, token: int) -> str:
-        """A token's text, or `bytes:\\xe2\\x82`, as OpenAI writes parts of characters."""
+        """A token's text; a part of a character as OpenAI writes it, such as `bytes:\\xe2\\x82`."""
         found = self.bytes(token)
         try:
             return found.decode()
@@ -35,9 +35,9 @@ class TokenTexts:
 
 
 def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer) -> dict[str, Any]:
-    """before: has read the tokens before these, and reads these.
+    """before: a detokenizer that has read the tokens before these; it reads these, too.
 
-    An offset is where a token's text begins, also if that text is held back or cut off for a stop string.
+    An offset is where a token's text begins, even if a stop string holds that text back or cuts it off.
     """
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
@@ -46,7 +46,7 @@ def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Deto
         found["token_logprobs"].append(finite(token.logprobs.logprob))
         top: dict[str, float] = {}
         for other, value in token.logprobs.top:
-            top.setdefault(texts.text(other), finite(value))  # of tokens with the same text the likeliest, the first
+            top.setdefault(texts.text(other), finite(value))  # the first of tokens with the same text is the likeliest
         found["top_logprobs"].append(top)
         before.push(token.id)
         found["text_offset"].append(before.place)
@@ -73,37 +73,37 @@ def finite(logprob: float) -> float:
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def sent(content: Json, kind: str = "") -> bytes:
-    """A server-sent event. kind: its name, where it has one."""
-    head = f"event: {kind}\n" if kind else ""
+def sse_event(content: Json, name: str = "") -> bytes:
+    """A server-sent event. name: "" for an event without a name."""
+    head = f"event: {name}\n" if name else ""
     return f"{head}data: {_JSON.encode(content)}\n\n".encode()
 
 
 class ResponseFormatter(ABC):
-    """The shape of one request's answer. A stream is what `opening`, `piece` and `ending` show of each choice, an
-    `event` each, then `closing` or `failure`, then `done`."""
+    """Writes one request's answer. A stream has an `event` for each object that `opening`, `piece` and `ending` return
+    for each choice, then `closing` or `failure`, then `done`."""
 
     done = b"data: [DONE]\n\n"
 
     @abstractmethod
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
-        """The answer that is not a stream."""
+        """The answer if it is not a stream."""
 
     @abstractmethod
     def opening(self, choice: Choice) -> list[Json]:
-        """What a stream shows of a choice before its first piece."""
+        """What a stream sends for a choice before its first piece."""
 
     @abstractmethod
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        """What a stream shows of a piece; nothing if the piece has nothing to show."""
+        """What a stream sends for a piece; [] if the piece has nothing for the client."""
 
     @abstractmethod
     def ending(self, choice: Choice) -> list[Json]:
-        """What a stream shows of a choice after its last piece."""
+        """What a stream sends for a choice after its last piece."""
 
     @abstractmethod
     def event(self, shown: Json) -> bytes:
-        """The event for one thing that is shown."""
+        """The event for one of these objects."""
 
     @abstractmethod
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
@@ -115,80 +115,75 @@ class ResponseFormatter(ABC):
 
 
 class ChoicesFormatter(ResponseFormatter):
-    """The shape of both endpoints. logprobs: whether the request wants them. include_usage: whether a stream ends with
-    an event about tokens. pass_details: whether the field `pass` tells of every pass and token."""
+    """Writes answers with the field `choices`, those of completions and chats. logprobs: whether the request asks for
+    them. include_usage: whether a stream ends with an event that has `usage`. pass_details: whether the field `pass`
+    has every token with its source."""
 
-    prefix: str
-    kind: str
-    chunk_kind: str
+    id_prefix: str
+    object_type: str
+    chunk_type: str
 
     def __init__(
-        self,
-        model: str,
-        texts: TokenTexts,
-        *,
-        logprobs: bool,
-        include_usage: bool = False,
-        pass_details: bool = False,
+        self, model: str, texts: TokenTexts, *, logprobs: bool, include_usage: bool = False, pass_details: bool = False
     ) -> None:
-        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
         self.model, self._texts, self._logprobs, self._include_usage = model, texts, logprobs, include_usage
         self._details = pass_details
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
-        return self._envelope(self.kind, [self._finished(choice) for choice in choices]) | {"usage": usage}
+        return self._envelope(self.object_type, [self._finished(choice) for choice in choices]) | {"usage": usage}
 
     def event(self, shown: Json) -> bytes:
-        return sent(self._envelope(self.chunk_kind, [shown]) | ({"usage": None} if self._include_usage else {}))
+        return sse_event(self._envelope(self.chunk_type, [shown]) | ({"usage": None} if self._include_usage else {}))
 
-    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:  # noqa: ARG002 - all of them have ended
-        return sent(self._envelope(self.chunk_kind, []) | {"usage": usage}) if self._include_usage else b""
+    def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:  # noqa: ARG002
+        return sse_event(self._envelope(self.chunk_type, []) | {"usage": usage}) if self._include_usage else b""
 
     def failure(self, error: ApiError) -> bytes:
-        return sent(error.body)
+        return sse_event(error.body)
 
-    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002 - the subclasses'
+    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002
         return []
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        if not piece.text and not self._tells_of(piece):
+        if not piece.text and not self._is_sent_without_text(piece):
             return []
-        shown = self._choice(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)
+        shown = self._choice_json(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)
         return [shown | self._details_of(choice, piece)]
 
     def ending(self, choice: Choice) -> list[Json]:
-        ended = self._choice(choice, self._delta(""), None, self._reason(choice))
-        return [ended | {"pass": extension(choice.generation, details=self._details)}]
+        ended = self._choice_json(choice, self._delta(""), None, self._finish_reason(choice))
+        return [ended | {"pass": pass_field(choice.generation, details=self._details)}]
 
     def _finished(self, choice: Choice) -> Json:
         done = choice.generation
         message = self._message(choice)
-        ended = self._choice(choice, message, self._logprobs_of(choice, done.tokens), self._reason(choice))
-        tokens = {"tokens": told(done.tokens)} if self._details else {}
-        return ended | {"pass": extension(done, details=self._details) | tokens}
+        ended = self._choice_json(choice, message, self._logprobs_of(choice, done.tokens), self._finish_reason(choice))
+        tokens = {"tokens": tokens_with_sources(done.tokens)} if self._details else {}
+        return ended | {"pass": pass_field(done, details=self._details) | tokens}
 
-    def _tells_of(self, piece: Piece) -> bool:
-        """Whether a piece is shown even if it has no text."""
+    def _is_sent_without_text(self, piece: Piece) -> bool:
+        """Whether a piece is sent even if it has no text."""
         return bool(piece.tokens) and (self._logprobs or self._details)
 
     def _details_of(self, choice: Choice, piece: Piece) -> Json:
         """The field `pass` of the chunk of one pass, if the request wants it. seconds: since the request came."""
         if not self._details or not piece.tokens:
             return {}
-        return {"pass": {"seconds": piece.written - choice.timing.arrived, "tokens": told(piece.tokens)}}
+        return {"pass": {"seconds": piece.written - choice.timing.arrived, "tokens": tokens_with_sources(piece.tokens)}}
 
-    def _reason(self, choice: Choice) -> str | None:
+    def _finish_reason(self, choice: Choice) -> str | None:
         return choice.generation.finish_reason
 
     def _logprobs_of(self, choice: Choice, tokens: Sequence[Token]) -> Json | None:
-        """tokens: those of the choice that come next."""
+        """The logprobs of the next `tokens` of a choice; None if the request asks for none."""
         return self._logprobs_json(choice, tokens) if self._logprobs else None
 
-    def _envelope(self, kind: str, choices: list[Json]) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+    def _envelope(self, object_type: str, choices: list[Json]) -> Json:
+        return {"id": self.id, "object": object_type, "created": self.created, "model": self.model, "choices": choices}
 
     @staticmethod
-    def _choice(choice: Choice, text: Json, logprobs: Json | None, reason: str | None) -> Json:
+    def _choice_json(choice: Choice, text: Json, logprobs: Json | None, reason: str | None) -> Json:
         return {"index": choice.index, **text, "logprobs": logprobs, "finish_reason": reason}
 
     @abstractmethod
@@ -200,7 +195,7 @@ class ChoicesFormatter(ResponseFormatter):
 
 
 class CompletionFormatter(ChoicesFormatter):
-    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    id_prefix, object_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
     def _delta(self, text: str) -> Json:
         return {"text": text}
@@ -209,19 +204,19 @@ class CompletionFormatter(ChoicesFormatter):
         return {"text": choice.echo + choice.generation.text}
 
     def opening(self, choice: Choice) -> list[Json]:
-        return [self._choice(choice, {"text": choice.echo}, None, None)] if choice.echo else []
+        return [self._choice_json(choice, {"text": choice.echo}, None, None)] if choice.echo else []
 
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:
-        if choice.offsets is None:
-            choice.offsets = Detokenizer(self._texts.vocabulary, choice.generation.prompt_ids)
-        return completion_logprobs(self._texts, tokens, choice.offsets)
+        if choice.offset_detokenizer is None:
+            choice.offset_detokenizer = Detokenizer(self._texts.vocabulary, choice.generation.prompt_ids)
+        return completion_logprobs(self._texts, tokens, choice.offset_detokenizer)
 
 
 class ChatFormatter(ChoicesFormatter):
-    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    id_prefix, object_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, choice: Choice) -> list[Json]:
-        return [self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)]
+        return [self._choice_json(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)]
 
     def _delta(self, text: str) -> Json:
         return {"delta": {"content": text} if text else {}}
@@ -231,16 +226,16 @@ class ChatFormatter(ChoicesFormatter):
             return super().piece(choice, piece)
         logprobs = self._logprobs_of(choice, piece.tokens)
         deltas = choice.answer.push(piece.tokens, piece.text)
-        if not deltas and self._tells_of(piece):
+        if not deltas and self._is_sent_without_text(piece):
             deltas = [{}]
-        shown = [self._choice(choice, {"delta": delta}, None, None) for delta in deltas]
+        shown = [self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas]
         if shown:
             shown[0] |= {"logprobs": logprobs} | self._details_of(choice, piece)
         return shown
 
     def ending(self, choice: Choice) -> list[Json]:
         deltas = [] if choice.answer is None else choice.answer.finish()
-        return [self._choice(choice, {"delta": delta}, None, None) for delta in deltas] + super().ending(choice)
+        return [self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas] + super().ending(choice)
 
     def _message(self, choice: Choice) -> Json:
         if choice.answer is not None:
@@ -253,9 +248,9 @@ class ChatFormatter(ChoicesFormatter):
             choice.answer.finish()
         return super()._finished(choice)
 
-    def _reason(self, choice: Choice) -> str | None:
+    def _finish_reason(self, choice: Choice) -> str | None:
         reason = choice.generation.finish_reason
         return "tool_calls" if reason == "stop" and choice.answer is not None and choice.answer.calls else reason
 
-    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:  # noqa: ARG002 - the other shape's
+    def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:  # noqa: ARG002
         return chat_logprobs(self._texts, tokens)

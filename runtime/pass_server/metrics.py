@@ -1,4 +1,4 @@
-"""The metrics of requests, by vLLM's names and definitions where it has them. A `MetricSink` keeps and shows them."""
+"""The metrics of requests, with vLLM's names and definitions if vLLM has them. A `MetricSink` keeps them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINISHED_REASONS = {"stop": "stop", "length": "length", "error": "error"}
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """labels: besides `model_name`. buckets: a histogram's upper bounds."""
+    """labels: the names of its labels besides `model_name`. buckets: the upper bounds of a histogram."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -34,55 +34,56 @@ def _histogram(name: str, description: str, buckets: tuple[float, ...]) -> Metri
     return Metric("histogram", name, description, buckets=buckets)
 
 
-PROMPT = _counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
-CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the KV cache.")
-CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens that were in it.")
-WRITTEN = _counter("vllm:generation_tokens", "Tokens written.")
-SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
-FIRST = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG_SECONDS)
-BETWEEN = _histogram("vllm:inter_token_latency_seconds", "Between passes that wrote.", SHORT_SECONDS)
-EACH = _histogram("vllm:request_time_per_output_token_seconds", "Mean of a sequence.", SHORT_SECONDS)
-END_TO_END = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG_SECONDS)
-QUEUE = _histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG_SECONDS)
-PREFILL = _histogram("vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG_SECONDS)
-DECODE = _histogram("vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG_SECONDS)
-INFERENCE = _histogram("vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG_SECONDS)
-PROMPT_SIZES = _histogram("vllm:request_prompt_tokens", "Prompt tokens.", TOKEN_COUNTS)
-WRITTEN_SIZES = _histogram("vllm:request_generation_tokens", "Tokens written.", TOKEN_COUNTS)
+PROMPT_TOKENS = _counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
+CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the KV cache.")
+CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens found in the KV cache.")
+GENERATION_TOKENS = _counter("vllm:generation_tokens", "Tokens generated.")
+REQUEST_SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
+TIME_TO_FIRST_TOKEN = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG_SECONDS)
+INTER_TOKEN_LATENCY = _histogram("vllm:inter_token_latency_seconds", "Between passes that wrote tokens.", SHORT_SECONDS)
+TIME_PER_OUTPUT_TOKEN = _histogram("vllm:request_time_per_output_token_seconds", "Mean over a sequence.", SHORT_SECONDS)
+E2E_LATENCY = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG_SECONDS)
+QUEUE_TIME = _histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG_SECONDS)
+PREFILL_TIME = _histogram("vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG_SECONDS)
+DECODE_TIME = _histogram("vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG_SECONDS)
+INFERENCE_TIME = _histogram("vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG_SECONDS)
+REQUEST_PROMPT_TOKENS = _histogram("vllm:request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_COUNTS)
+REQUEST_GENERATION_TOKENS = _histogram("vllm:request_generation_tokens", "Tokens of a sequence.", TOKEN_COUNTS)
 DRAFTS = _counter("vllm:spec_decode_num_drafts", "Passes that had drafts to check.")
-DRAFTED = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
-ACCEPTED = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
-ACCEPTED_AT = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "By position.", "position")
-CONSTRAINED = _counter("pass:constrained_requests", "Requests whose texts must have a form, by its kind.", "form")
-PASSES = _counter("pass:passes", "Passes, one for every sequence that was in it.")
+DRAFT_TOKENS = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
+ACCEPTED_TOKENS = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
+ACCEPTED_PER_POSITION = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", "position")
+CONSTRAINED_REQUESTS = _counter("pass:constrained_requests", "Requests with a constraint, by its kind.", "form")
+PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
 RECORDED = (
-    *(PROMPT, CACHE_QUERIES, CACHE_HITS, WRITTEN, SUCCESS, FIRST, BETWEEN, EACH, END_TO_END),
-    *(QUEUE, PREFILL, DECODE, INFERENCE, PROMPT_SIZES, WRITTEN_SIZES),
-    *(DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, CONSTRAINED, PASSES),
+    *(PROMPT_TOKENS, CACHE_QUERIES, CACHE_HITS, GENERATION_TOKENS, REQUEST_SUCCESS, TIME_TO_FIRST_TOKEN),
+    *(INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, E2E_LATENCY, QUEUE_TIME, PREFILL_TIME, DECODE_TIME, INFERENCE_TIME),
+    *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS),
+    *(ACCEPTED_PER_POSITION, CONSTRAINED_REQUESTS, PASSES),
 )
 
 RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
 WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
-KV_CACHE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
-SLOTS = Metric("gauge", "pass:slots", "Sequences that can be decoded at a time.")
-UNCAPTURED = Metric("gauge", "pass:graphs_not_captured", "Graphs that a GPU runs without a CUDA graph, more slowly.")
-GAUGES = (RUNNING, WAITING, KV_CACHE, SLOTS, UNCAPTURED)
+KV_CACHE_USAGE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
+SLOTS = Metric("gauge", "pass:slots", "Most sequences decoded at a time.")
+GRAPHS_NOT_CAPTURED = Metric("gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower.")
+GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED)
 
 
 def read_gauges(session: Session) -> dict[Metric, float]:
-    """The present values of the gauges, which are not recorded but read from the session when they are shown."""
+    """The present values of the gauges, which are read from the session instead of recorded."""
     usage = session.usage()
     return {
         RUNNING: usage.running,
         WAITING: usage.waiting,
-        KV_CACHE: usage.cache_share,
+        KV_CACHE_USAGE: usage.cache_share,
         SLOTS: usage.slots,
-        UNCAPTURED: usage.graphs_not_captured,
+        GRAPHS_NOT_CAPTURED: usage.graphs_not_captured,
     }
 
 
 class MetricSink(Protocol):
-    """Keeps metrics and shows them, as Prometheus' client or Triton does."""
+    """Keeps metrics: Prometheus' client, or Triton."""
 
     def record(self, metric: Metric, value: float, *labels: object) -> None:
         """Add `value` to a counter, or observe it in a histogram. labels: the model's name, then the metric's own."""
@@ -90,7 +91,7 @@ class MetricSink(Protocol):
 
 @dataclass
 class Timing:
-    """`time.perf_counter` of one sequence: when its request came, its first tokens, its last ones."""
+    """When a sequence's request came, and when passes wrote its first and last tokens, in `time.perf_counter`."""
 
     arrived: float
     first: float | None = None
@@ -98,53 +99,53 @@ class Timing:
 
 
 class RequestMetrics:
-    """Records what requests do, while they are decoded and when they end."""
+    """Records requests while they are decoded and when they end."""
 
     def __init__(self, sink: MetricSink, model: str) -> None:
         self._sink, self._model = sink, model
 
-    def record_begin(self, form: str | None) -> None:
-        """A request has begun. form: the kind of constraint that its texts follow; None if they are free."""
-        if form is not None:
-            self._record(CONSTRAINED, 1, form)
+    def record_begin(self, constraint_kind: str | None) -> None:
+        """A request has begun. constraint_kind: of its texts; None without a constraint."""
+        if constraint_kind is not None:
+            self._record(CONSTRAINED_REQUESTS, 1, constraint_kind)
 
     def record_piece(self, piece: Piece, timing: Timing) -> None:
-        """A pass has written for a sequence. Times are those of the pass, not of the reader that got the piece."""
+        """A pass has written tokens of a sequence. Times are those of the pass, not when the piece was read."""
         if not piece.tokens:
             return
-        self._record(WRITTEN, len(piece.tokens))
+        self._record(GENERATION_TOKENS, len(piece.tokens))
         if timing.first is None:
             timing.first = piece.written
-            self._record(FIRST, piece.written - timing.arrived)
+            self._record(TIME_TO_FIRST_TOKEN, piece.written - timing.arrived)
         else:
-            self._record(BETWEEN, piece.written - timing.last)
+            self._record(INTER_TOKEN_LATENCY, piece.written - timing.last)
         timing.last = piece.written
 
     def record_end(self, generation: Generation, timing: Timing) -> None:
-        """A sequence has ended, or its request has."""
+        """A sequence has ended, by itself or with its request."""
         stats = generation.stats
-        self._record(SUCCESS, 1, FINISHED_REASONS.get(str(generation.finish_reason), "abort"))
-        self._record(PROMPT, stats.prompt_tokens)
+        self._record(REQUEST_SUCCESS, 1, FINISHED_REASONS.get(str(generation.finish_reason), "abort"))
+        self._record(PROMPT_TOKENS, stats.prompt_tokens)
         self._record(CACHE_QUERIES, stats.prompt_tokens)
         self._record(CACHE_HITS, stats.cached_tokens)
-        self._record(QUEUE, stats.queue_seconds)
-        self._record(END_TO_END, time.perf_counter() - timing.arrived)
-        self._record(PROMPT_SIZES, stats.prompt_tokens)
-        self._record(WRITTEN_SIZES, stats.generated_tokens)
-        self._record(WRITTEN, stats.generated_tokens - len(generation.tokens))  # those that its reader did not wait for
+        self._record(QUEUE_TIME, stats.queue_seconds)
+        self._record(E2E_LATENCY, time.perf_counter() - timing.arrived)
+        self._record(REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
+        self._record(REQUEST_GENERATION_TOKENS, stats.generated_tokens)
+        self._record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))  # those that were never read
         if timing.first is not None:
             prefill = timing.first - generation.submitted - stats.queue_seconds
             decode = timing.last - timing.first
-            self._record(PREFILL, prefill)
-            self._record(DECODE, decode)
-            self._record(INFERENCE, prefill + decode)
+            self._record(PREFILL_TIME, prefill)
+            self._record(DECODE_TIME, decode)
+            self._record(INFERENCE_TIME, prefill + decode)
             if stats.generated_tokens > 1:
-                self._record(EACH, decode / (stats.generated_tokens - 1))
+                self._record(TIME_PER_OUTPUT_TOKEN, decode / (stats.generated_tokens - 1))
         self._record(DRAFTS, stats.steps)
-        self._record(DRAFTED, stats.drafted)
-        self._record(ACCEPTED, stats.accepted)
+        self._record(DRAFT_TOKENS, stats.drafted)
+        self._record(ACCEPTED_TOKENS, stats.accepted)
         for position, share in enumerate(stats.acceptance_per_position):
-            self._record(ACCEPTED_AT, round(share * stats.steps), position)
+            self._record(ACCEPTED_PER_POSITION, round(share * stats.steps), position)
         self._record(PASSES, stats.passes)
 
     def _record(self, metric: Metric, value: float, *labels: object) -> None:

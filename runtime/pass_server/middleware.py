@@ -1,6 +1,4 @@
-"""Plain ASGI layers around the app: the log, the check of keys, the limits on connections and bodies. And errors as
-responses.
-"""
+"""ASGI middleware: the log, the check of API keys, the limits on connections and bodies. Also errors as responses."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ def as_response(error: ApiError) -> Response:
     return Response(content, error.status, error.headers, media_type="application/json")
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Handlers for what endpoints raise before their response has begun."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Turn exceptions that endpoints raise into responses."""
 
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:
@@ -43,31 +41,27 @@ def add_handlers(app: FastAPI) -> None:
 log = logging.getLogger("pass_server")
 KEYLESS_PATHS = ("/", "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that need no key: nothing in them comes from prompts or answers."""
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
-"""Those that are logged by their names."""
-PATHS = (
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/models",
-    "/tokenize",
-    "/detokenize",
+LOGGED_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
+"""Other methods are logged as OTHER."""
+LOGGED_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
     *KEYLESS_PATHS,
 )
+"""Other paths are logged as "other"."""
 
 
 class ConnectionLimit:
-    """Refuses admitted requests whose connection finds no place among those that the server takes (`server.py`).
-    Probes are still answered: a busy server must not be restarted."""
+    """Refuses admitted requests if `server.Connection` cannot reserve a connection for them. Probes are still
+    answered: a busy server must not be restarted."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
-        if state.get("admitted") and "take_place" in state and not state["take_place"]():
+        if state.get("admitted") and "reserve_connection" in state and not state["reserve_connection"]():
             error = ApiError(
-                "this server has as many connections as it takes: try again later",
+                "this server has reached its limit of connections: try again later",
                 503,
                 code="too_many_connections",
                 headers={"Retry-After": "1", "Connection": "close"},
@@ -101,23 +95,23 @@ class ResponseLog:
             status = 500
             raise
         finally:
-            path = _known_route(scope)
+            path = _logged_path(scope)
             self._sink.record(HTTP_RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
-            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            method = scope["method"] if scope["method"] in LOGGED_METHODS else "OTHER"
             log.log(level, "%s %s %d %.3fs", method, path, status, time.perf_counter() - started)
 
 
 class KeyCheck:
-    """Requires a valid API key for all paths but those in KEYLESS_PATHS, where the server has keys."""
+    """Requires a valid API key, if the server has keys, for all paths but those in KEYLESS_PATHS."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = scope["type"] == "http" and _route(scope) not in KEYLESS_PATHS
-        key = self._known(scope) if needed else None
+        needed = scope["type"] == "http" and _app_path(scope) not in KEYLESS_PATHS
+        key = self._key_digest(scope) if needed else None
         if needed and self._keys and key is None:
             error = ApiError(
                 "a valid API key is needed: Authorization: Bearer KEY",
@@ -128,14 +122,12 @@ class KeyCheck:
             await as_response(error)(scope, receive, send)
             return
         if needed:
-            scope.setdefault("state", {})["admitted"] = (
-                True  # `server.Connection` reads it when it chooses which to close
-            )
-            scope["state"]["client"] = key or ""
+            # `server.Connection` reads "admitted" when it chooses a connection to close
+            scope.setdefault("state", {}).update(admitted=True, client=key or "")
         await self._app(scope, receive, send)
 
-    def _known(self, scope: Scope) -> str | None:
-        """The digest of a request's key if the server has that key."""
+    def _key_digest(self, scope: Scope) -> str | None:
+        """The digest of the request's key in hexadecimal; None if the key is not valid."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
@@ -144,10 +136,10 @@ class KeyCheck:
 
 
 class BodyLimit:
-    """Reads the whole body of a request before the app runs: at most `most` bytes, within `seconds`."""
+    """Reads the whole body of a request before the app runs: at most `max_bytes`, within `seconds`."""
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
-        self._app, self._most, self._seconds = app, most, seconds
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+        self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -174,27 +166,27 @@ class BodyLimit:
                 return None
             part = message.get("body", b"")
             size += len(part)
-            if size > self._most:
-                problem = f"the body has more than the {self._most} bytes that this server takes"
+            if size > self._max_bytes:
+                problem = f"the body has more than {self._max_bytes} bytes, the limit of this server; send less"
                 raise ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
 
-def _route(scope: Scope) -> str:
+def _app_path(scope: Scope) -> str:
     """The path, relative to where the app is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
-def _known_route(scope: Scope) -> str:
-    """The path for logs and metrics: one of PATHS, or "other", so that clients cannot put text of their own there."""
-    return route if (route := _route(scope)) in PATHS else "other"
+def _logged_path(scope: Scope) -> str:
+    """The path for logs and metrics: one of LOGGED_PATHS or "other", so that clients cannot write text into them."""
+    return route if (route := _app_path(scope)) in LOGGED_PATHS else "other"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once, and after that what `receive` gives."""
+    """A `receive` that returns the body first, then the messages of the original `receive`."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -13,7 +13,7 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def add_page(app: FastAPI) -> None:
-    """Answer `/` with the page, which is read now."""
+    """Answer `/` with the page. Its file is read once, now."""
     html = PAGE.read_bytes()
     headers = {
         "Content-Security-Policy": content_policy(html),
@@ -45,6 +45,6 @@ def content_policy(html: bytes) -> str:
 
 
 def _hash(html: bytes, tag: bytes) -> str:
-    """The hash of the only element `tag`, as a policy's source."""
+    """The hash of the content of the only element `tag`, as a source in the policy."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""A request of the API, checked and parsed: prompts as token ids, and options for each sequence of the answer."""
+"""Checks and parses requests of the API: prompts become token ids, fields the options of each sequence."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pass_runtime import (
     TooManyConstraints,
 )
 from pass_server.api_error import ApiError, as_api_error, not_supported
-from pass_server.fields import unsupported
-from pass_server.schemas import ChatRequest, CompletionRequest, Sampled, constraint_of
+from pass_server.fields import unsupported_field
+from pass_server.schemas import ChatRequest, CompletionRequest, GenerationRequest, constraint_of
 from pass_server.serve_options import ServeOptions
-from pass_server.turns import Turn, Turns, conversation, other_texts, texts
+from pass_server.turns import ChatFormat, TurnFormat, content_texts, other_prompt_texts, template_messages
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
@@ -32,31 +32,32 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """requests: `written` for every prompt, of which the likeliest `n` are the choices of the answer, in this order.
+    """requests: `per_prompt` for each prompt, in the order of the prompts. The likeliest `n` of each prompt are the
+    choices of the answer.
 
     arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: what the texts of each
-    prompt begin with; () for nothing. turn: how texts are read; None if they are text only. form: what kind of
-    constraint the texts must follow, "tools" if it is calls of functions alone; None if they are free.
+    prompt begin with; () for nothing. turn_format: how to read reasoning and calls; None if there is only text.
+    constraint_kind: the kind of constraint of the texts, "tools" if only tool calls need one; None without one.
     """
 
     requests: tuple[Request, ...]
     n: int
     arrived: float
-    written: int = 1
+    per_prompt: int = 1
     echo: tuple[str, ...] = ()
-    turn: Turn | None = None
-    form: str | None = None
+    turn_format: TurnFormat | None = None
+    constraint_kind: str | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """The sum over all prompts, each counted once whatever `n` is."""
-        return sum(len(request.prompt_ids) for request in self.requests[:: self.written])
+        """The sum over all prompts. A prompt counts once, however many sequences it has."""
+        return sum(len(request.prompt_ids) for request in self.requests[:: self.per_prompt])
 
 
 @dataclass(frozen=True)
-class ReadRequest:
-    """A request that was read, but for its constraints. compiling: they, with the fields that they come from. finish:
-    makes the parsed request of it, once all of these are done."""
+class TokenizedRequest:
+    """A request whose constraints still compile. compiling: a future for each constraint, and the field that it comes
+    from. finish: returns the parsed request; for when all these futures are done."""
 
     compiling: tuple[tuple[Future[Any], str], ...]
     finish: Callable[[], ParsedRequest]
@@ -64,7 +65,7 @@ class ReadRequest:
 
 @contextmanager
 def constraint_errors(param: str) -> Iterator[None]:
-    """For a block that compiles the constraint of the field `param`: its errors become ApiErrors."""
+    """Turns the errors of the block, which compiles the constraint of the field `param`, into ApiErrors."""
     try:
         yield
     except TooManyConstraints as error:
@@ -73,14 +74,14 @@ def constraint_errors(param: str) -> Iterator[None]:
         raise ApiError(str(error), param=param) from None
 
 
-def read(
-    session: Session, limits: ServeOptions, request: Sampled, arrived: float | None = None, client: str = ""
-) -> ReadRequest:
-    """Tokenize the prompts and check everything that can be wrong with a request. It does not wait for constraints,
-    which may take seconds to compile. client: what tells its cached prompts from those of other clients, as long for
-    each of them. Raises ApiError, which says what is wrong."""
+def tokenize_request(
+    session: Session, limits: ServeOptions, request: GenerationRequest, arrived: float | None = None, salt: str = ""
+) -> TokenizedRequest:
+    """Check a request, tokenize its prompts, and begin to compile its constraints, which may take seconds. salt: keeps
+    the client's cached prompts apart from those of others; all clients' salts have the same length. Raises ApiError if
+    the request is invalid."""
     arrived = time.perf_counter() if arrived is None else arrived
-    if (name := unsupported(request)) is not None:
+    if (name := unsupported_field(request)) is not None:
         raise not_supported(name, getattr(request, name))
     if isinstance(request, CompletionRequest):
         _check_completion(request)
@@ -89,40 +90,42 @@ def read(
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise not_supported("stream_options.include_obfuscation", True)
     try:
-        turns = Turns(session, limits) if isinstance(request, ChatRequest) else None
-        prompts = _prompts(session, limits, turns, request)
-        turn = turns.turn(request, prompts[0]) if turns is not None and isinstance(request, ChatRequest) else None
-        n, written = _count(request.n), sequences_of_a_prompt(request)
-        if len(prompts) * written > limits.max_sequences:
+        chat_format = ChatFormat(session, limits) if isinstance(request, ChatRequest) else None
+        prompts = _prompts(session, limits, chat_format, request)
+        turn_format = None
+        if chat_format is not None and isinstance(request, ChatRequest):
+            turn_format = chat_format.turn_format(request, prompts[0])
+        n, per_prompt = _int_or_1(request.n), count_per_prompt(request)
+        if len(prompts) * per_prompt > limits.max_sequences:
             raise ApiError(
-                f"{len(prompts)} prompts with {written} sequences each are more than the {limits.max_sequences} "
-                "sequences that a request may have",
+                f"{len(prompts)} prompts with {per_prompt} sequences each are more than {limits.max_sequences}, "
+                "the limit of this server; send fewer",
                 param="n",
             )
-        compiling, constraint, form = _constraint(session, turns, turn, request)
-        options = _options(request, constraint, client)
+        compiling, constraint, kind = _constraint(session, chat_format, turn_format, request)
+        options = _options(request, constraint, salt)
     except PassError as error:
         raise ApiError(str(error)) from None
 
     def finish() -> ParsedRequest:
         try:
-            requests = _requests(session, limits, request, prompts, options, written)
+            requests = _requests(session, limits, request, prompts, options, per_prompt)
         except PassError as error:
             raise ApiError(str(error)) from None
-        return ParsedRequest(requests, n, arrived, written, _echo(session, request), turn, form)
+        return ParsedRequest(requests, n, arrived, per_prompt, _echo(session, request), turn_format, kind)
 
-    return ReadRequest(compiling, finish)
+    return TokenizedRequest(compiling, finish)
 
 
 def _requests(
     session: Session,
     limits: ServeOptions,
-    request: Sampled,
+    request: GenerationRequest,
     prompts: list[list[int]],
     options: GenerateOptions,
-    written: int,
+    per_prompt: int,
 ) -> tuple[Request, ...]:
-    """`written` requests for each prompt."""
+    """`per_prompt` requests for each prompt."""
     if session.resolve(options).cycle is not None and not limits.client_plans:
         raise ApiError(
             "this server decides how to decode: leave out plan, speculative, lookahead and draft",
@@ -134,41 +137,42 @@ def _requests(
         most = _max_new_tokens(session, limits, request, len(ids))
         least = request.min_tokens or 0
         if least > most:
-            raise ApiError(f"min_tokens is {least}, and at most {most} are written", param="min_tokens")
+            raise ApiError(f"min_tokens is {least}, but must be at most {most}", param="min_tokens")
         each = replace(options, max_new_tokens=most, min_tokens=least, reuse_prefix=limits.reuse_prefix)
-        prompt = tuple(ids)  # one for all of them, which so share its K/V
-        requests += [session.request(prompt, replace(each, sampling=s)) for s in _samplings(options.sampling, written)]
+        prompt = tuple(ids)  # one object, so that its sequences share its K/V
+        samplings = _samplings(options.sampling, per_prompt)
+        requests += [session.request(prompt, replace(each, sampling=sampling)) for sampling in samplings]
     return tuple(requests)
 
 
-def sequences(request: Sampled) -> int:
-    """How many sequences a request is for, as far as can be seen before it is parsed and checked."""
-    prompts = len(_each(request.prompt)) if isinstance(request, CompletionRequest) else 1
-    return sequences_of_a_prompt(request) * prompts or 1
+def count_sequences(request: GenerationRequest) -> int:
+    """The number of sequences of a request that was not checked yet; at least 1."""
+    prompts = len(_prompt_list(request.prompt)) if isinstance(request, CompletionRequest) else 1
+    return count_per_prompt(request) * prompts or 1
 
 
-def sequences_of_a_prompt(request: Sampled) -> int:
-    """How many sequences are written for each prompt."""
+def count_per_prompt(request: GenerationRequest) -> int:
+    """The number of sequences to generate for each prompt."""
     best_of = request.best_of if isinstance(request, CompletionRequest) else None
-    return max(_count(best_of), _count(request.n))
+    return max(_int_or_1(best_of), _int_or_1(request.n))
 
 
-def _count(value: Any) -> int:
-    """The value of a field that may hold anything before it is checked; 1 if it is no whole number."""
+def _int_or_1(value: Any) -> int:
+    """`value`, or 1 if it is not an int: `only` fields hold anything before they are checked."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
-def text_bytes(request: Sampled) -> int:
-    """The size in UTF-8 of the longest text that becomes one prompt: a conversation, or one of several prompts."""
+def prompt_bytes(request: GenerationRequest) -> int:
+    """The UTF-8 bytes of the longest prompt in text; all messages and tools of a chat are one prompt."""
     if isinstance(request, ChatRequest):
-        in_messages = [text for each in request.messages for text in (*texts(each), *other_texts(each))]
+        in_messages = [text for each in request.messages for text in (*content_texts(each), *other_prompt_texts(each))]
         in_tools = [json.dumps(tool.model_dump(), ensure_ascii=False) for tool in request.tools or ()]
-        return sum(map(_bytes, (*in_messages, *in_tools)))
+        return sum(map(_utf8_bytes, (*in_messages, *in_tools)))
     assert isinstance(request, CompletionRequest)
-    return max((_bytes(each) for each in _each(request.prompt) if isinstance(each, str)), default=0)
+    return max((_utf8_bytes(each) for each in _prompt_list(request.prompt) if isinstance(each, str)), default=0)
 
 
-def _bytes(text: str) -> int:
+def _utf8_bytes(text: str) -> int:
     return len(text.encode(errors="replace"))
 
 
@@ -176,32 +180,34 @@ def _check_completion(request: CompletionRequest) -> None:
     if request.suffix:
         why = "this model was trained to continue a text, not to fill a gap before a suffix"
         raise not_supported("suffix", request.suffix, why)
-    if request.best_of is not None and _count(request.best_of) < _count(request.n):
+    if request.best_of is not None and _int_or_1(request.best_of) < _int_or_1(request.n):
         raise ApiError(f"best_of is {request.best_of}, and n is {request.n}: it must be at least n", param="best_of")
-    if request.stream and sequences_of_a_prompt(request) > _count(request.n):
-        raise ApiError("which text is the best is known at the end: leave out stream or best_of", param="best_of")
+    if request.stream and count_per_prompt(request) > _int_or_1(request.n):
+        raise ApiError("best_of above n cannot be streamed: leave out stream or best_of", param="best_of")
     if request.echo and request.logprobs is not None:
         why = "there are no log-probabilities of the prompt: leave out echo or logprobs"
         raise ApiError(why, param="echo", code="unsupported_parameter")
 
 
-def _echo(session: Session, request: Sampled) -> tuple[str, ...]:
+def _echo(session: Session, request: GenerationRequest) -> tuple[str, ...]:
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ()
     return tuple(
         each if isinstance(each, str) else session.decode(each, skip_special_tokens=True)
-        for each in _each(request.prompt)
+        for each in _prompt_list(request.prompt)
     )
 
 
-def _prompts(session: Session, limits: ServeOptions, turns: Turns | None, request: Sampled) -> list[list[int]]:
+def _prompts(
+    session: Session, limits: ServeOptions, chat_format: ChatFormat | None, request: GenerationRequest
+) -> list[list[int]]:
     if isinstance(request, ChatRequest):
-        assert turns is not None
-        variables = turns.variables(request)
-        messages = conversation(request, calls=turns.calls is not None)
+        assert chat_format is not None
+        variables = chat_format.variables(request)
+        messages = template_messages(request, calls=chat_format.calls is not None)
         return [session.encode_chat(messages, allow_special_tokens=limits.special_tokens, variables=variables)]
     assert isinstance(request, CompletionRequest)
-    prompts = [session.encode(each) if isinstance(each, str) else each for each in _each(request.prompt)]
+    prompts = [session.encode(each) if isinstance(each, str) else each for each in _prompt_list(request.prompt)]
     vocabulary = session.manifest.model.vocab_size
     if not prompts or not all(prompts):
         raise ApiError("the prompt has no tokens", param="prompt")
@@ -210,21 +216,21 @@ def _prompts(session: Session, limits: ServeOptions, turns: Turns | None, reques
     return prompts
 
 
-def _each(prompt: Any) -> list[str | list[int]]:
-    """The prompts of a request that may have one or several."""
+def _prompt_list(prompt: Any) -> list[str | list[int]]:
+    """One prompt as a list of one, several as they are."""
     if isinstance(prompt, str):
         return [prompt]
     return [prompt] if isinstance(prompt[0], int) else prompt
 
 
-def _options(request: Sampled, constraint: Constraint | None, client: str) -> GenerateOptions:
+def _options(request: GenerationRequest, constraint: Constraint | None, salt: str) -> GenerateOptions:
     plan = request.plan or "auto"
     if request.speculative is False:
         if request.plan not in (None, "ar"):
-            raise ApiError(f"speculative false is plan ar, but plan is {plan}", param="speculative")
+            raise ApiError(f"speculative false means plan ar, but plan is {plan}: leave out one", param="speculative")
         plan = "ar"
     elif request.speculative and plan == "ar":
-        raise ApiError("speculative true, but plan is ar", param="speculative")
+        raise ApiError("speculative is true, but plan ar does not speculate: leave out one", param="speculative")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
         raise ApiError("stop is not valid Unicode text", param="stop")
@@ -235,34 +241,34 @@ def _options(request: Sampled, constraint: Constraint | None, client: str) -> Ge
     if "seed" in given:
         given["seed"] %= 1 << 64
     given["logit_bias"] = {int(token): bias for token, bias in given.get("logit_bias", {}).items()}
-    given |= {"plan": plan, "cache_salt": client + (request.cache_salt or "")}
+    given |= {"plan": plan, "cache_salt": salt + (request.cache_salt or "")}
     return GenerateOptions(logprobs=_logprobs(request), constraint=constraint).with_fields(**given)
 
 
 def _constraint(
-    session: Session, turns: Turns | None, turn: Turn | None, request: Sampled
+    session: Session, chat_format: ChatFormat | None, turn_format: TurnFormat | None, request: GenerationRequest
 ) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
-    """What must be compiled, what the text must look like, and what kind of constraint that counts as. Raises
-    ApiError if it cannot be followed here."""
-    param, form = constraint_of(request) or ("tools", None)
-    found = form
-    if turns is not None and isinstance(request, ChatRequest):
-        found = turns.constraint(request, turn, form)
+    """(`compiling` of TokenizedRequest, the constraint of the text, `constraint_kind` of ParsedRequest). Raises
+    ApiError if the constraint is invalid."""
+    param, requested = constraint_of(request) or ("tools", None)
+    found = requested
+    if chat_format is not None and isinstance(request, ChatRequest):
+        found = chat_format.constraint(request, turn_format, requested)
     if found is not None and request.ignore_eos:
-        raise ApiError(f"{param} ends the text: leave out ignore_eos", param="ignore_eos")
+        raise ApiError(f"{param} decides where the text ends: leave out ignore_eos", param="ignore_eos")
     compiling: list[tuple[Future[Any], str]] = []
-    for constraint in dict.fromkeys((form, found)):
+    for constraint in dict.fromkeys((requested, found)):
         if constraint is not None:
-            of = param if constraint is form else "tools"
-            with constraint_errors(of):
-                compiling.append((session.prepare(constraint), of))
-    return tuple(compiling), found, None if found is None else "tools" if form is None else form.kind
+            field = param if constraint is requested else "tools"
+            with constraint_errors(field):
+                compiling.append((session.prepare(constraint), field))
+    return tuple(compiling), found, None if found is None else "tools" if requested is None else requested.kind
 
 
-def _logprobs(request: Sampled) -> int | None:
+def _logprobs(request: GenerationRequest) -> int | None:
     if isinstance(request, CompletionRequest):
-        if request.logprobs is None and sequences_of_a_prompt(request) > _count(request.n):
-            return 0  # by which the best are chosen
+        if request.logprobs is None and count_per_prompt(request) > _int_or_1(request.n):
+            return 0  # to choose the likeliest sequences
         return request.logprobs
     assert isinstance(request, ChatRequest)
     if request.top_logprobs is not None and not request.logprobs:
@@ -271,17 +277,17 @@ def _logprobs(request: Sampled) -> int | None:
 
 
 def _samplings(sampling: SamplingParams, n: int) -> list[SamplingParams]:
-    """For each of n choices, whose seeds are consecutive numbers."""
+    """The sampling of each of n sequences, whose seeds are consecutive numbers."""
     seeded = sampling.seeded()
     return [replace(seeded, seed=((seeded.seed or 0) + i) % (1 << 64)) for i in range(n)]
 
 
-def _max_new_tokens(session: Session, limits: ServeOptions, request: Sampled, prompt: int) -> int:
-    """How many tokens to write at most after a prompt of `prompt` tokens."""
+def _max_new_tokens(session: Session, limits: ServeOptions, request: GenerationRequest, prompt: int) -> int:
+    """The most tokens to generate after a prompt of `prompt` tokens."""
     context = session.capacity
     if prompt > (most := min(limits.max_prompt_tokens or context, context - 1)):
         raise ApiError(
-            f"the prompt has {prompt} tokens, more than the {most} that this server reads; shorten it",
+            f"the prompt has {prompt} tokens, but may have {most} on this server; shorten it",
             param="messages" if isinstance(request, ChatRequest) else "prompt",
             code="context_length_exceeded",
         )
@@ -296,10 +302,10 @@ def _max_new_tokens(session: Session, limits: ServeOptions, request: Sampled, pr
     if wanted is None:
         return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
     if wanted > most:
-        raise ApiError(f"{param} is {wanted}, and this server writes {most} at most", param=param)
+        raise ApiError(f"{param} is {wanted}, but must be at most {most} on this server", param=param)
     if prompt + wanted > context:
         raise ApiError(
-            f"the context is {context} tokens: the prompt has {prompt}, and {param} is {wanted}",
+            f"the prompt has {prompt} tokens and {param} is {wanted}: together more than the context of {context}",
             param=param,
             code="context_length_exceeded",
         )

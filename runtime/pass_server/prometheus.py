@@ -1,4 +1,4 @@
-"""What /metrics shows. Every app has a Prometheus registry of its own."""
+"""The metrics of /metrics. Every app has a Prometheus registry of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PrometheusSink:
 
 
 class _Gauges(Collector):
-    """Gauges, read from the session whenever /metrics is."""
+    """Gauges, which are read from the session for every request to /metrics."""
 
     def __init__(self, session: Session, model: str) -> None:
         self._session, self._model = session, model

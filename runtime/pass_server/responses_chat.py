@@ -1,4 +1,4 @@
-"""A request of /v1/responses as the chat with the same prompt and options."""
+"""Converts a request of /v1/responses to a chat request with the same prompt and options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pass_server.api_error import ApiError, not_supported, of_validation
+from pass_server.api_error import ApiError, not_supported, validation_error
 from pass_server.choices import Json
-from pass_server.fields import Content, ContentPart, unsupported
+from pass_server.fields import Content, ContentPart, unsupported_field
 from pass_server.responses_fields import (
-    WHY,
+    REFUSAL_REASONS,
     CallItem,
     InputItem,
     MessageItem,
@@ -22,146 +22,146 @@ from pass_server.responses_fields import (
     ResultItem,
     TextFormat,
 )
-from pass_server.schemas import ChatRequest, Drawn
+from pass_server.schemas import ChatRequest, CommonFields
 
 Message = dict[str, Any]
-_ITEM_NAMES = {"tool_call_id": "call_id", "function.arguments": "arguments", "content": "content"}
-"""Fields of messages and calls that an item has too, with the names that they have there."""
+_ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "content": "content"}
+"""The names in an item of fields of chat messages and calls."""
 
 
-class Messages:
-    """Messages, put together item by item. Thoughts, text and calls of the model that follow one another are one
-    message, as chat templates expect them.
+class MessagesBuilder:
+    """Builds chat messages from items. Consecutive reasoning, text and calls of the model become one message, as chat
+    templates expect.
 
-    found: the messages so far. places: the path of the item that a message, or a call in one, began with, by its own.
+    found: the messages so far. item_paths: by the path of a message or of a call, the path of its first item.
     """
 
     def __init__(self, instructions: str | None) -> None:
         self.found: list[Message] = []
-        self.places: dict[str, str] = {}
+        self.item_paths: dict[str, str] = {}
         if instructions:
             self._begin({"role": "system", "content": instructions}, "instructions")
 
     def add(self, items: str | Sequence[InputItem]) -> None:
-        """Raises ApiError, which says what is wrong with an item."""
+        """Add messages. Raises ApiError if an item is invalid."""
         if isinstance(items, str):
             self._begin({"role": "user", "content": items}, "input")
             return
         for i, item in enumerate(items):
-            where = f"input.{i}"
-            if (name := unsupported(item)) is not None:
-                raise not_supported(f"{where}.{name}", getattr(item, name))
-            self._add(item, where)
+            path = f"input.{i}"
+            if (name := unsupported_field(item)) is not None:
+                raise not_supported(f"{path}.{name}", getattr(item, name))
+            self._add(item, path)
         for message in self.found:
             if message["role"] == "assistant" and "tool_calls" not in message:
-                message.setdefault("content", "")  # thoughts, and nothing after them
+                message.setdefault("content", "")  # reasoning with nothing after it
 
-    def own_name(self, param: str) -> str:
-        """The path in the request of what has the path `param` in the chat."""
+    def request_path(self, param: str) -> str:
+        """The path in the request for the path `param` in the chat."""
         if param == "messages":
             return "input"
         parts = param.split(".")
         for size in (4, 2):
-            if (place := self.places.get(".".join(parts[:size]))) is not None:
-                name = _ITEM_NAMES.get(".".join(parts[size:])) if place.startswith("input.") else None
-                return f"{place}.{name}" if name else place
+            if (path := self.item_paths.get(".".join(parts[:size]))) is not None:
+                name = _ITEM_FIELDS.get(".".join(parts[size:])) if path.startswith("input.") else None
+                return f"{path}.{name}" if name else path
         return param
 
-    def _add(self, item: InputItem, where: str) -> None:
+    def _add(self, item: InputItem, path: str) -> None:
         if isinstance(item, ResultItem):
-            content = _text(item.output, f"{where}.output")
-            self._begin({"role": "tool", "tool_call_id": item.call_id, "content": content}, where)
+            content = _chat_content(item.output, f"{path}.output")
+            self._begin({"role": "tool", "tool_call_id": item.call_id, "content": content}, path)
         elif isinstance(item, CallItem):
-            turn = self._turn(where)
+            message = self._assistant_message(path)
             function = {"name": item.name, "arguments": item.arguments}
-            calls = turn.setdefault("tool_calls", [])
-            self.places[f"messages.{len(self.found) - 1}.tool_calls.{len(calls)}"] = where
+            calls = message.setdefault("tool_calls", [])
+            self.item_paths[f"messages.{len(self.found) - 1}.tool_calls.{len(calls)}"] = path
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ReasoningItem):
-            thoughts = _text(item.content or [], f"{where}.content")
-            turn = self._turn(where, "reasoning_content", "content", "tool_calls")
-            turn["reasoning_content"] = "\n".join(part["text"] for part in thoughts)
+            reasoning = _chat_content(item.content or [], f"{path}.content")
+            message = self._assistant_message(path, "reasoning_content", "content", "tool_calls")
+            message["reasoning_content"] = "\n".join(part["text"] for part in reasoning)
         else:
-            self._add_message(item, where)
+            self._add_message(item, path)
 
-    def _add_message(self, item: MessageItem, where: str) -> None:
-        content = _text(item.content, f"{where}.content")
+    def _add_message(self, item: MessageItem, path: str) -> None:
+        content = _chat_content(item.content, f"{path}.content")
         if item.role == "assistant":
-            self._turn(where, "content", "tool_calls")["content"] = content
+            self._assistant_message(path, "content", "tool_calls")["content"] = content
         else:
-            self._begin({"role": item.role, "content": content}, where)
+            self._begin({"role": item.role, "content": content}, path)
 
-    def _turn(self, where: str, *taken: str) -> Message:
-        """The message of the model that is the last one, or a new one if there is none or it has one of `taken`."""
-        if not self.found or self.found[-1]["role"] != "assistant" or any(name in self.found[-1] for name in taken):
-            self._begin({"role": "assistant"}, where)
+    def _assistant_message(self, path: str, *filled: str) -> Message:
+        """The last message if it is the model's and has none of the fields `filled`, otherwise a new one."""
+        if not self.found or self.found[-1]["role"] != "assistant" or any(name in self.found[-1] for name in filled):
+            self._begin({"role": "assistant"}, path)
         return self.found[-1]
 
-    def _begin(self, message: Message, where: str) -> None:
-        self.places[f"messages.{len(self.found)}"] = where
+    def _begin(self, message: Message, path: str) -> None:
+        self.item_paths[f"messages.{len(self.found)}"] = path
         self.found.append(message)
 
 
-def _text(content: Content, where: str) -> Any:
-    """Content as that of a chat's message."""
+def _chat_content(content: Content, path: str) -> Any:
+    """The content for a chat message."""
     if isinstance(content, str):
         return content
-    return [_part(part, where) for part in content]
+    return [_part(part, path) for part in content]
 
 
-def _part(part: ContentPart, where: str) -> dict[str, str]:
+def _part(part: ContentPart, path: str) -> dict[str, str]:
     known = part.type in ("input_text", "output_text", "reasoning_text") and part.text is not None
     if not known or set(part.model_extra or ()) - {"annotations", "logprobs"}:
         raise ApiError(
-            f'{where} must be text, in parts such as {{"type": "input_text", "text": ...}}: this model reads text only',
-            param=where,
+            f'{path} must be text, in parts such as {{"type": "input_text", "text": ...}}: this model reads text only',
+            param=path,
             code="unsupported_content_part",
         )
     return {"type": "text", "text": part.text or ""}
 
 
-_NAMES = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
-"""Fields of a chat that are called otherwise here, besides `messages`."""
+_REQUEST_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+"""The names in /v1/responses of fields of a chat, besides `messages`."""
 
 
-class AsChat:
-    """A request, checked, and its chat. `own` says what is wrong with the chat in the names of the request.
-    Raises ApiError if something cannot be honoured."""
+class ChatConversion:
+    """chat: the chat request for a request. echo: the fields that the answer repeats. Raises ApiError if the request is
+    invalid."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
         self.echo = _echo(request)
-        self._messages = Messages(request.instructions)
+        self._messages = MessagesBuilder(request.instructions)
         self._messages.add(request.input)
         try:
             self.chat = ChatRequest.model_validate(_fields(request) | {"messages": self._messages.found})
         except ValidationError as error:
-            raise self.own(of_validation(error)) from None
+            raise self.request_error(validation_error(error)) from None
 
-    def own(self, error: ApiError) -> ApiError:
-        """An error about the chat as one about the request."""
+    def request_error(self, error: ApiError) -> ApiError:
+        """An error about the chat, with the field names of the request."""
         message, param = error.message, error.param
         if param is not None:
-            param = _NAMES.get(param) or self._messages.own_name(param)
+            param = _REQUEST_FIELDS.get(param) or self._messages.request_path(param)
             message = message.replace(error.param or "", param)
-        for name, own in _NAMES.items():
-            message = message.replace(name, own)
+        for name, own_name in _REQUEST_FIELDS.items():
+            message = message.replace(name, own_name)
         return ApiError(message, error.status, param=param, code=error.code, headers=error.headers)
 
 
 def _check(request: ResponsesRequest) -> None:
-    for where, fields in _groups(request):
-        if (name := unsupported(fields)) is not None:
-            raise not_supported(where + name, getattr(fields, name), WHY.get(where + name, ""))
+    for path, fields in _groups(request):
+        if (name := unsupported_field(fields)) is not None:
+            raise not_supported(path + name, getattr(fields, name), REFUSAL_REASONS.get(path + name, ""))
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
-    form = _format(request)
-    if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
-        raise ApiError("text.format has a schema if its type is json_schema, and only then", param="text.format")
+    wanted = _format(request)
+    if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise ApiError("text.format needs a schema exactly if its type is json_schema", param="text.format")
 
 
 def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
-    """The fields of a request, and of the objects in it that have fields, with what their paths begin with."""
+    """The objects of a request whose fields are checked, each with the beginning of their paths."""
     yield "", request
     for name in ("text", "reasoning", "stream_options"):
         if (fields := getattr(request, name)) is not None:
@@ -173,8 +173,8 @@ def _format(request: ResponsesRequest) -> TextFormat | None:
 
 
 def _fields(request: ResponsesRequest) -> dict[str, Any]:
-    """Those of the chat but for its messages."""
-    same = (*Drawn.model_fields, "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+    """The fields of the chat, except messages."""
+    same = (*CommonFields.model_fields, "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
     found = {name: getattr(request, name) for name in same}
     found["max_completion_tokens"] = request.max_output_tokens
     if isinstance(request.tool_choice, NamedFunction):
@@ -182,15 +182,15 @@ def _fields(request: ResponsesRequest) -> dict[str, Any]:
     if request.tools is not None:
         functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools]
         found["tools"] = [{"type": "function", "function": function} for function in functions]
-    if (form := _format(request)) is not None:
-        schema = {} if form.json_schema is None else {"json_schema": {"schema": form.json_schema}}
-        found["response_format"] = {"type": form.type, **schema}
+    if (wanted := _format(request)) is not None:
+        schema = {} if wanted.json_schema is None else {"json_schema": {"schema": wanted.json_schema}}
+        found["response_format"] = {"type": wanted.type, **schema}
     return found
 
 
 def _echo(request: ResponsesRequest) -> Json:
-    """What the answer repeats of the request. Raises ApiError if it cannot."""
-    form = _format(request)
+    """The fields that the answer repeats. Raises ApiError if one cannot be sent as JSON."""
+    wanted = _format(request)
     chosen = request.tool_choice
     found: Json = {
         "instructions": request.instructions,
@@ -198,7 +198,7 @@ def _echo(request: ResponsesRequest) -> Json:
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": chosen.model_dump() if isinstance(chosen, NamedFunction) else chosen or "auto",
         "tools": [tool.model_dump() for tool in request.tools or ()],
         "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -207,5 +207,5 @@ def _echo(request: ResponsesRequest) -> Json:
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except ValueError:  # a lone surrogate, or a number that JSON does not have
-            raise ApiError(f"{name} cannot be repeated as JSON in UTF-8", param=name) from None
+            raise ApiError(f"{name} cannot be repeated as JSON in UTF-8; correct it", param=name) from None
     return found

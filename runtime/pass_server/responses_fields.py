@@ -1,4 +1,4 @@
-"""The fields of /v1/responses. The items of its input are also those of an earlier answer's output."""
+"""The fields of /v1/responses. Its input may contain the output items of earlier answers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pass_server.fields import Content, Fields, FunctionFields, FunctionName, JsonSchema, Name, Parts, Text, only
-from pass_server.schemas import Drawn, Metadata, TemplateVariables
+from pass_server.fields import Content, FunctionFields, FunctionName, JsonSchema, Name, Parts, StrictObject, Text, only
+from pass_server.schemas import CommonFields, Metadata, TemplateVariables
 
 
-class Item(Fields):
+class Item(StrictObject):
     id: Name | None = Field(None, description="Not used.")
     status: Name | None = Field(None, description="Not used.")
 
 
 class MessageItem(Item):
-    """A message of anybody; `type` may be left out."""
+    """A message of any role; `type` may be left out."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is taken as system.")
@@ -25,7 +25,7 @@ class MessageItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the model thought before the message or the calls that follow, for templates that read it."""
+    """The reasoning before the message or the calls that follow, for chat templates that read it."""
 
     type: Literal["reasoning"]
     content: Parts | None = None
@@ -48,13 +48,13 @@ class ResultItem(Item):
     """What a function returned."""
 
     type: Literal["function_call_output"]
-    call_id: str = Field(max_length=256, description="The call, in an item before.")
+    call_id: str = Field(max_length=256, description="The id of a call in an earlier item.")
     output: Content
     caller: Any = only()
 
 
-def _kind(item: Any) -> Any:
-    """The type of an item that is not validated, or is."""
+def _item_type(item: Any) -> Any:
+    """The type of an item, which is a dict or one of these models."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return "message" if kind is None else kind
 
@@ -65,7 +65,7 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")],
     Discriminator(
-        _kind,
+        _item_type,
         custom_error_type="item_type",
         custom_error_message="this server reads items of the types message, function_call, function_call_output and "
         "reasoning",
@@ -74,25 +74,25 @@ InputItem = Annotated[
 
 
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
-Input = Annotated[  # by hand, so that a problem within an item is not reported as "should be a string"
+Input = Annotated[  # with a discriminator, or an invalid item is reported as "should be a string"
     Annotated[Text, Tag("str")] | Annotated[InputItems, Tag("list[item]")],
     Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
 ]
 
 
-class OfFunction(Fields):
+class FunctionTyped(StrictObject):
     type: Literal["function"]
 
 
-class FunctionTool(FunctionFields, OfFunction):
-    """A tool of another type is refused for its type, which is validated before the fields of a function."""
+class FunctionTool(FunctionFields, FunctionTyped):
+    """In this order of bases `type` is validated first: a tool of another type is refused for its type."""
 
 
-class NamedFunction(OfFunction):
+class NamedFunction(FunctionTyped):
     name: Name
 
 
-class TextFormat(Fields):
+class TextFormat(StrictObject):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = Field(None, alias="schema")
     name: Name | None = Field(None, description="Not used.")
@@ -100,28 +100,28 @@ class TextFormat(Fields):
     strict: bool | None = Field(None, description="The schema is enforced whether it is true or not.")
 
 
-class TextOptions(Fields):
+class TextOptions(StrictObject):
     format: TextFormat | None = None
     verbosity: Any = only("medium")
 
 
-class ReasoningOptions(Fields):
+class ReasoningOptions(StrictObject):
     effort: Any = only()
     summary: Any = only()
     generate_summary: Any = only()
 
 
-class ResponseStreamOptions(Fields):
+class ResponseStreamOptions(StrictObject):
     include_obfuscation: Any = only(False)
 
 
-class ResponsesRequest(Drawn):
+class ResponsesRequest(CommonFields):
     """/v1/responses"""
 
     input: Input
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1)
-    metadata: Metadata | None = Field(None, description="Returned.")
+    metadata: Metadata | None = Field(None, description="Repeated in the answer.")
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=128, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(None, description="As in a chat.")
@@ -142,13 +142,13 @@ class ResponsesRequest(Drawn):
     service_tier: Any = only("auto", "default")
 
 
-WHY = {
+REFUSAL_REASONS = {
     "store": "it stores no responses",
     "previous_response_id": "it stores no responses, so send the items of the conversation so far as input",
     "conversation": "it stores no conversations, so send the items so far as input",
     "background": "it stores no responses that could be asked for later",
     "prompt": "it stores no prompts",
     "include": "there is nothing more that an answer could include",
-    "reasoning.effort": "a model's chat template may have an option for thoughts, which chat_template_kwargs sets",
+    "reasoning.effort": "set the option of the model's chat template, if it has one, with chat_template_kwargs",
 }
-"""Reasons for refusals, by field."""
+"""Why a value is refused, by field."""

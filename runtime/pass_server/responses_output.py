@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 
 from pass_runtime import Piece, Token
 from pass_server.api_error import ApiError
-from pass_server.choices import Choice, Json, extension
-from pass_server.formatters import ResponseFormatter, sent
+from pass_server.choices import Choice, Json, pass_field
+from pass_server.formatters import ResponseFormatter, sse_event
 
-_TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""What events and parts call the text of an item."""
+_TEXT_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
+"""The type of the text part of an item, which is also in the names of its events."""
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
-class Output:
-    """items: those so far, of which the last one grows until it is ended. Events have no sequence number yet."""
+class OutputItems:
+    """items: the output so far; deltas extend the last one until `end`. Events have no sequence number yet."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
 
     def add(self, delta: Json) -> list[Json]:
-        """-> the events for a delta, which is one of `ChatAnswer`'s"""
+        """The events for a delta of `ChatAnswer`."""
         if calls := delta.get("tool_calls"):
             (call,) = calls
             return self._add_call(call)
@@ -32,7 +32,7 @@ class Output:
         return self._add_text(kind, text) if text else []
 
     def end(self, status: str) -> list[Json]:
-        """-> the events at the end of the last item; status: "completed" or "incomplete" """
+        """The events at the end of the last item. status: "completed" or "incomplete"."""
         if not self.items or self.items[-1]["status"] != "in_progress":
             return []
         item = self.items[-1]
@@ -41,15 +41,15 @@ class Output:
             done = [self._event("function_call_arguments.done") | {"arguments": item["arguments"]}]
         else:
             part = item["content"][0]
-            of_text = self._of_part(f"{part['type']}.done") | {"text": part["text"]}
-            done = [of_text | _no_logprobs(item["type"]), self._of_part("content_part.done") | {"part": dict(part)}]
-        return [*done, self._of_item("done")]
+            of_text = self._part_event(f"{part['type']}.done") | {"text": part["text"]}
+            done = [of_text | _no_logprobs(item["type"]), self._part_event("content_part.done") | {"part": dict(part)}]
+        return [*done, self._item_event("done")]
 
     def begin_message(self) -> list[Json]:
-        """-> the events for a message without text as yet"""
+        """The events for a message that has no text yet."""
         return self._begin("message")
 
-    def copied(self) -> list[Json]:
+    def copy(self) -> list[Json]:
         """The items as they are now."""
         return [_copy(item) for item in self.items]
 
@@ -64,7 +64,7 @@ class Output:
         begun = self.end("completed") + self._begin(kind) if self._last_kind != kind else []
         part = self.items[-1]["content"][0]
         part["text"] += text
-        return [*begun, self._of_part(f"{part['type']}.delta") | {"delta": text} | _no_logprobs(kind)]
+        return [*begun, self._part_event(f"{part['type']}.delta") | {"delta": text} | _no_logprobs(kind)]
 
     @property
     def _last_kind(self) -> str:
@@ -77,22 +77,22 @@ class Output:
         elif kind == "reasoning":
             item |= {"summary": [], "content": []}
         self.items.append(item)
-        events = [self._of_item("added")]
-        if kind in _TEXTS:
-            part = {"type": _TEXTS[kind], "text": "", **({"annotations": []} if kind == "message" else {})}
+        events = [self._item_event("added")]
+        if kind in _TEXT_TYPES:
+            part = {"type": _TEXT_TYPES[kind], "text": "", **({"annotations": []} if kind == "message" else {})}
             item["content"].append(part | _no_logprobs(kind))
-            events.append(self._of_part("content_part.added") | {"part": dict(item["content"][0])})
+            events.append(self._part_event("content_part.added") | {"part": dict(item["content"][0])})
         return events
 
-    def _of_item(self, what: str) -> Json:
+    def _item_event(self, action: str) -> Json:
         item = _copy(self.items[-1])
-        return {"type": f"response.output_item.{what}", "output_index": len(self.items) - 1, "item": item}
+        return {"type": f"response.output_item.{action}", "output_index": len(self.items) - 1, "item": item}
 
-    def _of_part(self, kind: str) -> Json:
+    def _part_event(self, kind: str) -> Json:
         return self._event(kind) | {"content_index": 0}
 
     def _event(self, kind: str) -> Json:
-        """An event about what the last item holds."""
+        """An event about a part of the last item."""
         place = len(self.items) - 1
         return {"type": f"response.{kind}", "item_id": self.items[place]["id"], "output_index": place}
 
@@ -106,14 +106,14 @@ def _copy(item: Json) -> Json:
 
 
 class ResponsesFormatter(ResponseFormatter):
-    """The shape of one request's answer, which has one choice. echo: what it repeats of the request."""
+    """Writes one request's answer, which has one choice. echo: the fields of the request that it repeats."""
 
     done = b""
 
     def __init__(self, model: str, echo: Json) -> None:
         self.id, self._created, self._model, self._echo = f"resp_{uuid.uuid4().hex}", int(time.time()), model, echo
-        self._output = Output()
-        self._count = 0  # of the events so far
+        self._output = OutputItems()
+        self._event_count = 0
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
         (choice,) = choices
@@ -121,7 +121,7 @@ class ResponsesFormatter(ResponseFormatter):
         self.ending(choice)
         return self._ended(choice, usage)
 
-    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002 - there is one
+    def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002
         begun = self._response("in_progress")
         return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
 
@@ -129,7 +129,7 @@ class ResponsesFormatter(ResponseFormatter):
         return self._read(choice, piece.tokens, piece.text)
 
     def ending(self, choice: Choice) -> list[Json]:
-        """What was held back, and the end of the last item. An answer without anything is a message without text."""
+        """What was held back, and the end of the last item. An empty answer is a message without text."""
         deltas = [] if choice.answer is None else choice.answer.finish()
         events = [event for delta in deltas for event in self._output.add(delta)]
         if not self._output.items:
@@ -137,8 +137,8 @@ class ResponsesFormatter(ResponseFormatter):
         return events + self._output.end(_status(choice))
 
     def event(self, shown: Json) -> bytes:
-        self._count += 1
-        return sent(shown | {"sequence_number": self._count - 1}, shown["type"])
+        self._event_count += 1
+        return sse_event(shown | {"sequence_number": self._event_count - 1}, shown["type"])
 
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
         ended = self._ended(choices[0], usage)
@@ -155,11 +155,12 @@ class ResponsesFormatter(ResponseFormatter):
 
     def _ended(self, choice: Choice, usage: Json) -> Json:
         status = _status(choice)
-        thoughts = 0 if choice.answer is None else choice.answer.thought_tokens(choice.generation.tokens)
+        answer = choice.answer
+        reasoning_tokens = 0 if answer is None else answer.count_reasoning_tokens(choice.generation.tokens)
         return self._response(status) | {
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "usage": _usage(usage, thoughts),
-            "pass": extension(choice.generation),
+            "usage": _usage(usage, reasoning_tokens),
+            "pass": pass_field(choice.generation),
         }
 
     def _response(self, status: str) -> Json:
@@ -171,7 +172,7 @@ class ResponsesFormatter(ResponseFormatter):
             "error": None,
             "incomplete_details": None,
             "model": self._model,
-            "output": self._output.copied(),
+            "output": self._output.copy(),
             **self._echo,
             "background": False,
             "previous_response_id": None,
@@ -186,12 +187,12 @@ def _status(choice: Choice) -> str:
     return "incomplete" if choice.generation.finish_reason == "length" else "completed"
 
 
-def _usage(usage: Json, thoughts: int) -> Json:
-    """thoughts: how many tokens of the output are reasoning."""
+def _usage(usage: Json, reasoning_tokens: int) -> Json:
+    """The `usage` of /v1/responses, from that of a chat."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": thoughts},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage["total_tokens"],
     }

@@ -1,4 +1,4 @@
-"""The fields of requests, OpenAI's, vLLM's and our own. Types are strict, and unlisted fields are refused."""
+"""The fields of requests: OpenAI's, vLLM's, and those of this server. Types are strict, unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pydantic import Discriminator, Field, Tag, create_model
 from pass_runtime import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, Constraint, PassError, RequestField
 from pass_server.api_error import ApiError
 from pass_server.fields import (
-    MAX_IDS,
-    MAX_LIST,
-    MAX_NAME,
-    Fields,
+    MAX_LIST_ITEMS,
+    MAX_NAME_CHARS,
+    MAX_TOKEN_IDS,
     JsonSchema,
     MaxKeys,
     Messages,
     Name,
     NamedChoice,
+    StrictObject,
     Text,
     Tools,
     only,
 )
 
-Choices = Annotated[list[Text], Field(max_length=MAX_LIST, fail_fast=True)]
+ChoiceTexts = Annotated[list[Text], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
-class NamedSchema(Fields):
+class NamedSchema(StrictObject):
     """`json_schema` of a response format. The schema is enforced whether `strict` is true or not."""
 
     name: Name | None = Field(None, description="Not used.")
@@ -36,38 +36,38 @@ class NamedSchema(Fields):
     strict: bool | None = None
 
 
-class ResponseFormat(Fields):
+class ResponseFormat(StrictObject):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
-class StructuredOutputs(Fields):
-    """vLLM's: exactly one of these."""
+class StructuredOutputs(StrictObject):
+    """vLLM's field of this name. Exactly one of these must be set."""
 
     json_schema: JsonSchema | Text | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: Text | None = None
-    choice: Choices | None = None
+    choice: ChoiceTexts | None = None
     grammar: Text | None = Field(None, description="llguidance's variant of Lark.")
 
 
-class Structured(Fields):
-    """The fields of a request that say what its text must look like; at most one of them may be set."""
+class StructuredOutputFields(StrictObject):
+    """The fields that constrain the text of a request; at most one of them may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | Text | None = Field(None, description="As structured_outputs.json.")
     guided_regex: Text | None = Field(None, description="As structured_outputs.regex.")
-    guided_choice: Choices | None = Field(None, description="As structured_outputs.choice.")
+    guided_choice: ChoiceTexts | None = Field(None, description="As structured_outputs.choice.")
     guided_grammar: Text | None = Field(None, description="As structured_outputs.grammar.")
 
 
-def constraint_of(request: Structured) -> tuple[str, Constraint] | None:
-    """The field that says what the text must look like, and what that is. Raises ApiError if there are several."""
-    wanted = dict(_wanted(request))
-    if len(wanted) > 1:
-        raise ApiError(f"give one of {' and '.join(wanted)}", param=[*wanted][-1])
-    for param, fields in wanted.items():
+def constraint_of(request: StructuredOutputFields) -> tuple[str, Constraint] | None:
+    """The name of the field that constrains the text, and its constraint. Raises ApiError if several fields do."""
+    constraints = dict(_constraint_fields(request))
+    if len(constraints) > 1:
+        raise ApiError(f"give only one of {' and '.join(constraints)}", param=[*constraints][-1])
+    for param, fields in constraints.items():
         try:
             return param, Constraint(**fields)
         except PassError as error:
@@ -75,13 +75,14 @@ def constraint_of(request: Structured) -> tuple[str, Constraint] | None:
     return None
 
 
-def _wanted(request: Structured) -> list[tuple[str, dict[str, Any]]]:
-    """Each field that asks for something, with the fields of `Constraint` that it stands for."""
+def _constraint_fields(request: StructuredOutputFields) -> list[tuple[str, dict[str, Any]]]:
+    """Each field that constrains the text, with the arguments of `Constraint` that it stands for."""
     found: list[tuple[str, dict[str, Any]]] = []
-    if (form := request.response_format) is not None and form.type != "text":
-        found.append(("response_format", _of_format(form)))
-    if (own := request.structured_outputs) is not None:
-        fields = {name: value for name in type(own).model_fields if (value := getattr(own, name)) not in (None, False)}
+    if request.response_format is not None and request.response_format.type != "text":
+        found.append(("response_format", _format_fields(request.response_format)))
+    if (given := request.structured_outputs) is not None:
+        values = {name: getattr(given, name) for name in type(given).model_fields}
+        fields = {name: value for name, value in values.items() if value not in (None, False)}
         found.append(("structured_outputs", fields))
     for param in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
         if (value := getattr(request, param)) is not None:
@@ -90,26 +91,26 @@ def _wanted(request: Structured) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _of_format(form: ResponseFormat) -> dict[str, Any]:
-    if form.type == "json_object":
+def _format_fields(wanted: ResponseFormat) -> dict[str, Any]:
+    if wanted.type == "json_object":
         return {"json_object": True}
-    if form.json_schema is None or form.json_schema.json_schema is None:
+    if wanted.json_schema is None or wanted.json_schema.json_schema is None:
         raise ApiError("a response format of type json_schema needs json_schema.schema", param="response_format")
-    return {"json_schema": form.json_schema.json_schema}
+    return {"json_schema": wanted.json_schema.json_schema}
 
 
-Ids = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 MAX_PROMPTS = 4096
-"""The most prompts of a request, whatever a server's own limit is."""
+"""The most prompts of a request; ServeOptions.max_sequences may allow fewer."""
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
-TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-NotEmpty = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+TokenIdKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+NonEmptyName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Metadata = Annotated[dict[Name, Name], MaxKeys(64)]
 TemplateVariables = Annotated[dict[Name, Text | int | float | bool | None], MaxKeys(64)]
 
 
-def _kind(prompt: Any) -> str:
-    """The type that a prompt's first element says it is to have, so that it is validated as that one alone."""
+def _prompt_tag(prompt: Any) -> str:
+    """The member of the union `Prompt` that a prompt is validated as, by its first element."""
     if not isinstance(prompt, list):
         return "str"
     first = prompt[0] if prompt else 0
@@ -118,41 +119,41 @@ def _kind(prompt: Any) -> str:
 
 Prompt = Annotated[
     Annotated[Text, Tag("str")]
-    | Annotated[list[int], Field(min_length=1, max_length=MAX_IDS, fail_fast=True), Tag("list[int]")]
+    | Annotated[list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True), Tag("list[int]")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[str]")]
-    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")],
-    Discriminator(_kind),
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")],
+    Discriminator(_prompt_tag),
 ]
 
 
-class StreamOptions(Fields):
+class StreamOptions(StrictObject):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="Only false: chunks are not padded.")
+    include_obfuscation: bool | None = Field(None, description="Must be false: chunks are not padded.")
 
 
-TYPES: dict[str, Any] = {"number": float, "whole": int, "flag": bool, "text": str, "stops": Stop, "ids": Ids}
-TYPES["texts"] = list[NotEmpty]
-"""The type of a value, by the kind of a field."""
+KIND_TYPES: dict[str, Any] = {"number": float, "whole": int, "flag": bool, "text": str, "stops": Stop, "ids": TokenIds}
+"""The type of a value, by `RequestField.kind`."""
+KIND_TYPES["texts"] = list[NonEmptyName]
 
 
 def _http_field(field: RequestField) -> tuple[Any, Any]:
-    """A field's type and what else pydantic knows of it."""
+    """The type and the pydantic Field of a request field."""
     bounds: dict[str, Any] = dict(field.bounds if field.http_schema is None else field.http_schema)
-    of: Any = Literal[field.choices] if field.choices else TYPES.get(field.kind)
+    value_type: Any = Literal[field.choices] if field.choices else KIND_TYPES.get(field.kind)
     if field.kind == "biases":
-        of = Annotated[dict[TokenKey, Annotated[float, Field(**bounds)]], MaxKeys(MAX_BIASES)]
+        value_type = Annotated[dict[TokenIdKey, Annotated[float, Field(**bounds)]], MaxKeys(MAX_BIASES)]
         bounds = {}
-    return of | None, Field(None, **{"description": field.help} | bounds)
+    return value_type | None, Field(None, **{"description": field.help} | bounds)
 
 
-def request_model(fields: Iterable[RequestField]) -> type[Fields]:
-    """The fields that all endpoints have. `null` is the default of each."""
+def common_fields_model(fields: Iterable[RequestField]) -> type[StrictObject]:
+    """A model with these fields. `null` is the default of each."""
     found: dict[str, Any] = {field.http: _http_field(field) for field in fields if field.http is not None}
-    return create_model("RequestFields", __base__=Fields, **found)
+    return create_model("RequestFields", __base__=StrictObject, **found)
 
 
-class Drawn(request_model(REQUEST_FIELDS)):  # type: ignore[misc]
-    """What all endpoints have: how tokens are drawn, and how fast."""
+class CommonFields(common_fields_model(REQUEST_FIELDS)):  # type: ignore[misc]
+    """The fields that all endpoints have."""
 
     model: Name
     stream: bool | None = None
@@ -162,14 +163,14 @@ class Drawn(request_model(REQUEST_FIELDS)):  # type: ignore[misc]
     speculative: bool | None = Field(None, description="false: plain decoding, as plan `ar`. The text is the same.")
 
 
-class Sampled(Structured, Drawn):
-    """The fields of completions and chats."""
+class GenerationRequest(StructuredOutputFields, CommonFields):
+    """The fields that completions and chats have."""
 
     n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
     max_tokens: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = Field(None, description="Not used.")
-    pass_details: bool | None = Field(None, description="Tell the tokens of each pass, and where each came from.")
+    pass_details: bool | None = Field(None, description="Return the tokens of each pass, each with its source.")
 
     service_tier: Any = only("auto", "default")
     store: Any = only(False)
@@ -189,18 +190,18 @@ class Sampled(Structured, Drawn):
     return_tokens_as_token_ids: Any = only(False)
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(GenerationRequest):
     """/v1/completions"""
 
     prompt: Prompt = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: int | None = Field(None, ge=1, le=128, description="Write so many, and return the n likeliest.")
+    best_of: int | None = Field(None, ge=1, le=128, description="Generate this many, and return the n likeliest.")
     echo: bool | None = Field(None, description="Begin the text with the prompt.")
-    suffix: Text | None = Field(None, description="Only null or empty.")
+    suffix: Text | None = Field(None, description="Must be null or empty.")
     add_special_tokens: Any = only(True)
 
 
-class ChatRequest(Sampled):
+class ChatRequest(GenerationRequest):
     """/v1/chat/completions"""
 
     messages: Messages
@@ -211,9 +212,9 @@ class ChatRequest(Sampled):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
-        None, description="Default auto if there are tools. With none they are not shown to the model."
+        None, description="Default auto if there are tools. none: they are not shown to the model."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most, where calls are required.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call, if calls are required.")
     chat_template_kwargs: TemplateVariables | None = Field(
         None, description="Variables that the model's chat template reads."
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from pass_runtime import PassError
 from pass_server.call_formats import FORMATS
 
-CALL_PARSERS = ("auto", "none", *FORMATS)
+TOOL_CALL_PARSERS = ("auto", "none", *FORMATS)
 REASONING_PARSERS = ("auto", "none", "think")
 
 
@@ -17,16 +17,16 @@ REASONING_PARSERS = ("auto", "none", "think")
 class ServeOptions:
     """The limits that every request is held to.
 
-    model_name: what clients call the model (None: its name in the bundle). keys: the valid API keys; without any, no
-    request needs one. max_queue: how many sequences may wait for a slot before requests are refused with 429.
-    max_prompt_tokens and max_output_tokens: of one sequence (None: what the KV cache holds). max_body_bytes: of one
-    request's JSON. max_sequences: the prompts of one request times its n. request_seconds: from arrival to the last
-    byte. client_seconds: for a client to send the head of a request, to send its JSON, and to go on reading.
-    reuse_prefix: use the K/V of an earlier request again for the tokens that both prompts begin with.
-    client_plans: whether requests may name a plan, which then decides for the whole batch (see GenerateOptions).
-    special_tokens: whether the text of a special token in a chat message is encoded as that token (see
-    Session.encode_chat). tool_call_parser and reasoning_parser: the format of calls and of thoughts in a model's turns
-    ("auto": that of its chat template). page: whether `/` is answered with the page.
+    model_name: what clients call the model (None: its name in the bundle). keys: the valid API keys; if there are none,
+    requests need no key. max_queue: how many sequences may wait for a slot before requests are refused with 429.
+    max_prompt_tokens and max_output_tokens: of one sequence (None: as many as the KV cache holds). max_body_bytes: of
+    one request's JSON. max_sequences: the prompts of one request times its n. request_seconds: from the arrival of a
+    request to the last byte of its answer. client_seconds: how long a client may take to send the head of a request, to
+    send its JSON, and to go on reading. reuse_prefix: reuse the K/V of an earlier request for the common prefix of both
+    prompts. client_plans: whether requests may name a plan, which the whole batch is then decoded with (see
+    GenerateOptions). special_tokens: whether the text of a special token in a chat message is encoded as that token
+    (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of tool calls and of reasoning ("auto":
+    that of the model's chat template). page: whether `/` is answered with the page.
     """
 
     model_name: str | None = None
@@ -50,14 +50,14 @@ class ServeOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PassError(f"{name.replace('_', '-')} must be at least 1, not {value}")
-        for name, values in (("tool_call_parser", CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        for name, values in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
             if (value := getattr(self, name)) not in values:
                 raise PassError(f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}")
         if self.max_queue < 0:
             raise PassError(f"max-queue must be at least 0, not {self.max_queue}")
         for name in ("request_seconds", "client_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise PassError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name)}")
+                raise PassError(f"{name.replace('_', '-')} must be a finite number above 0, not {getattr(self, name)}")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -75,10 +75,10 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
-    """Raises PassError if `host` is reachable from a network and there are no keys, unless `allow_no_key` says so."""
+    """Raises PassError if other machines reach `host` and there are neither keys nor `allow_no_key`."""
     if not keys and not allow_no_key and not _is_loopback(host):
         raise PassError(
-            f"anybody who reaches {host} could use the server: give it keys with --api-key-file, or say --allow-no-key"
+            f"anybody who reaches {host} could use the server: pass --api-key-file, or --allow-no-key to allow that"
         )
 
 

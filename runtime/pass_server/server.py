@@ -1,7 +1,7 @@
-"""What listens: a socket, uvicorn with bounds on connections, and a graceful end at SIGTERM and Ctrl-C.
+"""Runs the app with uvicorn, with limits on its connections, and drains it at SIGTERM and Ctrl-C.
 
-uvicorn itself waits without end for the head of a request, and for a client to read its answer: any client could hold
-connections, and the memory that goes with them, for good.
+uvicorn itself has no time limit for the head of a request, nor for a client that does not read its answer: without the
+limits here, any client could hold connections and their memory forever.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from pass_server.service import Service
 
 log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
-"""The most bytes that may arrive while no request is under way: a head, or the rest of a body that was refused."""
-PROGRESS_BYTES = 1 << 14
-"""A client has to read this many bytes within the time limit; one that reads less counts as not reading."""
+"""The most bytes that may arrive while no request is under way, such as a head, or the rest of a refused body."""
+MIN_READ_BYTES = 1 << 14
+"""A client that reads fewer bytes than this within `client_seconds` counts as not reading."""
 
 
-def bounded_protocol(max_connections: int, seconds: float) -> type[asyncio.Protocol]:
-    """max_connections: with more, an idle one is closed for each that asks something. seconds: how long a client may
-    take to send a request's head, to send the next request, or to go on reading."""
+def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]:
+    """The `Connection` class with these limits. connections: if there are more, an idle one is closed for each new
+    request. seconds: how long a client may take to send a request's head or the next request, or to go on reading."""
 
     class BoundedConnection(Connection):
-        limit, client_seconds = max_connections, seconds
+        max_connections, client_seconds = connections, seconds
 
     return BoundedConnection
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """The server calls `check` several times a second."""
+    """An HTTP connection that is closed if its client is too slow, or if another connection needs its place."""
 
-    limit: int
+    max_connections: int
     client_seconds: float
     app_state: dict[str, Any]
 
@@ -54,8 +54,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.idle_since = self.read_at = self.loop.time()
         self.unsent = self.idle_bytes = 0
         self.admitted = False
-        self.app_state = {**self.app_state, "take_place": self.take_place}  # becomes `state` in the scope of requests
-        if len(self.connections) > self.limit:
+        self.app_state = {**self.app_state, "reserve_connection": self.reserve_connection}  # for `ConnectionLimit`
+        if len(self.connections) > self.max_connections:
             self._make_room(admitted=False)
 
     def data_received(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def on_response_complete(self) -> None:
         self.idle_since, self.idle_bytes = self.loop.time(), 0
         self.admitted = self.admitted or _admitted(self.cycle)
-        if self._pipelined():  # a client that sends without waiting for answers may never read them: it gets only one
+        if self._pipelined():  # a client that does not wait for answers may never read them: it gets one answer
             self.transport.close()
         super().on_response_complete()
 
@@ -77,27 +77,27 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Whether the connection has no request under way."""
         return self.cycle is None or self.cycle.response_complete
 
-    def check(self, now: float) -> None:
-        """Close the connection if the client's time is over. Requests under way have limits of their own."""
+    def close_if_overdue(self, now: float) -> None:
+        """Close the connection if its client exceeds `client_seconds`. Requests under way have other limits."""
         unsent = self.transport.get_write_buffer_size()
         stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
-        reads = not self.unsent - PROGRESS_BYTES < unsent <= self.unsent  # or there is more for it to read
+        reads = not self.unsent - MIN_READ_BYTES < unsent <= self.unsent  # it read enough, or the server wrote more
         if not stuck or reads:
             self.unsent, self.read_at = unsent, now
         waits_since = self.read_at if stuck else self.idle_since if self.idle else now
         if now - waits_since > self.client_seconds:
             self.transport.abort()
 
-    def take_place(self) -> bool:
-        """Whether there is room for the admitted request that has come. One connection that has none under way is
-        closed if that makes room."""
-        return len(self.connections) <= self.limit or self._make_room(admitted=True)
+    def reserve_connection(self) -> bool:
+        """Whether the admitted request that has come may run: if there are too many connections, close one that has
+        no admitted request under way."""
+        return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
-        """Close one other connection that has no admitted request under way, and return whether there was one:
-        preferably one that never had any, and of those the one that is idle for longest. admitted: whether those that
-        had one may be closed too. A new connection cannot do that before it has shown a key: until then it is there
-        besides those of the limit."""
+        """Close one other connection that has no admitted request under way, and return whether there was one. Those
+        that never had an admitted request go first, then those that are idle for longest. admitted: whether those
+        that had one may be closed too. A new connection may not close them: it exceeds the limit until its request is
+        admitted."""
         others = [other for other in self.connections if other is not self and (admitted or not other.admitted)]
         idle = [other for other in others if other.idle or not _admitted(other.cycle)]
         if not idle:
@@ -116,14 +116,14 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def _admitted(cycle: Any) -> bool:
-    """Whether `middleware.KeyCheck` has let the request pass."""
+    """Whether `middleware.KeyCheck` has admitted the request."""
     return bool(cycle.scope["state"].get("admitted"))
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Where a server listens, for how many connections, and for how many seconds it drains. allow_no_key: also where
-    others than this machine reach it, without keys. Raises PassError if a number is out of range."""
+class ListenOptions:
+    """Address and connections of a server. allow_no_key: serve without keys even if other machines reach `host`.
+    drain_seconds: for requests under way after a signal. Raises PassError if a number is out of range."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -132,37 +132,39 @@ class Listening:
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.max_connections < 1 or not 0 <= self.drain_seconds < float("inf"):
-            raise PassError("max-connections must be at least 1, and drain-seconds at least 0")
+        if self.max_connections < 1:
+            raise PassError(f"max-connections must be at least 1, not {self.max_connections}")
+        if not 0 <= self.drain_seconds < float("inf"):
+            raise PassError(f"drain-seconds must be a finite number of at least 0, not {self.drain_seconds}")
 
 
 def run_server(
-    open_session: Callable[[], Session], options: ServeOptions, where: Listening, tell: Callable[[str], None]
+    open_session: Callable[[], Session],
+    options: ServeOptions,
+    listen_options: ListenOptions,
+    report: Callable[[str], None],
 ) -> None:
-    """Serve a session until a signal ends the server. What can be refused without the session is refused before it is
-    opened. tell: is given a line with the server's address once it listens."""
-    check_exposure(where.host, options.keys, allow_no_key=where.allow_no_key)
+    """Serve a session until a signal ends the server. Options and address are checked before the session is opened.
+    report: called with a line that has the server's address, once it listens."""
+    check_exposure(listen_options.host, options.keys, allow_no_key=listen_options.allow_no_key)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    listening = listen(where.host, where.port)
-    with listening, open_session() as session:
+    listener = listen(listen_options.host, listen_options.port)
+    with listener, open_session() as session:
         if session.chat_template is not None:
             session.chat_template.check()
         session.warm_up()
         app = make_app(session, options)
-        host, port = listening.getsockname()[:2]
+        host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         line = f"{app.state.service.model} is served at {address}/v1"
-        serve(app, listening, where.max_connections, where.drain_seconds, ready=lambda: tell(line))
+        serve(app, listener, listen_options.max_connections, listen_options.drain_seconds, ready=lambda: report(line))
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and with the limits of `Connection`.
-
-    client_seconds: for a client to send the head of a request, to send the next request, and to go on reading.
-    """
+    """uvicorn without its signal handlers, and with the limits of `Connection`. client_seconds: see `ServeOptions`."""
 
     def __init__(self, app: ASGIApp, max_connections: int, client_seconds: float) -> None:
-        super().__init__(_configured(app, max_connections, client_seconds))
+        super().__init__(_uvicorn_config(app, max_connections, client_seconds))
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -173,7 +175,7 @@ class HttpServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         connections: list[Any] = list(self.server_state.connections)
         for connection in connections:
-            connection.check(now)
+            connection.close_if_overdue(now)
         return await super().on_tick(counter)
 
 
@@ -181,19 +183,19 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PassError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family, backlog=512)
+        listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # what follows repeats the address
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # the rest repeats the address
         raise PassError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from None
     # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the one before it. asyncio sets it
     # only on sockets that it makes itself; accepted connections inherit it from this one.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
-def _configured(app: ASGIApp, max_connections: int, client_seconds: float) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, max_connections: int, client_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=bounded_protocol(max_connections, client_seconds),
@@ -208,34 +210,30 @@ def _configured(app: ASGIApp, max_connections: int, client_seconds: float) -> uv
 
 
 def serve(
-    app: FastAPI, listening: socket.socket, max_connections: int, drain_seconds: float, ready: Callable[[], None]
+    app: FastAPI, listener: socket.socket, max_connections: int, drain_seconds: float, ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds` to end; a second signal ends them.
+    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds`; a second signal cancels them.
 
-    ready: called once these signals are handled.
+    ready: called once the signal handlers are installed.
     """
     service: Service = app.state.service
     server = HttpServer(app, max_connections, service.options.client_seconds)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop if it is installed
-        runner.run(_serve(server, service, listening, drain_seconds, ready))
+        runner.run(_serve(server, service, listener, drain_seconds, ready))
 
 
 async def _serve(
-    server: uvicorn.Server,
-    service: Service,
-    listening: socket.socket,
-    drain_seconds: float,
-    ready: Callable[[], None],
+    server: uvicorn.Server, service: Service, listener: socket.socket, drain_seconds: float, ready: Callable[[], None]
 ) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     ready()
-    serving, signalled = asyncio.create_task(server.serve([listening])), asyncio.create_task(signals.get())
+    serving, signalled = asyncio.create_task(server.serve([listener])), asyncio.create_task(signals.get())
     await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
     if signalled.done():
-        log.info("shutting down: %d requests under way have %g seconds", service.requests, drain_seconds)
+        log.info("shutting down: %d requests under way have %g seconds", service.active_requests, drain_seconds)
         draining, again = asyncio.create_task(service.drain(drain_seconds)), asyncio.create_task(signals.get())
         await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():

@@ -1,4 +1,4 @@
-"""The requests under way: admitted while there is room, decoded to their ends, cancelled when the server stops."""
+"""Admits requests while there is room, parses and decodes them, and cancels them when the server stops."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pass_server.api_error import ApiError, as_api_error, shutting_down
 from pass_server.choices import ChatAnswer, Choice
 from pass_server.formatters import TokenTexts
 from pass_server.metrics import MetricSink, RequestMetrics, Timing
-from pass_server.parsed_request import ParsedRequest, constraint_errors, read, sequences, text_bytes
-from pass_server.schemas import ChatRequest, Sampled
+from pass_server.parsed_request import ParsedRequest, constraint_errors, count_sequences, prompt_bytes, tokenize_request
+from pass_server.schemas import ChatRequest, GenerationRequest
 from pass_server.serve_options import ServeOptions
 
 T = TypeVar("T")
-Event = tuple[Choice, Piece | None]
+ChoicePiece = tuple[Choice, Piece | None]
 """A choice and its next piece, which is None after the last one."""
 LONG_TEXT_BYTES = 1 << 15
 """Longer texts are tokenized one at a time, so that short ones do not wait for them."""
@@ -31,7 +31,7 @@ MAX_SHRINK_FACTOR = 4
 
 
 class Service:
-    """A session with its limits and metrics. All methods are for the event loop's thread."""
+    """A session with its limits and metrics. All methods must be called in the event loop's thread."""
 
     def __init__(self, session: Session, options: ServeOptions, model: str, sink: MetricSink) -> None:
         """model: the name that clients use."""
@@ -40,46 +40,46 @@ class Service:
         self.texts = TokenTexts(session.vocabulary)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False
-        self._answers: list[list[Choice]] = []
-        """The choices of every request whose answer is not sent to its end."""
-        self._readers = ThreadPoolExecutor(2, "pass-reader")
-        self._long = asyncio.Semaphore(1)  # so that one thread is always left for short texts
-        self.prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
+        self._active: list[list[Choice]] = []
+        """The choices of each request whose answer has not ended."""
+        self._executor = ThreadPoolExecutor(2, "pass-reader")
+        self._long_text_slot = asyncio.Semaphore(1)  # so that one thread is always left for short texts
+        self._max_prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
         longest = session.vocabulary.longest() * (MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1)
-        self._most_bytes = self.prompt_tokens * longest
+        self._max_prompt_bytes = self._max_prompt_tokens * longest
 
     @property
-    def requests(self) -> int:
-        """How many requests have an answer that is not sent to its end."""
-        return len(self._answers)
+    def active_requests(self) -> int:
+        """How many requests have an answer that has not ended."""
+        return len(self._active)
 
-    async def parse(self, request: Sampled, size: int | None = None, client: str = "") -> ParsedRequest:
-        """`parsed_request.read` in threads, none of which waits for a constraint. Raises ApiError if it refuses the
-        request, and, before any text is tokenized (seconds for long texts), where there is no room for the request or
-        its text cannot fit. size: of the whole request in bytes; None for that of its longest prompt. client: the
-        digest of its API key, "" on servers without keys."""
-        arrived, wanted, longest = time.perf_counter(), sequences(request), text_bytes(request)
+    async def parse(self, request: GenerationRequest, size: int | None = None, key_digest: str = "") -> ParsedRequest:
+        """Check and tokenize a request in threads, which do not wait for its constraints. Raises ApiError if it is
+        invalid, and, before a long text takes seconds, if there is no room for it or the text is too long. size: bytes
+        of the whole request; None for those of its longest prompt. key_digest: of its API key, "" if the server has no
+        keys."""
+        arrived, wanted, longest = time.perf_counter(), count_sequences(request), prompt_bytes(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
             self._check_size(request, longest)
-            reading = partial(read, self.session, self.options, request, arrived, client)
-            found = await self.read(reading, longest if size is None else size)
+            work = partial(tokenize_request, self.session, self.options, request, arrived, key_digest)
+            found = await self.run_in_thread(work, longest if size is None else size)
             for future, param in found.compiling:
                 await self._wait(future)
                 with constraint_errors(param):
                     future.result()
-            return await self.read(found.finish, 0)
+            return await self.run_in_thread(found.finish, 0)
 
-    async def read(self, work: Callable[[], T], size: int) -> T:
-        """What `work`, which reads `size` bytes of text, returns in a thread. Raises ApiError if it takes too long."""
+    async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
+        """Run `work`, which reads `size` bytes of text, in a thread. Raises ApiError if it takes too long."""
         try:
             async with asyncio.timeout(self.options.request_seconds):
-                async with self._long if size > LONG_TEXT_BYTES else nullcontext():
-                    return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+                async with self._long_text_slot if size > LONG_TEXT_BYTES else nullcontext():
+                    return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except TimeoutError as error:
             raise as_api_error(error) from None
 
     async def _wait(self, future: Future[Any]) -> None:
-        """Wait for a future that others may wait for, too. Raises ApiError if it takes too long."""
+        """Wait for a future without cancelling it: others may wait for it. Raises ApiError if it takes too long."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
@@ -96,27 +96,27 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError if a request names another model."""
         if name not in (None, self.model):
-            problem = f"no model {name!r} here; it is {self.model!r}"
+            problem = f"no model {name!r}: this server serves {self.model!r}"
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
-    def _check_size(self, request: Sampled, size: int) -> None:
+    def _check_size(self, request: GenerationRequest, size: int) -> None:
         """Raises ApiError if a text is too long to fit even if all its tokens were the longest of the vocabulary."""
-        if size > self._most_bytes:
+        if size > self._max_prompt_bytes:
             raise ApiError(
-                f"the prompt has {size} bytes, more than the {self.prompt_tokens} tokens that this server reads can "
-                "hold; shorten it",
+                f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, the limit of this "
+                "server; shorten it",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
                 code="context_length_exceeded",
             )
 
     @contextmanager
     def _admission(self, wanted: int) -> Iterator[None]:
-        """For a block that asks the session for `wanted` places: what it refuses becomes the client's error."""
+        """Turns the errors of the block, which asks the session to take `wanted` sequences, into ApiErrors."""
         if self.draining:
             raise shutting_down()
         places = self.session.slots + self.options.max_queue
         if wanted > places:
-            raise ApiError(f"{wanted} sequences at once are more than the {places} that this server takes", param="n")
+            raise ApiError(f"{wanted} sequences are more than {places}, the limit of this server; lower n", param="n")
         try:
             yield
         except QueueFull as error:
@@ -126,27 +126,26 @@ class Service:
 
     @asynccontextmanager
     async def decode(self, parsed: ParsedRequest) -> AsyncIterator[list[Choice]]:
-        """Begin the sequences of a request, all of them or none. Leaving the context cancels those that have not
-        ended."""
+        """Begin the sequences of a request, all of them or none. Leaving the context cancels unfinished ones."""
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, self.options.max_queue)
-        self.metrics.record_begin(parsed.form)
+        self.metrics.record_begin(parsed.constraint_kind)
         choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
         for choice in choices:
-            choice.echo = parsed.echo[choice.index // parsed.written] if parsed.echo else ""
-            choice.answer = ChatAnswer(parsed.turn) if parsed.turn is not None else None
-        self._answers.append(choices)
+            choice.echo = parsed.echo[choice.index // parsed.per_prompt] if parsed.echo else ""
+            choice.answer = ChatAnswer(parsed.turn_format) if parsed.turn_format is not None else None
+        self._active.append(choices)
         try:
             yield choices
         finally:
-            self._answers = [others for others in self._answers if others is not choices]
+            self._active = [others for others in self._active if others is not choices]
             for choice in choices:
                 choice.generation.cancel()
             for choice in choices:
                 self.metrics.record_end(choice.generation, choice.timing)
 
-    async def events(self, choices: list[Choice]) -> AsyncGenerator[Event, None]:
-        """The pieces of all choices as they come. Raises the error of the first that fails."""
+    async def events(self, choices: list[Choice]) -> AsyncGenerator[ChoicePiece, None]:
+        """The pieces of all choices as they come. Raises the error of the first choice that fails."""
         pieces = merged([choice.generation for choice in choices])
         async with aclosing(pieces):
             async for place, piece in pieces:
@@ -162,14 +161,14 @@ class Service:
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._idle()
-        for choices in self._answers:
+                await self._wait_until_idle()
+        for choices in self._active:
             for choice in choices:
                 choice.generation.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
-                await self._idle()
+                await self._wait_until_idle()
 
-    async def _idle(self) -> None:
-        while self.requests:
+    async def _wait_until_idle(self) -> None:
+        while self._active:
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Answers over ASGI, whole or as server-sent events. A client that disconnects ends its request in both cases."""
+"""Answers over ASGI, whole or as server-sent events. A request is cancelled if its client disconnects."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError, as_api_error
-from pass_server.choices import Choice, Json, best, usage
+from pass_server.choices import Choice, Json, best_choices, usage
 from pass_server.formatters import ResponseFormatter
 from pass_server.middleware import as_response
 from pass_server.parsed_request import ParsedRequest
-from pass_server.service import Event, Service
+from pass_server.service import ChoicePiece, Service
 
-LAST_WORDS_SECONDS = 5.0
-"""How long sending a client the error that ended its request may take."""
+ERROR_SEND_SECONDS = 5.0
+"""How long it may take to send a client the error that ended its request."""
 
 
 class GenerationResponse(Response):
-    """A response that decodes while it is sent. stream: as events."""
+    """A response that decodes a request while it is sent. stream: whether as server-sent events."""
 
-    def __init__(self, service: Service, parsed: ParsedRequest, shape: ResponseFormatter, *, stream: bool) -> None:
+    def __init__(self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool) -> None:
         self.background, self.status_code = None, 200
-        self._service, self._request, self._shape, self._stream = service, parsed, shape, stream
+        self._service, self._request, self._formatter, self._stream = service, parsed, formatter, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            await send(message)  # waits while the client does not read, and only then writes: it may not return
+            await send(message)  # if cancelled while the client does not read, it has sent nothing
             started = True
 
         async def work() -> None:
@@ -47,54 +47,56 @@ class GenerationResponse(Response):
                         if not self._stream:
                             async for _ in events:
                                 pass
-                            kept = best(choices, self._request.written, self._request.n)
-                            response: Response = JSONResponse(self._shape.whole(kept, self._usage(choices)))
+                            kept = best_choices(choices, self._request.per_prompt, self._request.n)
+                            response: Response = JSONResponse(self._formatter.whole(kept, self._usage(choices)))
                             await response(scope, receive, send_noted)
                             return
                         first = await anext(events)  # an error before this gets an HTTP status of its own
                         await send_noted(_start())
                         await self._send_events(choices, first, events, send)
-                    await _send(send, self._shape.done, more=False)
+                    await _send(send, self._formatter.done, more=False)
             except Exception as error:
                 with suppress(TimeoutError):  # the client does not read, and the server closes the incomplete response
-                    async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    async with asyncio.timeout(ERROR_SEND_SECONDS):
                         await self._send_error(as_api_error(error), started, scope, receive, send)
 
-        await _unless_gone(work(), receive)
+        await _cancel_on_disconnect(work(), receive)
 
     async def _send_error(self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
-        """As a response, or within a stream as an event; nothing can be sent within an answer that is not a stream."""
+        """Send a response, or an event if a stream has begun. A whole answer that has begun cannot carry an error."""
         if not started:
             await as_response(error)(scope, receive, send)
         elif self._stream:
-            await _send(send, self._shape.failure(error))
-            await _send(send, self._shape.done, more=False)
+            await _send(send, self._formatter.failure(error))
+            await _send(send, self._formatter.done, more=False)
 
-    async def _send_events(self, choices: list[Choice], first: Event, events: AsyncIterator[Event], send: Send) -> None:
+    async def _send_events(
+        self, choices: list[Choice], first: ChoicePiece, events: AsyncIterator[ChoicePiece], send: Send
+    ) -> None:
         for choice in choices:
-            for shown in self._shape.opening(choice):
-                await _send(send, self._shape.event(shown))
+            for shown in self._formatter.opening(choice):
+                await _send(send, self._formatter.event(shown))
         await self._send_one(send, *first)
         async for choice, piece in events:
             await self._send_one(send, choice, piece)
-        await _send(send, self._shape.closing(choices, self._usage(choices)))
+        await _send(send, self._formatter.closing(choices, self._usage(choices)))
 
     async def _send_one(self, send: Send, choice: Choice, piece: Any) -> None:
-        for shown in self._shape.ending(choice) if piece is None else self._shape.piece(choice, piece):
-            await _send(send, self._shape.event(shown))
+        for shown in self._formatter.ending(choice) if piece is None else self._formatter.piece(choice, piece):
+            await _send(send, self._formatter.event(shown))
 
     def _usage(self, choices: list[Choice]) -> Json:
-        return usage(self._request.prompt_tokens, self._request.written, choices)
+        return usage(self._request.prompt_tokens, self._request.per_prompt, choices)
 
 
-async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+async def _cancel_on_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Run `work`, and cancel it if the client disconnects."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    working, watching = asyncio.create_task(work), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them: what a text or a conversation is as token ids, and back."""
+"""vLLM's endpoints /tokenize, from a text or messages to token ids, and /detokenize, back to text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import Field
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError, not_supported
-from pass_server.fields import Fields, Messages, Name, Text, Tools, only, unsupported
-from pass_server.schemas import ChatRequest, Ids, TemplateVariables
+from pass_server.fields import Messages, Name, StrictObject, Text, Tools, only, unsupported_field
+from pass_server.schemas import ChatRequest, TemplateVariables, TokenIds
 from pass_server.service import Service
-from pass_server.turns import Turns, conversation
+from pass_server.turns import ChatFormat, template_messages
 
 
-class TokenizeRequest(Fields):
-    """A prompt or messages."""
+class TokenizeRequest(StrictObject):
+    """Either prompt or messages."""
 
     model: Name | None = None
     prompt: Text | None = None
@@ -33,30 +33,30 @@ class TokenizeRequest(Fields):
     mm_processor_kwargs: Any = only({})
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(StrictObject):
     model: Name | None = None
-    tokens: Ids
+    tokens: TokenIds
 
 
-def add_tokenizing(app: FastAPI, service: Service, responses: Any) -> None:
-    """Add both endpoints. responses: how the OpenAPI document describes their refusals."""
+def add_tokenize_endpoints(app: FastAPI, service: Service, responses: Any) -> None:
+    """Add both endpoints. responses: the error responses in the OpenAPI document."""
 
     @app.post("/tokenize", responses=responses)
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
         service.check_model(request.model)
-        return await service.read(partial(_tokenized, service, request), len(await http.body()))
+        return await service.run_in_thread(partial(_tokenized, service, request), len(await http.body()))
 
     @app.post("/detokenize", responses=responses)
     async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
         service.check_model(request.model)
-        return await service.read(partial(_detokenized, service, request), len(await http.body()))
+        return await service.run_in_thread(partial(_detokenized, service, request), len(await http.body()))
 
 
 def _tokenized(service: Service, request: TokenizeRequest) -> Response:
     ids = _ids(service, request)
     texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
-    most = service.session.capacity
-    return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
+    capacity = service.session.capacity
+    return JSONResponse({"count": len(ids), "max_model_len": capacity, "tokens": ids, "token_strs": texts})
 
 
 def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
@@ -67,11 +67,11 @@ def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
 
 
 def _ids(service: Service, request: TokenizeRequest) -> list[int]:
-    """The ids, tokenized in the calling thread."""
-    if (name := unsupported(request)) is not None:
+    """The token ids of the prompt or the messages. Raises ApiError if the request is invalid."""
+    if (name := unsupported_field(request)) is not None:
         raise not_supported(name, getattr(request, name))
     if (request.prompt is None) == (request.messages is None):
-        raise ApiError("give a prompt or messages", param="prompt")
+        raise ApiError("give either prompt or messages", param="prompt")
     try:
         return _prompt_ids(service, request) if request.messages is None else _chat_ids(service, request)
     except PassError as error:
@@ -82,17 +82,17 @@ def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
     text = request.prompt or ""
     for name in ("tools", "chat_template_kwargs"):
         if getattr(request, name):
-            raise ApiError(f"{name} are for messages", param=name)
+            raise ApiError(f"{name} need messages, not a prompt", param=name)
     return service.session.encode(text, add_special_tokens=request.add_special_tokens is not False)
 
 
 def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
     if request.add_special_tokens:
-        raise not_supported("add_special_tokens", True, "the chat template writes those of a conversation")
+        raise not_supported("add_special_tokens", True, "the chat template writes the special tokens of messages")
     fields = request.model_dump(include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True)
     chat = ChatRequest.model_validate({"model": service.model, **fields})
-    turns = Turns(service.session, service.options)
-    variables = turns.variables(chat)
-    messages = conversation(chat, calls=turns.calls is not None)
+    chat_format = ChatFormat(service.session, service.options)
+    variables = chat_format.variables(chat)
+    messages = template_messages(chat, calls=chat_format.calls is not None)
     allowed = service.options.special_tokens
     return service.session.encode_chat(messages, allow_special_tokens=allowed, variables=variables)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ContentDelta:
-    """Text for the reader."""
+    """Text of the answer."""
 
     text: str
 
@@ -38,25 +38,22 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """The length of the longest end of `text` with which `marker` begins, but for all of it."""
+    """How many characters at the end of `text` may be the beginning of `marker`; never all of `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)
 
 
-OPENING, CLOSING = "<think>", "</think>"
+REASONING_START, REASONING_END = "<think>", "</think>"
 
 
 class SteppedReader(ABC):
-    """Reads text as it comes, in steps.
-
-    _held: the text that was not read so far.
-    """
+    """Reads text as it comes, in steps. _held: the text that was not read so far."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def push(self, text: str) -> list[TurnDelta]:
-        """-> what became known with `text`"""
+        """What became known with `text`."""
         self._held += text
         parts: list[TurnDelta] = []
         while self._step(parts):
@@ -65,26 +62,26 @@ class SteppedReader(ABC):
 
     @abstractmethod
     def finish(self) -> list[TurnDelta]:
-        """-> what was held back, once no more text comes"""
+        """What was held back, once no more text comes."""
 
     @abstractmethod
     def _step(self, parts: list[TurnDelta]) -> bool:
-        """Read on in `_held`, and add what becomes known to `parts`. -> whether there is more to read"""
+        """Read on in `_held`, and add what becomes known to `parts`. Returns whether to call it again."""
 
 
 class ReasoningReader(SteppedReader):
-    """Splits the text of a turn as it comes. White space around the thoughts belongs to nothing.
+    """Splits a turn into reasoning and content. White space around the reasoning is dropped.
 
-    open_already: whether the prompt ends with the opening mark, so that the turn begins with thoughts.
+    in_reasoning: whether the prompt ends with the marker that opens reasoning, so that the turn begins with it.
     """
 
-    def __init__(self, *, open_already: bool) -> None:
+    def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        self._state = "thoughts begin" if open_already else "beginning"
+        self._state = "reasoning begins" if in_reasoning else "beginning"
 
     def finish(self) -> list[TurnDelta]:
         held, self._held = self._held, ""
-        if self._state.startswith("thoughts"):
+        if self._state.startswith("reasoning"):
             held = held.rstrip()
             return [ReasoningDelta(held)] if held else []
         return [ContentDelta(held)] if held and self._state != "answer begins" else []
@@ -92,12 +89,12 @@ class ReasoningReader(SteppedReader):
     def _step(self, parts: list[TurnDelta]) -> bool:
         if self._state == "beginning":
             return self._find_opening()
-        if self._state == "thoughts":
-            return self._think(parts)
-        if self._state in ("thoughts begin", "answer begins"):
+        if self._state == "reasoning":
+            return self._read_reasoning(parts)
+        if self._state in ("reasoning begins", "answer begins"):
             self._held = self._held.lstrip()
             if self._held:
-                self._state = "thoughts" if self._state == "thoughts begin" else "answer"
+                self._state = "reasoning" if self._state == "reasoning begins" else "answer"
             return bool(self._held)
         if self._held:
             parts.append(ContentDelta(self._held))
@@ -106,22 +103,22 @@ class ReasoningReader(SteppedReader):
 
     def _find_opening(self) -> bool:
         begins = self._held.lstrip()
-        if begins.startswith(OPENING):
-            self._held, self._state = begins.removeprefix(OPENING), "thoughts begin"
+        if begins.startswith(REASONING_START):
+            self._held, self._state = begins.removeprefix(REASONING_START), "reasoning begins"
             return True
-        if OPENING.startswith(begins):
+        if REASONING_START.startswith(begins):
             return False
         self._state = "answer"
         return True
 
-    def _think(self, parts: list[TurnDelta]) -> bool:
-        thought, closing, rest = self._held.partition(CLOSING)
+    def _read_reasoning(self, parts: list[TurnDelta]) -> bool:
+        reasoning, closing, rest = self._held.partition(REASONING_END)
         if closing:
-            if thought := thought.rstrip():
-                parts.append(ReasoningDelta(thought))
+            if reasoning := reasoning.rstrip():
+                parts.append(ReasoningDelta(reasoning))
             self._held, self._state = rest, "answer begins"
             return True
-        shown = self._held[: len(self._held) - overlap(self._held, CLOSING)].rstrip()
+        shown = self._held[: len(self._held) - overlap(self._held, REASONING_END)].rstrip()
         if shown:
             parts.append(ReasoningDelta(shown))
             self._held = self._held[len(shown) :]
@@ -129,21 +126,21 @@ class ReasoningReader(SteppedReader):
 
 
 class TurnReader:
-    """Reads with a reader of thoughts first and a reader of calls after that, if there are such."""
+    """Splits a turn into reasoning, content and calls. Each reader may be None: the turn has no such part."""
 
-    def __init__(self, thoughts: ReasoningReader | None, calls: SteppedReader | None) -> None:
-        self._thoughts, self._calls = thoughts, calls
+    def __init__(self, reasoning: ReasoningReader | None, calls: SteppedReader | None) -> None:
+        self._reasoning, self._calls = reasoning, calls
 
     def push(self, text: str) -> list[TurnDelta]:
-        """-> what became known with `text`"""
-        return self._and_calls([ContentDelta(text)] if self._thoughts is None else self._thoughts.push(text))
+        """What became known with `text`."""
+        return self._read_calls([ContentDelta(text)] if self._reasoning is None else self._reasoning.push(text))
 
     def finish(self) -> list[TurnDelta]:
-        """-> what was held back, once no more text comes"""
-        parts = self._and_calls([] if self._thoughts is None else self._thoughts.finish())
+        """What was held back, once no more text comes."""
+        parts = self._read_calls([] if self._reasoning is None else self._reasoning.finish())
         return parts + ([] if self._calls is None else self._calls.finish())
 
-    def _and_calls(self, parts: list[TurnDelta]) -> list[TurnDelta]:
+    def _read_calls(self, parts: list[TurnDelta]) -> list[TurnDelta]:
         if self._calls is None:
             return parts
         found: list[TurnDelta] = []

@@ -1,4 +1,4 @@
-"""The turns of a chat: messages as templates take them, what a model's next turn may be, and how it is read."""
+"""Chats: messages for the chat template, the constraint of the model's next turn, and how that turn is read."""
 
 from __future__ import annotations
 
@@ -19,71 +19,71 @@ from pass_server.fields import (
     ToolCall,
     ToolMessage,
     UserMessage,
-    unsupported,
+    unsupported_field,
 )
 from pass_server.schemas import ChatRequest
 from pass_server.serve_options import ServeOptions
-from pass_server.turn_reader import CLOSING, OPENING, ReasoningReader, TurnReader
+from pass_server.turn_reader import REASONING_END, REASONING_START, ReasoningReader, TurnReader
 
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
-"""Variables of a template that clients cannot set, as they cannot set those of special tokens."""
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+"""Template variables that clients cannot set. They cannot set those of special tokens either."""
 
 
-def conversation(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
-    """The messages for the template. calls: whether it takes calls of functions and their results. Raises
-    ApiError, which says what is wrong with a message."""
+def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
+    """The messages for the chat template. calls: whether it takes tool calls and their results. Raises ApiError if a
+    message is invalid."""
     names: dict[str, str] = {}
     found = []
     for i, message in enumerate(request.messages):
-        where = f"messages.{i}."
-        if (name := unsupported(message)) is not None:
-            raise not_supported(where + name, getattr(message, name))
+        path = f"messages.{i}."
+        if (name := unsupported_field(message)) is not None:
+            raise not_supported(path + name, getattr(message, name))
         if not calls and (isinstance(message, ToolMessage) or _calls(message)):
-            param = where + ("role" if isinstance(message, ToolMessage) else "tool_calls")
-            raise ApiError("this model takes no calls of functions", param=param, code="unsupported_parameter")
-        found.append(_message(message, where, names))
+            param = path + ("role" if isinstance(message, ToolMessage) else "tool_calls")
+            raise ApiError("this model takes no tool calls", param=param, code="unsupported_parameter")
+        found.append(_message(message, path, names))
     return found
 
 
-def other_texts(message: ChatMessage) -> list[str]:
-    """What a message holds for the prompt besides its content."""
-    thoughts = message.reasoning_content or "" if isinstance(message, AssistantMessage) else ""
-    return [thoughts, *(call.function.arguments for call in _calls(message))]
+def other_prompt_texts(message: ChatMessage) -> list[str]:
+    """The texts of a message besides its content: reasoning and arguments of calls."""
+    reasoning = message.reasoning_content or "" if isinstance(message, AssistantMessage) else ""
+    return [reasoning, *(call.function.arguments for call in _calls(message))]
 
 
-def texts(message: ChatMessage) -> list[str]:
+def content_texts(message: ChatMessage) -> list[str]:
     """The text of a message's content, in parts."""
     if isinstance(message.content, list):
         return [part.text or "" for part in message.content]
     return [message.content or ""]
 
 
-def _message(message: ChatMessage, where: str, names: dict[str, str]) -> dict[str, Any]:
-    """names: the functions that were called so far, by the id of the call; those of this message are added."""
+def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
+    """names: the functions called so far, by call id; adds those of this message."""
     for part in message.content if isinstance(message.content, list) else ():
         if part.type != "text" or part.text is None or part.model_extra:
             raise ApiError(
                 'content parts must be {"type": "text", "text": ...}: this model reads text only',
-                param=where + "content",
+                param=path + "content",
                 code="unsupported_content_part",
             )
     found: dict[str, Any] = {"role": message.role}
     if message.content is not None:
-        found["content"] = "\n".join(texts(message))
+        found["content"] = "\n".join(content_texts(message))
     if isinstance(message, UserMessage):
         found["role"] = "system" if message.role == "developer" else message.role
     elif isinstance(message, ToolMessage):
         if message.tool_call_id not in names:
-            problem = f"{where}tool_call_id must be the id of a call in a message before"
-            raise ApiError(problem, param=where + "tool_call_id")
+            problem = f"{path}tool_call_id must be the id of a call in an earlier message"
+            raise ApiError(problem, param=path + "tool_call_id")
         found |= {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
     else:
         if message.content is None and not message.tool_calls:
-            raise ApiError(f"{where}content: a message needs text", param=where + "content")
+            raise ApiError(f"{path}content: a message needs text or tool_calls", param=path + "content")
         if message.reasoning_content:
             found["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
-            found["tool_calls"] = [_call(call, f"{where}tool_calls.{i}.") for i, call in enumerate(message.tool_calls)]
+            found["tool_calls"] = [_call(call, f"{path}tool_calls.{i}.") for i, call in enumerate(message.tool_calls)]
             names |= {call.id: call.function.name for call in message.tool_calls}
     return found
 
@@ -92,54 +92,55 @@ def _calls(message: ChatMessage) -> list[ToolCall]:
     return message.tool_calls or [] if isinstance(message, AssistantMessage) else []
 
 
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
+def _call(call: ToolCall, path: str) -> dict[str, Any]:
     """A call with its arguments as an object, which is what templates expect."""
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        param = where + "function.arguments"
-        raise ApiError(f"{param} must be a JSON object, as text", param=param)
+        param = path + "function.arguments"
+        raise ApiError(f"{param} must be the text of a JSON object", param=param)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 @dataclass(frozen=True)
-class Turn:
-    """How the texts of a chat are read.
+class TurnFormat:
+    """How the model's turn is read.
 
-    thinks: whether thoughts are told apart; open_already: whether the prompt begins them. calls: the format of calls,
-    of the functions `names`; None if there are none. shown: special tokens with a meaning, by id.
+    has_reasoning: whether it may begin with reasoning. in_reasoning: whether the prompt ends with the opening marker.
+    calls: the format of calls of the functions `names`; None if the turn has no calls. marker_tokens: the text of each
+    special token that is a marker, by id.
     """
 
-    thinks: bool
-    open_already: bool
+    has_reasoning: bool
+    in_reasoning: bool
     calls: CallFormat | None
     names: tuple[str, ...]
-    shown: Mapping[int, str]
+    marker_tokens: Mapping[int, str]
 
     def reader(self) -> TurnReader:
-        """For one text."""
-        thoughts = ReasoningReader(open_already=self.open_already) if self.thinks else None
-        return TurnReader(thoughts, None if self.calls is None else self.calls.reader(self.names))
+        """A reader for one turn."""
+        reasoning = ReasoningReader(in_reasoning=self.in_reasoning) if self.has_reasoning else None
+        return TurnReader(reasoning, None if self.calls is None else self.calls.reader(self.names))
 
     def text(self, tokens: Sequence[Token], text: str) -> str:
-        """`text`, which became final with `tokens`, and the special tokens among them that the reader needs."""
-        if not any(token.id in self.shown for token in tokens):
+        """`text`, which became final with `tokens`, with their marker tokens written out."""
+        if not any(token.id in self.marker_tokens for token in tokens):
             return text
         final = "".join(token.text for token in tokens)
-        return "".join(token.text + self.shown.get(token.id, "") for token in tokens) + text[len(final) :]
+        return "".join(token.text + self.marker_tokens.get(token.id, "") for token in tokens) + text[len(final) :]
 
 
-class Turns:
-    """What a model's turns may be: by its chat template, or as the server's options say."""
+class ChatFormat:
+    """How a model writes reasoning and tool calls, by its chat template or the server's options."""
 
     def __init__(self, session: Session, options: ServeOptions) -> None:
         self._session = session
         template = session.chat_template
         sources = [] if template is None else template.sources.values()
-        auto = any(OPENING in source for source in sources)
-        self.thinks = auto if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
+        auto = any(REASONING_START in source for source in sources)
+        self.has_reasoning = auto if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
         with_tools = "" if template is None else template.tool_use_source
         if options.tool_call_parser == "auto":
             self.calls = format_of(with_tools)
@@ -149,11 +150,11 @@ class Turns:
             self.calls = None  # the model would not see the tools
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
-        """What the template is given besides messages. Raises ApiError if the request has what cannot be honoured."""
+        """The variables of the chat template besides messages. Raises ApiError if one is not supported."""
         self._check_tools(request)
         found: dict[str, Any] = {}
         template = self._session.chat_template
-        reserved = (*RESERVED, *(template.tokens if template is not None else ()))
+        reserved = (*RESERVED_VARIABLES, *(template.tokens if template is not None else ()))
         for name, value in (request.chat_template_kwargs or {}).items():
             if template is None or not name.isidentifier() or not template.reads(name) or name in reserved:
                 raise not_supported("chat_template_kwargs", value, f"the model's chat template has no option {name!r}")
@@ -162,51 +163,52 @@ class Turns:
             found["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
         return found
 
-    def turn(self, request: ChatRequest, prompt: Sequence[int]) -> Turn | None:
-        """How the texts after `prompt` are read; None if they are text only."""
+    def turn_format(self, request: ChatRequest, prompt: Sequence[int]) -> TurnFormat | None:
+        """How the turn after `prompt` is read; None if it is only text."""
         calls = self.calls if request.tools and request.tool_choice != "none" else None
-        if calls is None and not self.thinks:
+        if calls is None and not self.has_reasoning:
             return None
         end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
-        marks = (*(calls.marks if calls else ()), *((OPENING, CLOSING) if self.thinks else ()))
+        markers = (*(calls.markers if calls else ()), *((REASONING_START, REASONING_END) if self.has_reasoning else ()))
         added = self._session.tokenizer.get_added_tokens_decoder()
-        shown = {number: token.content for number, token in added.items() if token.special and token.content in marks}
+        shown = {number: token.content for number, token in added.items() if token.special and token.content in markers}
         names = tuple(tool.function.name for tool in request.tools or ()) if calls else ()
-        return Turn(self.thinks, self.thinks and end.rstrip().endswith(OPENING), calls, names, shown)
+        in_reasoning = self.has_reasoning and end.rstrip().endswith(REASONING_START)
+        return TurnFormat(self.has_reasoning, in_reasoning, calls, names, shown)
 
-    def constraint(self, request: ChatRequest, turn: Turn | None, form: Constraint | None) -> Constraint | None:
-        """What a turn must look like. form: what the request says about its text."""
+    def constraint(self, request: ChatRequest, turn: TurnFormat | None, wanted: Constraint | None) -> Constraint | None:
+        """The constraint of the whole turn. wanted: that of its text alone."""
         if turn is None:
-            return form
-        spelled = speller(self._session.tokenizer)
-        rules = [] if form is None else [form.lark("form")]
+            return wanted
+        terminal = marker_terminals(self._session.tokenizer)
+        rules = [] if wanted is None else [wanted.lark("form")]
         chosen = request.tool_choice
         required = chosen == "required" or isinstance(chosen, NamedChoice)
-        if turn.calls is not None and (required or form is not None):
-            many = request.parallel_tool_calls is not False and not isinstance(chosen, NamedChoice)
-            calls = turn.calls.rules(_functions(request), spelled, many=many)
+        if turn.calls is not None and (required or wanted is not None):
+            parallel = request.parallel_tool_calls is not False and not isinstance(chosen, NamedChoice)
+            calls = turn.calls.rules(_functions(request), terminal, parallel=parallel)
             rules = [calls] if required else [*rules, calls]
         if not rules:
             return None
-        return turn_grammar(*rules, spelled=spelled, thinks=turn.thinks, open_already=turn.open_already)
+        return turn_grammar(*rules, terminal=terminal, has_reasoning=turn.has_reasoning, in_reasoning=turn.in_reasoning)
 
     def _check_tools(self, request: ChatRequest) -> None:
         chosen, tools = request.tool_choice, request.tools or []
         names = [tool.function.name for tool in tools]
         if tools and self.calls is None and chosen != "none":
-            why = "its chat template has no calls of functions in a format that this server knows"
+            why = "its chat template has no format of tool calls that this server knows"
             raise not_supported("tools", tools, why)
         if not tools and chosen not in (None, "none", "auto"):
             raise not_supported("tool_choice", chosen, "there are no tools to choose from")
         if len(set(names)) < len(names):
-            raise ApiError("two tools have one name", param="tools")
+            raise ApiError("two tools have the same name", param="tools")
         if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
             problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
             raise ApiError(problem, param="tool_choice")
 
 
 def _functions(request: ChatRequest) -> list[Function]:
-    """Those that may be called."""
+    """The functions that may be called."""
     chosen = request.tool_choice
     return [
         Function(tool.function.name, tool.function.parameters or {})
@@ -215,25 +217,25 @@ def _functions(request: ChatRequest) -> list[Function]:
     ]
 
 
-def speller(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """What stands for a mark in a grammar: the added token that it is, or its text."""
+def marker_terminals(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """Maps a marker to its terminal in a Lark grammar: the added token with this text, or a string."""
     added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
-    return lambda mark: f"<[{added[mark]}]>" if mark in added else json.dumps(mark, ensure_ascii=False)
+    return lambda marker: f"<[{added[marker]}]>" if marker in added else json.dumps(marker, ensure_ascii=False)
 
 
 def turn_grammar(
-    *rules: str, spelled: Callable[[str], str], thinks: bool = False, open_already: bool = False
+    *rules: str, terminal: Callable[[str], str], has_reasoning: bool = False, in_reasoning: bool = False
 ) -> Constraint:
-    """The constraint of a turn that is one of these rules, whose names are those of their first lines. thinks: whether
-    thoughts may come before it; open_already: as in ReasoningReader."""
+    """The constraint of a turn that matches one of these Lark rules, after reasoning if has_reasoning. A rule's name is
+    at the beginning of its text. in_reasoning: as in ReasoningReader."""
     turn = " | ".join(rule.partition(":")[0] for rule in rules)
     lines = [f"turn: {turn}", *rules]
-    if not thinks:
+    if not has_reasoning:
         return Constraint(grammar="\n".join(["start: turn", *lines]))
-    opening, closing = spelled(OPENING), spelled(CLOSING)
-    before = "thoughts turn" if open_already else f"({opening} thoughts)? turn"
+    opening, closing = terminal(REASONING_START), terminal(REASONING_END)
+    start = "reasoning turn" if in_reasoning else f"({opening} reasoning)? turn"
     if closing.startswith("<["):
-        of_thoughts = [f"thoughts: thought {closing} /\\s{{0,4}}/", "thought: /(.|\\n)*/"]
+        reasoning = [f"reasoning: thinking {closing} /\\s{{0,4}}/", "thinking: /(.|\\n)*/"]
     else:
-        of_thoughts = ["thoughts: thought /\\s{0,4}/", f"thought[suffix={closing}]: /(.|\\n)*/"]
-    return Constraint(grammar="\n".join([f"start: {before}", *of_thoughts, *lines]))
+        reasoning = ["reasoning: thinking /\\s{0,4}/", f"thinking[suffix={closing}]: /(.|\\n)*/"]
+    return Constraint(grammar="\n".join([f"start: {start}", *reasoning, *lines]))

@@ -13,7 +13,7 @@ from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from pass_exporter.cli import main as export_main
 from pass_exporter.triton import RepositoryConfig, config_pbtxt
 from pass_runtime.options import LoadOptions
-from pass_server.triton.config import KINDS, LIMITS, OPENED, read_settings
+from pass_server.triton.config import LIMIT_NAMES, LOAD_NAMES, PARAMETER_TYPES, read_settings
 from pass_trainer.cli import main as train_main
 
 BUNDLE = "bundle"
@@ -228,11 +228,11 @@ def test_an_option_that_would_change_nothing_is_refused(command, monkeypatch):
 
 def test_triton_reads_every_parameter_that_is_written():
     """The names of config.pbtxt, of the command's options, and of what is opened and limited."""
-    assert SERVED.keys() == KINDS.keys()
+    assert SERVED.keys() == PARAMETER_TYPES.keys()
     config = RepositoryConfig(Path(BUNDLE), Path("out"), **{name: value for name, (_, value) in SERVED.items()})
     written = dict(re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config)))
     settings = read_settings(written)
-    found = {name: getattr(settings.load, name) for name in OPENED}
-    found |= {name: getattr(settings.limits, name) for name in LIMITS} | {"drain_seconds": settings.drain_seconds}
+    found = {name: getattr(settings.load, name) for name in LOAD_NAMES}
+    found |= {name: getattr(settings.limits, name) for name in LIMIT_NAMES} | {"drain_seconds": settings.drain_seconds}
     assert found == {name: value for name, (_, value) in SERVED.items()}
-    assert {each.name for each in fields(LoadOptions)} - set(OPENED) == {"max_queue", "verify"}
+    assert {each.name for each in fields(LoadOptions)} - set(LOAD_NAMES) == {"max_queue", "verify"}

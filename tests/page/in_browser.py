@@ -128,7 +128,7 @@ def opened(browser):
 
 def test_a_chat(served, opened):
     page = opened(served)
-    page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Most tokens": 48})
+    page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Max tokens": 48})
     page.send()
     said = page.wait()
     (path, body) = page.asked[0]
@@ -290,7 +290,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
     (tmp_path / "keys").write_text("ours\n")
     with Server(random_bundle, tmp_path / "log", "--api-key-file", tmp_path / "keys") as server:
         page = opened(server)
-        page.refused("wants a valid API key")
+        page.refused("needs a valid API key")
         page.problems.clear()  # Chromium's own line about the 401
         page.set(API_key="ours", Most_tokens=3)
         page.send("Hello")
@@ -298,7 +298,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
         kept = "JSON.stringify([localStorage, sessionStorage, document.cookie])"
         assert page.page.evaluate(kept) == '[{},{},""]'
         page.page.reload()
-        page.refused("wants a valid API key")
+        page.refused("needs a valid API key")
         page.problems.clear()
 
 

@@ -14,7 +14,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.compiler import PlainTokenizer
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
-from pass_server.turns import speller
+from pass_server.turns import marker_terminals
 
 LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_()<>/|\n"))
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
@@ -134,7 +134,7 @@ def test_text_that_spells_an_added_token_is_text(made, mark, name, make):
 def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
     """As the grammars of tools do."""
     tokenizer, _ = made
-    tokens, _ = written(made, Constraint(grammar=f'start: "a" {speller(tokenizer)(mark)} "b"'), 1)
+    tokens, _ = written(made, Constraint(grammar=f'start: "a" {marker_terminals(tokenizer)(mark)} "b"'), 1)
     assert tokenizer.token_to_id(mark) in tokens
     assert len(tokens) == 3
 

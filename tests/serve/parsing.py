@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pass_server.parsed_request import ParsedRequest, constraint_errors, read
+from pass_server.parsed_request import ParsedRequest, constraint_errors, tokenize_request
 
 
 def parse(session, limits, request, arrived=None) -> ParsedRequest:
-    found = read(session, limits, request, arrived)
+    found = tokenize_request(session, limits, request, arrived)
     for future, param in found.compiling:
         with constraint_errors(param):
             future.result()

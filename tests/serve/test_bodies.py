@@ -17,9 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from pass_runtime import LoadOptions, load
 from pass_server import app
-from pass_server.api_error import MAX_QUOTED, ApiError
-from pass_server.app import MAX_PARTS, make_app, parse_body
-from pass_server.fields import Object
+from pass_server.api_error import MAX_MESSAGE_CHARS, ApiError
+from pass_server.app import MAX_JSON_NODES, make_app, parse_body
+from pass_server.fields import BoundedObject
 from pass_server.responses_fields import ResponsesRequest
 from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -103,7 +103,7 @@ def problems(schema: object, path: str):
         yield f"{path}: a string without an end"
     if kind == "dict" and "max_length" not in schema:
         yield f"{path}: a dict without an end"
-    if kind == "model" and not issubclass(schema["cls"], Object):
+    if kind == "model" and not issubclass(schema["cls"], BoundedObject):
         yield f"{path}: an object with any number of fields"
     if kind == "union" and sum(not_scalar(choice) for choice in schema["choices"]) > 1:
         yield f"{path}: a union of several types, each of which is tried"
@@ -141,16 +141,16 @@ def test_errors_quote_little(data, model):
     try:
         parse_body(model, body)
     except ApiError as error:
-        assert len(error.message) <= MAX_QUOTED
-        assert len(error.param or "") <= MAX_QUOTED
+        assert len(error.message) <= MAX_MESSAGE_CHARS
+        assert len(error.param or "") <= MAX_MESSAGE_CHARS
 
 
 @pytest.mark.parametrize(
     ("body", "refused"),
     [
         (b"[" * SIZE, "objects, fields and lists"),
-        (b'{"prompt":[' + b"[]," * (MAX_PARTS + 1) + b"1]}", "objects, fields and lists"),
-        (json.dumps({f"k{i}": i for i in range(MAX_PARTS)}).encode(), "objects, fields and lists"),
+        (b'{"prompt":[' + b"[]," * (MAX_JSON_NODES + 1) + b"1]}", "objects, fields and lists"),
+        (json.dumps({f"k{i}": i for i in range(MAX_JSON_NODES)}).encode(), "objects, fields and lists"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "recursion limit"),
         (b'{"prompt":' + b"1" * SIZE + b"}", "out of range"),
         (b'{"prompt":NaN}', "not JSON"),
@@ -165,7 +165,7 @@ def test_json_that_costs_much(body, refused):
 
 
 def test_brackets_in_texts_are_no_lists():
-    text = '[{:\\"' * 2 * MAX_PARTS
+    text = '[{:\\"' * 2 * MAX_JSON_NODES
     found = parse_body(CompletionRequest, json.dumps({"model": "m", "prompt": text}).encode())
     assert found.prompt == text
 

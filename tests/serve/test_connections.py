@@ -14,7 +14,7 @@ from changed_pass_run import slow_pass_run
 from running import Server, error
 
 from pass_server.middleware import ConnectionLimit, KeyCheck
-from pass_server.server import PROGRESS_BYTES, HttpServer, bounded_protocol, listen
+from pass_server.server import MIN_READ_BYTES, HttpServer, bounded_protocol, listen
 
 SECONDS = 0.3
 """For a head, between requests, and for a client that does not read."""
@@ -142,7 +142,7 @@ class Unread:
         self.aborted = True
 
 
-@pytest.mark.parametrize(("bytes_each", "ended"), [(PROGRESS_BYTES, False), (100, True), (0, True)])
+@pytest.mark.parametrize(("bytes_each", "ended"), [(MIN_READ_BYTES, False), (100, True), (0, True)])
 def test_a_client_that_reads_slowly_is_not_one_that_does_not_read(bytes_each, ended):
     connection = object.__new__(bounded_protocol(10, 20.0))
     connection.transport, connection.flow = Unread(), SimpleNamespace(write_paused=True)
@@ -150,7 +150,7 @@ def test_a_client_that_reads_slowly_is_not_one_that_does_not_read(bytes_each, en
     connection.read_at = connection.idle_since = connection.unsent = 0
     for time_of_day in range(0, 200, 10):
         connection.transport.unsent = 10_000_000 - bytes_each * time_of_day // 10
-        connection.check(time_of_day)
+        connection.close_if_overdue(time_of_day)
     assert connection.transport.aborted == ended
 
 

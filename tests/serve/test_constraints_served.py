@@ -102,12 +102,12 @@ def test_plain_requests_do_not_wait_for_constraints(session, monkeypatch):
         same = [asyncio.create_task(service.parse(held[0])) for _ in range(3)]
         for _ in range(20):
             assert (await service.parse(plain)).prompt_tokens
-            assert (await service.parse(known)).form == "regex"
+            assert (await service.parse(known)).constraint_kind == "regex"
         assert not any(task.done() for task in (*waiting, *same))
         waiting.pop().cancel()
         released.set()
         for parsed in await asyncio.gather(*waiting, *same):
-            assert parsed.form == "regex"
+            assert parsed.constraint_kind == "regex"
 
     asyncio.run(asyncio.wait_for(main(), 120))
 
@@ -125,7 +125,7 @@ def test_waiting_for_a_constraint_has_a_deadline_and_ends_nobody_elses(session, 
             await hasty.parse(request)
         assert refusal.value.status == 504
         released.set()
-        assert (await waiting).form == "regex"
+        assert (await waiting).constraint_kind == "regex"
 
     asyncio.run(asyncio.wait_for(main(), 120))
 

@@ -13,7 +13,7 @@ from pass_server import streaming
 from pass_server.api_error import ApiError
 from pass_server.app import make_app
 from pass_server.formatters import CompletionFormatter
-from pass_server.parsed_request import text_bytes
+from pass_server.parsed_request import prompt_bytes
 from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ServeOptions
 from pass_server.service import LONG_TEXT_BYTES
@@ -51,7 +51,7 @@ class Client:
 @pytest.mark.parametrize("patience", [0, 1, 2])
 def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch, stream, patience):
     """The answer ends, with one beginning at most, and nothing is under way afterwards."""
-    monkeypatch.setattr(streaming, "LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr(streaming, "ERROR_SEND_SECONDS", 0.2)
     client = Client(patience)
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch
             service, parsed, CompletionFormatter("m", service.texts, logprobs=False), stream=stream
         )
         await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
-        assert service.requests == 0
+        assert service.active_requests == 0
 
     asyncio.run(main())
     assert client.starts <= 1
@@ -105,7 +105,7 @@ def test_long_texts_do_not_hold_up_short_ones(session, held, monkeypatch):
 
     async def main() -> None:
         service = service_of(session)
-        monkeypatch.setattr(service, "_most_bytes", 1 << 30)
+        monkeypatch.setattr(service, "_max_prompt_bytes", 1 << 30)
         long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT_BYTES + 1)})
         waiting = [asyncio.create_task(service.parse(long)) for _ in range(8)]
         await asyncio.sleep(0)
@@ -142,7 +142,7 @@ def test_all_sequences_of_a_request_begin_or_none(session):
             await service.decode(parsed).__aenter__()
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
         assert "max_queue" not in caught.value.message  # which a client cannot change
-        assert session.usage().waiting == service.requests == 0
+        assert session.usage().waiting == service.active_requests == 0
         async with service.decode(parsed) as choices:
             assert len(choices) == len(prompts)
 
@@ -183,4 +183,4 @@ def test_the_longest_text_that_may_fit_is_read(session):
     text = max((text for text in texts if "\ufffd" not in text), key=lambda text: len(text.encode()))
     service = service_of(session)
     request = CompletionRequest(model="m", prompt=text * session.backend.capabilities.max_capacity)
-    service._check_size(request, text_bytes(request))
+    service._check_size(request, prompt_bytes(request))

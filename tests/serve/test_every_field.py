@@ -15,12 +15,12 @@ from tool_models import THINKING, TOOLS, with_template
 from pass_runtime import LoadOptions, load
 from pass_server.api_error import ApiError
 from pass_server.app import make_app
-from pass_server.responses_chat import AsChat
+from pass_server.responses_chat import ChatConversion
 from pass_server.responses_fields import ResponsesRequest
 from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ServeOptions
 from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
-from pass_server.triton.config import SAMPLED, inputs
+from pass_server.triton.config import SAMPLING_INPUTS, inputs
 from pass_server.triton.tensors import TritonRequest, read_request
 
 USER = [{"role": "user", "content": "a"}]
@@ -138,12 +138,12 @@ def meaning(session, request: Any) -> Any:
         patch.setattr(session, "request", lambda *given: (asked.append(given), make(*given))[1])
         try:
             if isinstance(request, ResponsesRequest):
-                as_chat = AsChat(request)
-                request, echo = as_chat.chat, as_chat.echo
+                conversion = ChatConversion(request)
+                request, echo = conversion.chat, conversion.echo
             parsed = parse(session, ServeOptions(), request, 0.0)
         except ApiError as error:
             return "refused", error.param
-    return asked, parsed.n, parsed.written, parsed.echo, parsed.turn, parsed.form, echo
+    return asked, parsed.n, parsed.per_prompt, parsed.echo, parsed.turn_format, parsed.constraint_kind, echo
 
 
 CASES = [
@@ -201,7 +201,7 @@ def test_fields_of_answers(asks, path):
     )
 
 
-TENSORS = {name: DRAWN.get(name) for name in (field.name for field in SAMPLED)}
+TENSORS = {name: DRAWN.get(name) for name in (field.name for field in SAMPLING_INPUTS)}
 TENSORS |= {"max_tokens": 5, "stop_words": ["a"]}
 FLAGS = {"sampling_parameters": '{"min_tokens": 2}', "exclude_input_in_output": False}
 

@@ -144,6 +144,6 @@ def test_a_row_of_the_table_is_a_field_everywhere(tmp_path):
         assert schema["description"] == "Raises the logits of likely tokens."
         assert {"type": "number", "minimum": 0, "maximum": 3} in schema["anyOf"]
         assert "less than or equal to 3" in found[f"wrong {model}"]
-    assert found["input"] == ["Field(name='sharpness_factor', dtype='FP32', dims=1, optional=True)"]
+    assert found["input"] == ["TensorSpec(name='sharpness_factor', dtype='FP32', dims=1, optional=True)"]
     assert found["wrong value"] == "sharpness must be 0 to 3, not 4.0"
     assert found["wrong type"] == "sharpness must be a number, not '4'"

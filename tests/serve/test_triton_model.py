@@ -13,7 +13,7 @@ from fake_triton import Metric, Request, model_of, wait_until
 from pass_runtime import GenerateOptions, LoadOptions, load
 from pass_runtime.backends.base import Backend
 from pass_server.serve_options import ServeOptions
-from pass_server.triton.config import KINDS
+from pass_server.triton.config import PARAMETER_TYPES
 from pass_server.triton.model import Model, visible_device
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
@@ -48,7 +48,7 @@ def test_a_look_that_fails_is_not_the_last_one(random_bundle, tmp_path, session,
         odd.is_cancelled = lambda: True
         odd.wait_until_ended()
         assert odd.error.code == "CANCELLED"
-    assert caplog.text.count("looking after requests failed") == 1
+    assert caplog.text.count("polling requests or sending metrics failed") == 1
 
 
 def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, session):
@@ -72,7 +72,7 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tm
 
     def begin_and_cancel(model, *arguments):
         begin(model, *arguments)
-        for task in model._live:
+        for task in model._senders:
             task.cancel()
 
     monkeypatch.setattr(Model, "_begin", begin_and_cancel)
@@ -81,7 +81,7 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tm
         model.execute([gone])
         gone.wait_until_ended()
         assert gone.error.code == "CANCELLED"
-        assert not model._live
+        assert not model._senders
 
 
 def test_n_of_one_may_be_any_kind_of_number(random_bundle, tmp_path):
@@ -152,7 +152,7 @@ LIMITED = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5, "requ
 
 def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):
     """`LoadOptions` and the limits are handed on whole."""
-    assert {*OPENED, *LIMITED, "drain_seconds"} == KINDS.keys()
+    assert {*OPENED, *LIMITED, "drain_seconds"} == PARAMETER_TYPES.keys()
     opened = []
 
     def load_noted(path, options):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pass_exporter.cli import main
 from pass_server.metrics import GAUGES, RECORDED
-from pass_server.triton.config import KINDS, inputs, outputs
+from pass_server.triton.config import PARAMETER_TYPES, inputs, outputs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
 
@@ -31,7 +31,7 @@ def test_flags_and_parameters():
     assert {"--text", "--reference"} <= flags
     assert flags - {"--tokens", "--copy"} == there - {"--tokens", "--copy"}
     documented = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    assert set(KINDS) <= documented
+    assert set(PARAMETER_TYPES) <= documented
 
 
 def test_tensors():

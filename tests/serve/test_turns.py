@@ -117,15 +117,15 @@ def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
         assert "".join(whole) == text
 
 
-@pytest.mark.parametrize(("open_already", "text", "expected"), THINKING)
+@pytest.mark.parametrize(("in_reasoning", "text", "expected"), THINKING)
 @given(cuts=CUTS)
-def test_thoughts(open_already, text, expected, cuts):
-    assert read(TurnReader(ReasoningReader(open_already=open_already), None), text, cuts) == expected
+def test_thoughts(in_reasoning, text, expected, cuts):
+    assert read(TurnReader(ReasoningReader(in_reasoning=in_reasoning), None), text, cuts) == expected
 
 
 def test_calls_come_after_thoughts():
     text = f"<think>I could <tool_call>{CALL}</tool_call></think>\n<tool_call>{CALL}</tool_call>"
-    reader = TurnReader(ReasoningReader(open_already=False), FORMATS["hermes"].reader(NAMES))
+    reader = TurnReader(ReasoningReader(in_reasoning=False), FORMATS["hermes"].reader(NAMES))
     expected = [("thought", f"I could <tool_call>{CALL}</tool_call>"), ("f", ARGUMENTS)]
     assert read(reader, text, range(0, len(text), 3)) == expected
 
@@ -197,7 +197,10 @@ def follows(grammars, constraint, text):
 @pytest.mark.parametrize("thoughts", [None, "open", "closed"])
 def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
     turn = turn_grammar(
-        constraint.lark("form"), spelled=json.dumps, thinks=thoughts is not None, open_already=thoughts == "open"
+        constraint.lark("form"),
+        terminal=json.dumps,
+        has_reasoning=thoughts is not None,
+        in_reasoning=thoughts == "open",
     )
     before = {None: "", "open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}[thoughts]
     for text in right:
@@ -212,8 +215,8 @@ def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_the_grammar_of_calls_is_what_the_reader_reads(grammars, form):
-    one = turn_grammar(form.rules(TOOLS, json.dumps, many=False), spelled=json.dumps)
-    many = turn_grammar(form.rules(TOOLS, json.dumps, many=True), spelled=json.dumps)
+    one = turn_grammar(form.rules(TOOLS, json.dumps, parallel=False), terminal=json.dumps)
+    many = turn_grammar(form.rules(TOOLS, json.dumps, parallel=True), terminal=json.dumps)
     written = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
         "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',

@@ -190,16 +190,16 @@ def serve(bundle: Path, **options: Any) -> None:
     try:
         with importing():
             from pass_server.serve_options import ServeOptions, read_keys
-            from pass_server.server import Listening, run_server
+            from pass_server.server import ListenOptions, run_server
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
     key_file = options.pop("api_key_file")
-    where = opts.take(Listening, options)
+    where = opts.take(ListenOptions, options)
     limits = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())
     opened = opts.load_options(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, tell=lambda line: click.echo(line, err=True))
+    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, report=lambda line: click.echo(line, err=True))
 
 
 @main.command()

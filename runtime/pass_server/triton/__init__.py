@@ -1,1 +1,1 @@
-"""A session as a model of Triton's Python backend: `model.Model` is all of it. Needs nothing of the extra `serve`."""
+"""A session as a model of Triton's Python backend: `model.Model`. Needs no package of the extra `serve`."""

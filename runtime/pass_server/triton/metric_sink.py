@@ -1,4 +1,4 @@
-"""Metrics in Triton's own /metrics, and a log of what fails meanwhile."""
+"""Metrics in Triton's own /metrics, and a log for failures that repeat."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
-    """For the work of one thread, which may fail fifty times a second."""
+    """Logs at most one failure a minute of one thread's work, which may fail fifty times a second."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """An exception that is raised inside is logged and goes no further."""
+        """Suppress an exception of the block, and log it unless one was logged in the last LOG_INTERVAL_SECONDS."""
         try:
             yield
         except Exception as error:
             if time.monotonic() >= self._quiet_until:
                 self._quiet_until = time.monotonic() + LOG_INTERVAL_SECONDS
-                log.error("looking after requests failed; it goes on", exc_info=error)
+                log.error("polling requests or sending metrics failed; it continues", exc_info=error)
 
 
 class TritonMetricSink:
-    """A `MetricSink`. One thread of its own sends every value: each is a message to the server, which crashes if two
-    threads send at a time, and decoding must not wait for it."""
+    """A `MetricSink` that sends every value from one thread of its own: each is a message to the server, which crashes
+    if two threads send at a time, and decoding must not wait for the messages."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
-        """instance: a label, since a model may have several instances, each with its own gauges. If Triton was
-        started without metrics, nothing is recorded."""
+        """instance: the value of a label, since a model may have several instances, each with its own gauges. If Triton
+        was started without metrics, nothing is recorded."""
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}
         self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}
@@ -49,7 +49,7 @@ class TritonMetricSink:
         try:
             for metric in (*RECORDED, *GAUGES):
                 self._families[metric] = self._family(metric)
-        except pb_utils.TritonModelException:  # the server was started without metrics
+        except pb_utils.TritonModelException:
             self._families = {}
         self._thread = threading.Thread(target=self._run, name="pass-metrics", daemon=True)
         self._thread.start()

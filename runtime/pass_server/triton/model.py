@@ -1,4 +1,4 @@
-"""The model that Triton's Python backend calls: requests become sequences of a session, their pieces responses.
+"""The model that Triton's Python backend calls. A request becomes a sequence of a session, a piece a response.
 
 `1/model.py` in a model repository sets `pb_utils` to Triton's utilities; tests set a stand-in.
 """
@@ -35,30 +35,29 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Calls `on_signal` in `loop`, which does not run yet, for each signal until `close`. The signals come through a
-    socket (`signal.set_wakeup_fd`), since Python's own handlers would only run when the main thread returns from
-    Triton's code."""
+    """Calls `on_signal` in `loop` for each signal until `close`. The signals come through a socket
+    (`signal.set_wakeup_fd`), since Python's own handlers would run only when the main thread returns from Triton."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
-        """Outside the main thread no signal is handled, since Python cannot do it there."""
+        """loop: not running yet. Outside the main thread, where Python cannot handle signals, nothing is called."""
         self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         loop.add_reader(self._reader, self._read)
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
-            self._before = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        if self._in_main_thread:
+            self._previous_handlers = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
             for number in HANDLED_SIGNALS:
                 signal.siginterrupt(number, False)  # Triton's system calls restart after a signal, as before
-            self._woken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+            self._previous_wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def close(self) -> None:
-        """Restore what was there before. For the thread that made this, once the loop has ended."""
-        if self._main:
-            signal.set_wakeup_fd(self._woken)
-            for number, handler in self._before.items():
-                if handler is not None:  # Triton's own, which does nothing either
+        """Restore the previous handlers. To be called in the thread that made this, after the loop has ended."""
+        if self._in_main_thread:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
+            for number, handler in self._previous_handlers.items():
+                if handler is not None:  # None: not set by Python, so it cannot be restored
                     signal.signal(number, handler)
         self._reader.close()
         self._writer.close()
@@ -70,16 +69,16 @@ class Signals:
 
 
 POLL_SECONDS = 0.02
-"""How often requests are checked for cancellation, and the gauges are updated."""
+"""The interval of checking requests for cancellation and of updating the gauges."""
 
 
 class Model:
-    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be set before."""
+    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be set first."""
 
     pb_utils: Any
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, and time passes for `auto` before the first request."""
+        """Open the bundle, and measure the passes that plan `auto` chooses from."""
         try:
             settings = self._settings(args)
             directory = Path(args["model_repository"])
@@ -92,14 +91,14 @@ class Model:
         self._sink = TritonMetricSink(self.pb_utils, args["model_instance_name"])
         self._service = Service(session, settings.limits, args["model_name"], self._sink)
         self._outputs = OutputTensors(self._service.texts, tokens=settings.tokens)
-        self._live: dict[asyncio.Task[None], ResponseSender] = {}
+        self._senders: dict[asyncio.Task[None], ResponseSender] = {}
         self._failures = FailureLog()
         self._drain_seconds, self._drains = settings.drain_seconds, set[asyncio.Task[None]]()
         self._loop = asyncio.new_event_loop()
         self._signals = Signals(self._loop, self._drain)
         self._thread = threading.Thread(target=self._run, name="pass-triton", daemon=True)
         self._thread.start()
-        self._guard = guard(directory / args["model_version"] / "crashes.log")
+        self._crash_recorder = start_crash_recorder(directory / args["model_version"] / "crashes.log")
 
     def execute(self, requests: list[Any]) -> None:
         """Start requests; their responses are sent from the event loop's thread. Tensors are read here, since their
@@ -109,13 +108,13 @@ class Model:
             try:
                 read = read_request(self._service.model, self._tensors(request), request.parameters())
             except Exception as error:
-                self._loop.call_soon_threadsafe(sender.refuse, as_api_error(error))
+                self._loop.call_soon_threadsafe(sender.send_error, as_api_error(error))
             else:
                 self._loop.call_soon_threadsafe(self._begin, sender, *read)
 
     def finalize(self) -> None:
-        """End. Requests are still under way only if Triton stopped waiting for them."""
-        self._guard.communicate(b"done\n")
+        """Close the session. Requests are still under way only if Triton stopped waiting for them."""
+        self._crash_recorder.communicate(b"done\n")
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -144,17 +143,17 @@ class Model:
         self._loop.close()
 
     def _drain(self) -> None:
-        """At a signal, give requests under way `drain_seconds`, and at a second one no more time. Triton itself crashes
-        if requests outlast its own time-out."""
+        """At the first signal, give requests under way `drain_seconds`; at the second, cancel them. Triton crashes if
+        requests outlast its own time-out."""
         task = self._loop.create_task(self._service.drain(0 if self._service.draining else self._drain_seconds))
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
 
     async def _poll(self) -> None:
-        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one request is logged
-        and does not stop the others' checks."""
+        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one request is logged,
+        and the others are still checked."""
         while True:
-            for task, sender in list(self._live.items()):
+            for task, sender in list(self._senders.items()):
                 with self._failures.logged():
                     if sender.cancelled:
                         task.cancel()
@@ -164,12 +163,12 @@ class Model:
 
     def _begin(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
         task = self._loop.create_task(self._answer(sender, request, options))
-        self._live[task] = sender
+        self._senders[task] = sender
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the responses of a cancelled request here, since its task may be cancelled before it has begun."""
-        sender = self._live.pop(task)
+        """Send a cancelled request's last response here: its task may be cancelled before it runs."""
+        sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()
 
@@ -178,7 +177,7 @@ class Model:
             async with asyncio.timeout(self._service.options.request_seconds):
                 await self._decode(sender, request, options)
         except Exception as error:
-            sender.refuse(as_api_error(error))
+            sender.send_error(as_api_error(error))
 
     async def _decode(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
         service = self._service
@@ -196,10 +195,10 @@ class Model:
                     tokens, text = [], ""
 
 
-def guard(crashes: Path) -> subprocess.Popen[bytes]:
-    """A process that adds a line to `crashes` when this process dies before it wrote a line to the guard. Triton does
-    not restart a model's process that died, but with --model-control-mode=poll it loads a model again when one of its
-    files has changed, and `crashes` is one."""
+def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
+    """A child process that appends a line to the file `crashes` if this process dies before it writes to the child's
+    stdin. Triton does not restart the process of a model, but with --model-control-mode=poll it loads the model again
+    if one of its files, such as `crashes`, has changed."""
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
         stdin=subprocess.PIPE,
@@ -210,7 +209,7 @@ def guard(crashes: Path) -> subprocess.Popen[bytes]:
 
 
 def visible_device(number: str) -> str:
-    """What CUDA_VISIBLE_DEVICES must be for a process to see only GPU `number` of those that this one sees. Triton
-    counts the GPUs that it sees itself; if it was given a list, the first of those is its GPU 0."""
+    """The CUDA_VISIBLE_DEVICES of a process that shall see only Triton's GPU `number`. Triton counts the GPUs that it
+    sees itself: its GPU 0 is the first in its own CUDA_VISIBLE_DEVICES."""
     seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return seen[int(number)] if int(number) < len(seen) else number

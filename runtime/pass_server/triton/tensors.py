@@ -1,4 +1,4 @@
-"""Requests and responses of Triton: tensors as the fields of a completion, and an answer as tensors."""
+"""Requests and responses of Triton: from tensors to the fields of a completion, and from an answer to tensors."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from pydantic import ValidationError
 
 from pass_runtime import REQUEST_FIELDS, Token
-from pass_server.api_error import ApiError, of_validation
-from pass_server.choices import Choice, extension
+from pass_server.api_error import ApiError, validation_error
+from pass_server.choices import Choice, pass_field
 from pass_server.fields import only
 from pass_server.formatters import TokenTexts, finite
 from pass_server.schemas import CompletionRequest
 from pass_server.triton.config import (
     EXCLUDE_INPUT,
-    FLAGS,
     INPUT_IDS,
     OUTPUT_IDS,
-    SAMPLED,
+    RESPONSE_FLAGS,
+    SAMPLING_INPUTS,
     SAMPLING_PARAMETERS,
     TEXT_INPUT,
     TEXT_OUTPUT,
 )
 
 HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
-"""What a completion calls an input, which is its own name for all others."""
+"""The field of a completion for an input whose name differs."""
 Tensors = Mapping[str, np.ndarray]
-"""The tensors that a request has, by name."""
+"""The tensors of a request, by name."""
 
 
 class TritonRequest(CompletionRequest):
-    """A completion of one sequence. Other fields of vLLM's `sampling_parameters` may only have neutral values."""
+    """A completion of one sequence. The fields below may only have neutral values."""
 
     n: Any = only(1)
     best_of: Any = only(1)
@@ -46,7 +46,7 @@ class TritonRequest(CompletionRequest):
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What the responses hold. returned: the `return_...` flags that are set. prefix: put before the answer's text."""
+    """What responses contain. returned: the names of the `return_...` flags that are set. prefix: of the text."""
 
     stream: bool
     returned: frozenset[str]
@@ -54,14 +54,14 @@ class ResponseOptions:
 
 
 def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
-    """parameters: those of the request itself, as JSON, which are merged with `sampling_parameters`. Raises ApiError if
-    something cannot be read, or is given twice and differs."""
-    inputs = {HTTP_NAMES.get(field.name, field.name): _value(tensors, field.name, field.dims) for field in SAMPLED}
+    """parameters: Triton's parameters of the request as JSON; those of the client are merged with
+    `sampling_parameters`. Raises ApiError if a value is invalid, or is given twice with different values."""
+    inputs = {HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims) for each in SAMPLING_INPUTS}
     fields = {name: value for name, value in inputs.items() if value is not None}
-    flags = {field.name: bool(_value(tensors, field.name)) for field in FLAGS}
-    for more in (_value(tensors, SAMPLING_PARAMETERS.name), _own(parameters)):
+    flags = {field.name: bool(_value(tensors, field.name)) for field in RESPONSE_FLAGS}
+    for more in (_value(tensors, SAMPLING_PARAMETERS.name), _client_parameters(parameters)):
         _merge(fields, _json_object(more) if more is not None else {})
-    _as_completion(fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"])
+    _rename_chat_logprobs(fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"])
     text = _value(tensors, TEXT_INPUT.name)
     prompt = text if text is not None else _value(tensors, INPUT_IDS.name, -1)
     if prompt is None:
@@ -69,7 +69,7 @@ def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonR
     try:
         request = TritonRequest(model=model, prompt=prompt, **fields)
     except ValidationError as error:
-        raise of_validation(error) from None
+        raise validation_error(error) from None
     return request, _response_options(flags, tensors, text)
 
 
@@ -104,7 +104,7 @@ def _scalar(name: str, value: Any) -> Any:
     return value.item()
 
 
-def _own(parameters: str) -> str | None:
+def _client_parameters(parameters: str) -> str | None:
     """The parameters that the client gave, without those that Triton adds."""
     found = _json_object(parameters) if parameters else {}
     kept = {name: value for name, value in found.items() if not name.startswith("triton_")}
@@ -124,15 +124,15 @@ def _json_object(text: str) -> dict[str, Any]:
 def _merge(fields: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if name in fields and fields[name] != value:
-            raise ApiError(f"{name} is given twice, and not the same", param=name)
+            raise ApiError(f"{name} is given twice with different values", param=name)
         if name in ("model", "prompt", "stream", "stream_options"):
             raise ApiError(f"{name} is not a sampling parameter", param=name)
         fields[name] = value
 
 
-def _as_completion(fields: dict[str, Any], *, logprobs: bool) -> None:
-    """Translate the log-probability fields of chats, which Triton's OpenAI frontend sends, into those of completions.
-    logprobs: whether an output needs them."""
+def _rename_chat_logprobs(fields: dict[str, Any], *, logprobs: bool) -> None:
+    """Replace the logprobs fields of chats, which Triton's OpenAI frontend sends, by that of completions. logprobs:
+    whether an output needs them."""
     top = fields.pop("top_logprobs", None)
     given = fields.get("logprobs")
     if isinstance(given, bool):  # a chat's
@@ -165,11 +165,11 @@ class OutputTensors:
             "num_output_tokens": np.array([len(tokens)], np.uint32),
         }
         if "return_cumulative_logprob" in options.returned:
-            found["cumulative_logprob"] = np.array([_logprob(generation.tokens)], np.float32)
+            found["cumulative_logprob"] = np.array([_cumulative_logprob(generation.tokens)], np.float32)
         if "return_logprobs" in options.returned:
             found["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
         if last and "return_statistics" in options.returned:
-            found["statistics"] = _strings(json.dumps(extension(generation)))
+            found["statistics"] = _strings(json.dumps(pass_field(generation)))
         always = (TEXT_OUTPUT.name, OUTPUT_IDS.name)
         return {name: array for name, array in found.items() if name in always or f"return_{name}" in options.returned}
 
@@ -179,7 +179,7 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """In vLLM's shape: by token id, with the rank of a token that is among the most likely ones."""
+        """As vLLM writes them: by token id; rank is None if the token is not among the likeliest."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
@@ -189,7 +189,7 @@ class OutputTensors:
         }
 
 
-def _logprob(tokens: Sequence[Token]) -> float:
+def _cumulative_logprob(tokens: Sequence[Token]) -> float:
     return sum(token.logprobs.logprob for token in tokens if token.logprobs is not None)
 
 
@@ -198,8 +198,8 @@ def _strings(text: str) -> np.ndarray:
 
 
 class ResponseSender:
-    """Sends the responses of one request to Triton, for one thread. After the last response it never touches Triton's
-    sender again: the server crashes if an ended request is checked for cancellation."""
+    """Sends the responses of one request to Triton, from one thread. After the last response it no longer uses Triton's
+    sender: the server crashes if an ended request is checked for cancellation."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._pb_utils, self._sender = pb_utils, request.get_response_sender()
@@ -214,7 +214,7 @@ class ResponseSender:
         tensors = [self._pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
         self._send(self._pb_utils.InferenceResponse(output_tensors=tensors), last=last)
 
-    def refuse(self, error: ApiError) -> None:
+    def send_error(self, error: ApiError) -> None:
         codes = self._pb_utils.TritonError
         named = {400: codes.INVALID_ARG, 404: codes.NOT_FOUND, 429: codes.UNAVAILABLE, 503: codes.UNAVAILABLE}
         self._end(error.message, named.get(error.status, codes.INTERNAL))
