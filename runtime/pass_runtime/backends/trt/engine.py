@@ -14,7 +14,7 @@ from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.backends.trt.engine_sets import Shared, log
 from pass_runtime.bundle.manifest import EngineFile, Graph
-from pass_runtime.bundle.tensors import COLUMNS, WINDOWS
+from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 from pass_runtime.errors import PassError
 
 Shape = tuple[int | str, ...]
@@ -39,7 +39,7 @@ def engine_shapes(graph: Graph, capacity: int, least_width: int, *, trunk: bool)
     `least_width` rows, and the trunk has the additional input `columns`."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
-        rows = least_width if tensor.name in WINDOWS else 0
+        rows = least_width if tensor.name in WINDOW_TENSORS else 0
         sizes = (capacity if size == "capacity" else size for size in tensor.shape)
         shapes[tensor.name] = tuple(size if isinstance(size, str) else max(size, rows) for size in sizes)
     return shapes
