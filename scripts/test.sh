@@ -9,7 +9,8 @@
 #     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
 #     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test needs its 38 packages
 #     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in build/page
-#     scripts/test.sh all                 # what CI runs: the first four, with sanitizers
+#     scripts/test.sh docs                # the pages that scripts/docs.sh makes: no link leads nowhere
+#     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -81,6 +82,8 @@ page() {
     pytest -n 0 tests/page/in_browser.py "$@"
 }
 
+docs() { bash scripts/docs.sh --strict; }
+
 # .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests of the runtime and
 # its commands. It needs Python 3.11 or 3.12, for which numpy 1.26 was built: OLDEST_PYTHON names one.
 ranges() {
@@ -124,14 +127,14 @@ E2
 }
 
 case ${1:-} in
-cpp | triton | ray | page | ranges) "$@" ;;
+cpp | triton | ray | page | docs | ranges) "$@" ;;
 all)
-    for suite in usual triton "cpp --sanitizers" ranges; do
+    for suite in usual page docs triton "cpp --sanitizers" ranges; do
         echo "== scripts/test.sh $suite" >&2
         bash scripts/test.sh $suite
     done ;;
 usual) shift; usual "$@" ;;
--h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0" ;;
+-h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0" ;;
 -* | tests/* | '') usual "$@" ;;
 *) echo "error: no suite is called $1; see scripts/test.sh --help" >&2; exit 2 ;;
 esac
