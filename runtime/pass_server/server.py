@@ -145,7 +145,7 @@ def run_server(
     report: Callable[[str], None],
 ) -> None:
     """Serve a session until a signal ends the server. Options and address are checked before the session is opened.
-    report: called with a line that has the server's address, once it listens."""
+    report: called with the server's addresses, one in a line, once it listens."""
     check_exposure(listen_options.host, options.keys, allow_no_key=listen_options.allow_no_key)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(listen_options.host, listen_options.port)
@@ -156,8 +156,10 @@ def run_server(
         app = make_app(session, options)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        line = f"{app.state.service.model} is served at {address}/v1"
-        serve(app, listener, listen_options.max_connections, listen_options.drain_seconds, ready=lambda: report(line))
+        text = f"{app.state.service.model} is served at {address}/v1"
+        if options.page:
+            text += f"\na page to try it: {address}/"
+        serve(app, listener, listen_options.max_connections, listen_options.drain_seconds, ready=lambda: report(text))
 
 
 class HttpServer(uvicorn.Server):

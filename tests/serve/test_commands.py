@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import httpx
 import pytest
 from running import PASS_RUN, Server, error
 
@@ -70,6 +71,12 @@ def test_a_server_that_chooses_how_to_decode(random_bundle, tmp_path):
             assert server.complete(max_tokens=2, **fields).status_code == 200, fields
 
 
+def test_no_page(random_bundle, tmp_path):
+    with Server(random_bundle, tmp_path / "log", "--no-page") as server:
+        assert httpx.get(f"{server.url}/").status_code == 404
+    assert "try it" not in server.said
+
+
 def test_wrong_limits(random_bundle):
     assert "max-queue" in refused("serve", random_bundle, "--max-queue", -1)
     assert "request-seconds" in refused("serve", random_bundle, "--request-seconds", 0)
@@ -94,3 +101,4 @@ def test_ctrl_c_ends_it_with_status_0(random_bundle, tmp_path):
         server.process.send_signal(signal.SIGINT)
         assert server.ended() == 0
         assert "Traceback" not in server.said
+        assert f"\na page to try it: {server.url}/\n" in server.said
