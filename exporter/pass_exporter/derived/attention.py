@@ -3,8 +3,8 @@
 Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH times as many rows,
 because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So attention always has several query rows; ONNX Runtime's
 kernels for a single row round differently (`trunk.pad_queries` says why that matters). Models without groups may get a
-spare query row instead. The trunk for batches uses this, because GroupQueryAttention (`derived.group_query`) does not accept batches of
-windows with several rows.
+spare query row instead. The trunk for batches uses this, because GroupQueryAttention (`derived.group_query`) does not
+accept batches of windows with several rows.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
     """
     unsigned_activations(model.graph)
     gather_codes(model.graph)
-    scatter_adapter_results(
-        model.graph
-    )  # Before the norms are fused: that would take the adapter's Add for a residual.
+    scatter_adapter_results(model.graph)  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(model.graph)
     derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
     if not drop_adapter(model.graph):

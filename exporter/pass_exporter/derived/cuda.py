@@ -1,9 +1,9 @@
 """Derives a trunk for ONNX Runtime's CUDA provider in which each layer's attention is one GroupQueryAttention.
 
 If query heads share K and V, `Attention` with a mask first expands K and V to all query heads, in every layer and pass
-(fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention reads the cache directly, but its kernels
-for `attention_bias`, which onnxruntime-gpu 1.31.1 has, are not fused. Which one is faster has not been measured on a
-GPU, so an export writes this trunk only on request.
+(fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention reads the cache directly, but its
+kernels for `attention_bias`, which onnxruntime-gpu 1.31.1 has, are not fused. Which one is faster has not been measured
+on a GPU, so an export writes this trunk only on request.
 
 The operator reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot be the
 length of the text. It is the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid
@@ -47,10 +47,8 @@ def write_trunk_for_cuda(trunk: Path, max_capacity: int) -> tuple[DerivedTrunk, 
     try:
         _replace_attention(model, max_capacity)
     except UnsupportedAttention:
-        raise PassError(
-            "--cuda-attention group-query: GroupQueryAttention cannot compute this model's attention; leave the "
-            "option out"
-        ) from None
+        reason = "cannot compute this model's attention; leave the option out"
+        raise PassError(f"--cuda-attention group-query {reason}") from None
     passes.RemoveUnusedNodesPass()(model)
     ir.save(model, trunk.with_name(CUDA_TRUNK_FILE))
     return (DerivedTrunk(file=CUDA_TRUNK_FILE, device="cuda", batch=1),)

@@ -158,9 +158,7 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 
     zero, one = constant("zero", [0]), constant("one", [1])
     width = add("Shape", row_position)  # [1]
-    spare = add(
-        "Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64
-    )  # [1]: 1 for a single row, else 0
+    spare = add("Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64)  # [1]: 1 if width is 1, else 0
     total = add("Add", add("Add", length, width), spare)  # [1]: valid entries after the pass
     seqlens_k = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
