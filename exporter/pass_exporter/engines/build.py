@@ -55,11 +55,7 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build with checked settings.
-
-    name: of the engine set, without its hash. columns, prefill_widths: as for `trunk_profiles`. The last source is the
-    trunk's.
-    """
+    """A build with checked settings. name: of the engine set, without its hash. columns: as for `trunk_profiles`."""
 
     manifest: Manifest
     name: str

@@ -19,9 +19,8 @@ from pass_runtime.bundle.sampling import LIST_SIZES
 PREFILL_WIDTHS = (256, 32)
 """The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
 MIN_COLUMNS = 512
-"""The fewest cache columns that have profiles, unless the capacity is smaller."""
 COLUMNS_FACTOR = 4
-"""Each number of columns is this many times the one before it."""
+"""The first number of cache columns is MIN_COLUMNS, and each further one is this many times the one before it."""
 MIN_CAPACITY_RATIO = 1.2
 """A number of columns gets profiles only if the capacity is more than this many times as large."""
 

@@ -26,10 +26,8 @@ def choose_targets(library: Library, config: EngineConfig, device: DeviceInfo | 
                 "machine with a GPU"
             )
         if requested not in ((), (device.target,)):
-            raise PassError(
-                f"{library.name} builds for this machine's GPU, which is {device.target}, not {requested[0]}; leave "
-                "--compute-capability out, or build on that GPU"
-            )
+            mismatch = f"which is {device.target}, not {requested[0]}; leave out --compute-capability"
+            raise PassError(f"{library.name} builds for this machine's GPU, {mismatch}, or build on that GPU")
         return (device.target,)
     if not requested and device is None:
         raise PassError(

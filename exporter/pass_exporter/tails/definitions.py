@@ -28,13 +28,8 @@ Integers = npt.NDArray[np.int64]
 
 
 def process_logits(
-    logits: npt.NDArray[np.float32],
-    allowed: npt.NDArray[np.bool_],
-    touched: npt.NDArray[np.int64],
-    bias: npt.NDArray[np.float32],
-    factor: npt.NDArray[np.float32],
-    penalty: npt.NDArray[np.float32],
-) -> npt.NDArray[np.float32]:
+    logits: Floats, allowed: npt.NDArray[np.bool_], touched: Integers, bias: Floats, factor: Floats, penalty: Floats
+) -> Floats:
     """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the others unchanged.
 
     allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN is added to the others' logits. touched [B,T]: tokens to
@@ -51,9 +46,7 @@ def process_logits(
     return processed
 
 
-def token_logprobs(
-    logits: npt.NDArray[np.float32], emitted: npt.NDArray[np.int64], k: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, Integers, Floats]:
     """Log-probabilities of the tokens that a pass emitted, and of the K = min(k, V) most likely tokens in their places.
 
     logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens' log-probabilities [B,E];

@@ -28,7 +28,7 @@ from pass_exporter.tails.head import (
     pick_row,
     table_rows,
 )
-from pass_exporter.tails.tape import GraphTape, Output
+from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.head import Head
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -48,14 +48,15 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: Head | 
     count, next_length = tail.advance(accepted)
     root = op("GatherElements", samples, last, axis=1)
     drafts = _next_drafts(tail, last, root, next_length)
-    results: dict[str, Output] = {
-        "emitted": (op("GatherElements", samples, rows, axis=1), np.int64, ["batch", plan.max_emitted]),
-        "emitted_rows": (rows, np.int64, ["batch", plan.max_emitted]),
-        "count": (count, np.int64, ["batch"]),
-        "next_ids": (tail.next_window(root, drafts), np.int64, ["batch", tail.next_width]),
-        "next_length": (next_length, np.int64, ["batch"]),
-    }
-    return op.model(results)
+    return op.model(
+        {
+            "emitted": (op("GatherElements", samples, rows, axis=1), np.int64, ["batch", plan.max_emitted]),
+            "emitted_rows": (rows, np.int64, ["batch", plan.max_emitted]),
+            "count": (count, np.int64, ["batch"]),
+            "next_ids": (tail.next_window(root, drafts), np.int64, ["batch", tail.next_width]),
+            "next_length": (next_length, np.int64, ["batch"]),
+        }
+    )
 
 
 def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.Value]:
