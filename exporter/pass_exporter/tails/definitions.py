@@ -1,9 +1,10 @@
 """What the tails compute besides sampling, in numpy: logits processors, log-probabilities, and the drafts of a draft
 head. Tests compare the graphs with it.
 
-A look-ahead row is computed before the token before it is known; the draft head reads that token. For the rows j = 0,
-1, ... of a group, h_j is the hidden state that the LM head reads in row j, l_j are its logits, and t_j is the token
-before it (the new root, then the drafts made so far). hidden, table, token, state, bias and out are the head's arrays:
+When a look-ahead row is computed, the token before it is not known; the draft head reads that token later. For the rows
+j = 0, 1, ... of a group, h_j is the hidden state that the LM head reads in row j, l_j are its logits, and t_j is the
+token before it (the new root, then the drafts made so far). hidden, table, token, state, bias and out are the draft
+head's arrays:
 
     s_j = silu(h_j hidden + table[t_j] token + s_{j-1} state + bias)      s_{-1} = 0
     draft j is chosen by l_j(c) + table[c] . (s_j out) among the candidates c; other tokens are never chosen
