@@ -65,7 +65,7 @@ def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
     adapted = None if module.adapter is None else module.adapter.names
     tensors_of = (one if isinstance(one, list) else [one] for one in inputs)
     examples = [[(t.shape, t.dtype) for t in some if t is not None] for some in tensors_of]
-    found = (type(module.model), config, shapes, adapted, module.gives_hidden, module.training, examples, options)
+    found = (type(module.model), config, shapes, adapted, module.outputs_hidden, module.training, examples, options)
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
 from pass_exporter.engines.profiles import column_steps
-from pass_exporter.engines.target import check_dtype, choose_capacity, choose_chunks, choose_targets
+from pass_exporter.engines.target import check_formats, choose_capacity, choose_targets, choose_widths
 from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor
@@ -201,15 +201,15 @@ def test_targets(chosen, asked, device, expected):
 def test_number_formats_and_targets(manifest: Manifest):
     model = manifest.model
     for update, targets, missing in (
-        ({"dtype": "bfloat16"}, ("sm75", "sm89"), "sm75 has no bfloat16"),
-        ({"weights": "fp8"}, ("sm86", "sm89"), "sm86 has no fp8"),
-        ({"dtype": "float16", "weights": "int4"}, ("sm75",), "sm75 has no int4"),
-        ({"dtype": "float32"}, ("sm75", "sm80"), "sm75 has no float32"),
+        ({"dtype": "bfloat16"}, ("sm75", "sm89"), "sm75 does not support bfloat16"),
+        ({"weights": "fp8"}, ("sm86", "sm89"), "sm86 does not support fp8"),
+        ({"dtype": "float16", "weights": "int4"}, ("sm75",), "sm75 does not support int4"),
+        ({"dtype": "float32"}, ("sm75", "sm80"), "sm75 does not support float32"),
     ):
         changed = manifest.model_copy(update={"model": model.model_copy(update=update)})
-        check_dtype(changed, targets[1:])
+        check_formats(changed, targets[1:])
         with pytest.raises(PassError, match=missing):
-            check_dtype(changed, targets)
+            check_formats(changed, targets)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_number_formats_and_targets(manifest: Manifest):
         ({"capacity": 201}, "multiple of 4"),
         ({"capacity": 40}, "above 49"),
         ({"capacity": 1024}, "at most 768"),
-        ({"capacity": 100, "max_seq_len": 180}, "does not fit"),
+        ({"capacity": 100, "max_seq_len": 180}, "is above --capacity 100"),
         ({"max_seq_len": 0}, "must be 1 to 768"),
         ({"max_seq_len": 5000}, "must be 1 to 768"),
     ],
@@ -256,14 +256,16 @@ def test_chunks_of_prompts(tiny_bundle: Path, manifest: Manifest):
 
     def chosen(given: str | None = None, manifest: Manifest = manifest) -> tuple[int, ...]:
         widths = None if given is None else tuple(map(int, given.split(",")))
-        return choose_chunks(replace(CONFIG, prefill_widths=widths), manifest, columns)
+        return choose_widths(replace(CONFIG, prefill_widths=widths), manifest, columns)
 
     assert (chosen(), chosen(manifest=large)) == ((2048, 1024, 256, 32), (256, 32))
     assert chosen("64,1024,64") == (1024, 64)
     for wrong in ("1", "5000", "256,0"):
         with pytest.raises(PassError, match="from 2 to the capacity 4160, not"):
             chosen(wrong)
-    sources = [graph_sources(tiny_bundle, manifest, columns, chunks=chunks)[-1] for chunks in (chosen(), (256, 32))]
+    sources = [
+        graph_sources(tiny_bundle, manifest, columns, prefill_widths=widths)[-1] for widths in (chosen(), (256, 32))
+    ]
     wide, narrow = ({(p.sizes["width"][0], p.sizes["columns"][0]) for p in each.profiles} for each in sources)
     assert wide - narrow == {(1024, 2048), (1024, 4160), (2048, 2048), (2048, 4160)}
     need = [estimate(tiny_bundle, manifest, each.profiles, 4160, 1, 0).activations for each in sources]
@@ -274,7 +276,7 @@ def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
     model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=1, dtype="fp16")
     manifest = read_manifest(bundle)
-    trunk = graph_sources(bundle, manifest, (2176,), least_width=2, chunks=(2048, 1024))[-1]
+    trunk = graph_sources(bundle, manifest, (2176,), least_width=2, prefill_widths=(2048, 1024))[-1]
     assert len(EngineBuilder(RTX, ("sm89",)).build(trunk, lambda _done, _steps: None))
 
 

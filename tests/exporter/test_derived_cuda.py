@@ -95,5 +95,5 @@ def test_it_is_made_only_where_it_is_asked_for_and_can_be():
 
 def test_a_model_whose_heads_it_cannot_rotate_is_refused(tmp_path: Path):
     model = make_model(tmp_path / "model", head_dim=20)
-    with pytest.raises(Exception, match="cannot rotate this model's heads; leave the option out"):
+    with pytest.raises(Exception, match="cannot compute this model's attention; leave the option out"):
         export_bundle(model, tmp_path / "bundle", dtype="fp16", cuda_attention="group-query")

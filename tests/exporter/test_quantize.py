@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import export_bundle
 from pass_exporter.config import ExportConfig
-from pass_exporter.engines.target import check_dtype
+from pass_exporter.engines.target import check_formats
 from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.spec import FP8, INT4, INT8, MAX_SIGNED_CODE, MAX_UNSIGNED_CODE, SPECS, WeightScheme
 from pass_runtime import GenerateOptions, PassError, SamplingParams, load, read_manifest
@@ -138,7 +138,7 @@ def test_manifest_says_how_weights_are_quantized(int4_bundle: Path, free_bundle:
         for grid in (found.grid, found.lm_head):
             assert (grid.numbers, grid.block_size, grid.zero_points) == ("int4", 32, zero_points)
     with pytest.raises(PassError, match="--no-zero-points"):
-        check_dtype(read_manifest(free_bundle), ["sm89"])
+        check_formats(read_manifest(free_bundle), ["sm89"])
 
 
 def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_derived import check_widths
 
 from conftest import SMOLLM2, export_bundle, make_model
-from pass_exporter.engines.target import check_dtype
+from pass_exporter.engines.target import check_formats
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.quantize.recover import recover
@@ -194,7 +194,7 @@ def test_widths_agree_bit_for_bit(four_bit_bundle: Path):
 
 def test_tensorrt_is_refused(four_bit_bundle: Path):
     with pytest.raises(PassError, match="with --weights int4 --no-zero-points"):
-        check_dtype(read_manifest(four_bit_bundle), ["sm89"])
+        check_formats(read_manifest(four_bit_bundle), ["sm89"])
 
 
 def test_source_is_for_gguf_files(tiny_model: Path, tmp_path: Path):

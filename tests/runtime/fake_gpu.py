@@ -28,7 +28,7 @@ import onnxruntime as ort
 
 from pass_exporter.engines.build import graph_sources
 from pass_exporter.engines.builder import Source
-from pass_exporter.engines.profiles import column_steps, prefill_widths
+from pass_exporter.engines.profiles import column_steps, default_prefill_widths
 from pass_runtime.backends.trt.library import LibraryName
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import FILE_NAME, EngineFile, EngineSet, Manifest
@@ -544,7 +544,7 @@ def add_fake_engines(
         lookahead=manifest.lookahead.length,
         max_batch_size=max_batch_size,
         capacities=columns,
-        prefill_widths=prefill_widths(manifest, columns),
+        prefill_widths=default_prefill_widths(manifest, columns),
         engines=(),
     )
     directory = engines.path(bundle)

@@ -16,8 +16,8 @@ def unsigned_activations(graph: ir.Graph) -> None:
     """Changes the zero point of every QuantizeLinear, and of its DequantizeLinear, from int8 0 to uint8 128."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         quantized = node.outputs[0]
-        middle = initializer(graph, "activations.middle", np.array(128, np.uint8))
+        zero_point = initializer(graph, "activations.zero_point", np.array(128, np.uint8))
         for user in (node, *(use.node for use in quantized.uses())):
             user.resize_inputs(3)
-            user.replace_input_with(2, middle)
+            user.replace_input_with(2, zero_point)
         quantized.dtype = ir.DataType.UINT8

@@ -2,8 +2,8 @@
 
 - The adapter's result is added to the look-ahead rows by a ScatterND. The portable trunk pads it with zeros to a whole
   window and adds that: one node more, which moves all rows.
-- If the layer's input is rounded to 8 bits, the codes of the look-ahead rows are gathered. The portable trunk gathers
-  the rows before rounding, and rounds them a second time.
+- If the layer's input is rounded to 8 bits, the 8-bit codes of the look-ahead rows are gathered. The portable trunk
+  gathers the rows before rounding, and rounds them a second time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
 
-def add_in_place(graph: ir.Graph) -> None:
+def scatter_adapter_results(graph: ir.Graph) -> None:
     """Replaces Pad, Add by ScatterND in every layer that the adapter changes."""
     rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
     pads = [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
     if rows is None or not pads:
         return
-    places = _row_indices(graph, rows)
+    indices = _row_indices(graph, rows)
     for pad in pads:
         (use,) = pad.outputs[0].uses()
         add = use.node
-        scatter = ir.node("ScatterND", [add.inputs[1 - use.idx], places, pad.inputs[0]], {"reduction": "add"})
+        scatter = ir.node("ScatterND", [add.inputs[1 - use.idx], indices, pad.inputs[0]], {"reduction": "add"})
         graph.insert_before(add, scatter)
         total = add.outputs[0]
         scatter.outputs[0].shape, scatter.outputs[0].type = total.shape, total.type
@@ -34,7 +34,7 @@ def add_in_place(graph: ir.Graph) -> None:
 
 
 def gather_codes(graph: ir.Graph) -> None:
-    """Replaces Gather, QuantizeLinear by a Gather of codes, if another product reads the same rows rounded alike."""
+    """Replaces Gather, QuantizeLinear by a Gather of codes, if another node rounds all rows with an equal scale."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         source = None if node.inputs[0] is None else node.inputs[0].producer()
         if source is None or source.op_type != "Gather" or source.inputs[0] is None:
@@ -49,7 +49,7 @@ def gather_codes(graph: ir.Graph) -> None:
 
 
 def _scale(node: ir.Node) -> float | None:
-    """The static scale of a QuantizeLinear."""
+    """The scale of a QuantizeLinear, None if it is not static."""
     scale = node.inputs[1]
     return None if scale is None or scale.const_value is None else float(scale.const_value.numpy())
 
@@ -72,17 +72,17 @@ def _row_indices(graph: ir.Graph, rows: ir.Value) -> ir.Value:
     length = next(value for value in graph.inputs if value.name == "length")
     nodes: list[ir.Node] = []
 
-    def number(name: str, value: int | list[int]) -> ir.Value:
+    def constant(name: str, value: int | list[int]) -> ir.Value:
         return initializer(graph, f"adapter_rows.{name}", np.array(value))
 
     def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    slots = add("Range", number("zero", 0), add("Size", length), number("one", 1))
-    by_slot = add("Unsqueeze", slots, number("behind", [1, 2]))  # [B,1,1]
-    by_row = add("Unsqueeze", rows, number("around", [0, 2]))  # [1,A,1]
-    sizes = add("Concat", add("Shape", length), add("Shape", rows), number("last", [1]), axis=0)  # [B,A,1]
-    places = add("Concat", add("Expand", by_slot, sizes), add("Expand", by_row, sizes), axis=2)
+    slots = add("Range", constant("zero", 0), add("Size", length), constant("one", 1))
+    by_slot = add("Unsqueeze", slots, constant("slot_axes", [1, 2]))  # [B,1,1]
+    by_row = add("Unsqueeze", rows, constant("row_axes", [0, 2]))  # [1,A,1]
+    sizes = add("Concat", add("Shape", length), add("Shape", rows), constant("one_index", [1]), axis=0)  # [3]: B, A, 1
+    indices = add("Concat", add("Expand", by_slot, sizes), add("Expand", by_row, sizes), axis=2)
     graph.insert_before(graph[0], nodes)
-    return places
+    return indices

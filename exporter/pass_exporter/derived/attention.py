@@ -1,10 +1,10 @@
 """Folds the query heads of a group into rows of the key head that they share.
 
 Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH times as many rows,
-because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So no product has a single row; ONNX Runtime's kernels for
-single rows round differently (`trunk.pad_queries` says why that matters). Models without groups get a spare query row
-instead. The trunk for batches uses this, because GroupQueryAttention (`derived.group_query`) does not accept batches of
-windows with several rows.
+because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So attention always has several query rows; ONNX Runtime's
+kernels for a single row round differently (`trunk.pad_queries` says why that matters). Models without groups may get a
+spare query row instead. The trunk for batches uses this, because GroupQueryAttention (`derived.group_query`) does not
+accept batches of windows with several rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pass_exporter.trunk.graph import initializer
 def fold_groups(graph: ir.Graph) -> bool:
     """Folds every Attention. Returns False if the model has no groups.
 
-    The bool mask is converted to float once for all layers.
+    Each bool mask is converted to float once, for all layers that share it.
     """
     masks: dict[ir.Value, ir.Value] = {}
     for node in [node for node in graph if node.op_type == "Attention"]:
@@ -43,12 +43,12 @@ def fold_groups(graph: ir.Graph) -> bool:
 
 
 def _tiled(graph: ir.Graph, before: ir.Node, mask: ir.Value, group: int) -> ir.Value:
-    """mask [B,1,Q,S] bool -> bias [B,1,G*Q,S] float32, to be added to the attention scores."""
+    """mask [B,1,Q,S] bool -> bias [B,1,G*Q,S] float32, which is added to the attention scores."""
     seen = initializer(graph, "mask.seen", np.array(0, np.float32))
     unseen = initializer(graph, "mask.unseen", np.array(np.finfo(np.float32).min, np.float32))
-    added = ir.node("Where", [mask, seen, unseen])
-    tiled = ir.node("Concat", [added.outputs[0]] * group, {"axis": 2})
-    graph.insert_before(before, [added, tiled])
+    bias = ir.node("Where", [mask, seen, unseen])
+    tiled = ir.node("Concat", [bias.outputs[0]] * group, {"axis": 2})
+    graph.insert_before(before, [bias, tiled])
     return tiled.outputs[0]
 
 

@@ -1,9 +1,9 @@
 """Derives the trunks that are fastest on ONNX Runtime's CPU provider: one for a single sequence and one for batches,
-each also in a version for passes without look-ahead rows.
+and if there is an adapter, each also in a version for passes without look-ahead rows.
 
 They have the inputs, outputs and weights file of trunk.onnx, and equal results up to rounding. The results of one graph
 are bit for bit the same for every window width and, for batches, for every batch size and every capacity that is a
-multiple of 64.
+multiple of 64. In the graph for batches, a model without groups needs spare rows for this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.activations import unsigned_activations
-from pass_exporter.derived.adapter_rows import add_in_place, gather_codes
+from pass_exporter.derived.adapter_rows import gather_codes, scatter_adapter_results
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
 from pass_exporter.derived.heads import norm_before_transpose, split_heads_together
@@ -33,7 +33,7 @@ def write_trunks_for_cpu(
 ) -> tuple[DerivedTrunk, ...]:
     """Writes the derived graphs beside `trunk`, a graph without spare rows. They share its weights file.
 
-    spare_rows: windows of all widths must agree bit for bit, so attention without groups gets spare rows.
+    spare_rows: whether attention without groups gets spare rows, so that windows of all widths agree bit for bit.
     windows: each layer's sliding window in positions, None if the layer has none.
     """
     model = ir.load(trunk)
@@ -55,7 +55,7 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
     """
     unsigned_activations(model.graph)
     gather_codes(model.graph)
-    add_in_place(model.graph)  # First, because fusing norms would take the adapter's Add for a residual.
+    scatter_adapter_results(model.graph)  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(model.graph)
     derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
     if not drop_adapter(model.graph):

@@ -1,13 +1,14 @@
 """Derives a trunk for ONNX Runtime's CUDA provider in which each layer's attention is one GroupQueryAttention.
 
 If query heads share K and V, `Attention` with a mask first expands K and V to all query heads, in every layer and pass
-(fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention with `attention_bias` reads the cache
-directly, but its kernels are not fused (pull request 29525 of ONNX Runtime, which 1.31.1 has). Which one is faster has
-not been measured on a GPU, so an export writes this trunk only on request.
+(fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention reads the cache directly, but its
+kernels for `attention_bias`, which onnxruntime-gpu 1.31.1 has, are not fused. Which one is faster has not been measured
+on a GPU, so an export writes this trunk only on request.
 
-The operator reads `total_sequence_length` on the host, so in a captured pass it cannot be the length of the text. It is
-the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid entries. The operator has kernels
-for 16-bit dtypes only, and does not accept batches of windows with several rows, so this trunk is for one sequence.
+The operator reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot be the
+length of the text. It is the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid
+entries minus one. The operator has kernels for 16-bit dtypes only, and does not accept batches of windows with several
+rows, so this trunk is for one sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pass_exporter.derived.group_query import (
     DOMAIN,
     Layer,
     UnsupportedAttention,
-    common_rows,
+    qkv_rows,
     read_layer,
     replace_value,
     rotation_tables,
@@ -46,9 +47,8 @@ def write_trunk_for_cuda(trunk: Path, max_capacity: int) -> tuple[DerivedTrunk, 
     try:
         _replace_attention(model, max_capacity)
     except UnsupportedAttention:
-        raise PassError(
-            "--cuda-attention group-query: the operator cannot rotate this model's heads; leave the option out"
-        ) from None
+        reason = "cannot compute this model's attention; leave the option out"
+        raise PassError(f"--cuda-attention group-query {reason}") from None
     passes.RemoveUnusedNodesPass()(model)
     ir.save(model, trunk.with_name(CUDA_TRUNK_FILE))
     return (DerivedTrunk(file=CUDA_TRUNK_FILE, device="cuda", batch=1),)
@@ -61,26 +61,26 @@ def _replace_attention(model: ir.Model, max_capacity: int) -> None:
     inputs = {str(value.name): value for value in graph.inputs}
     nodes: list[ir.Node] = []
 
-    def number(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
+    def constant(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
         return initializer(graph, f"group_query.{name}", np.array(value, dtype))
 
     def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    length, row_position, one = inputs["length"], inputs["row_position"], number("one", [1])
+    length, row_position, one = inputs["length"], inputs["row_position"], constant("one", [1])
     # The number of rows must be a tensor on the device. Shape would put it on the host, so it is a sum of ones.
     rows = add("ReduceSum", add("Expand", one, add("Shape", row_position)), keepdims=1)
-    valid = add("Cast", add("Sub", add("Add", length, rows), one), to=int(ir.DataType.INT32))
+    seqlens_k = add("Cast", add("Sub", add("Add", length, rows), one), to=int(ir.DataType.INT32))
     capacity = add("Cast", add("Shape", layers[0].past[0], start=2, end=3), to=int(ir.DataType.INT32))
     positions = add("Add", add("Unsqueeze", length, one), row_position)  # [B,Q]
     graph.insert_before(graph[0], nodes)
-    rotations = dict.fromkeys(layer.rotation for layer in layers)
-    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(rotations)}
+    pairs = dict.fromkeys(layer.cos_sin for layer in layers)
+    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(pairs)}
     biases: dict[ir.Value, ir.Value] = {}
     for layer in layers:
         bias = _bias(graph, layer, biases)
-        _replace(graph, layer, [valid, capacity, *tables[layer.rotation], positions, bias])
+        _replace(graph, layer, [seqlens_k, capacity, *tables[layer.cos_sin], positions, bias])
     graph.opset_imports[DOMAIN] = 1
 
 
@@ -98,7 +98,7 @@ def _bias(graph: ir.Graph, layer: Layer, known: dict[ir.Value, ir.Value]) -> ir.
 
 
 def _replace(graph: ir.Graph, layer: Layer, shared: list[ir.Value]) -> None:
-    rows: list[ir.Value | None] = [*common_rows(graph, layer)]
+    rows: list[ir.Value | None] = [*qkv_rows(graph, layer)]
     rows += [None] * (3 - len(rows))
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,

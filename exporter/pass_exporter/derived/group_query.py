@@ -1,8 +1,8 @@
 """Replaces attention by GroupQueryAttention, ONNX Runtime's own operator, in a trunk for one sequence.
 
 This one node reads the merged product of q, k and v, rotates, writes the cache in place and attends. The portable trunk
-has eleven nodes for it. Its time depends on the valid entries of the cache, not on the capacity. It does not accept
-batches of windows with several rows, so such a trunk serves one slot.
+has eleven nodes for it. The operator's time depends on the valid entries of the cache, not on the capacity. It does not
+accept batches of windows with several rows, so such a trunk serves one slot.
 
 Its results are bit for bit the same for all window widths from two rows on; a single row is rounded differently. So a
 window of one row gets a spare row in attention, which has the same position and is dropped from the result. The spare
@@ -20,21 +20,22 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx_ir.convenience import extract
 
-from pass_exporter.derived.heads import HEADS_FIRST
+from pass_exporter.derived.heads import puts_heads_first
 from pass_exporter.trunk.graph import initializer
 
 DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
 """The operator rotates only heads whose size is a multiple of this."""
 MIN_TABLE_ROWS = 2048
-"""The fewest positions in the tables of cos and sin: the export's checks run more positions than the capacity of a tiny
-model."""
+"""The fewest positions in the tables of cos and sin. The capacity of a tiny model is less than the number of positions
+that the export's checks run."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """The attention of one layer in the portable trunk.
 
+    rotary: the RotaryEmbedding of q; that of k has the same inputs and attributes.
     by_head: q, k and v [B,Q,heads,D] before they are rotated.
     past, present: the cache inputs and outputs, of keys and of values.
     result: [B,Q,H*D].
@@ -52,20 +53,20 @@ class Layer:
     window: int | None
 
     @property
-    def rotation(self) -> tuple[ir.Value | None, ...]:
+    def cos_sin(self) -> tuple[ir.Value | None, ...]:
         """The values of cos and sin. Layers with another RoPE base have others."""
         return tuple(self.rotary.inputs[1:3])
 
 
 @dataclass(frozen=True)
-class _Window:
-    """Inputs of GroupQueryAttention that layers share.
+class _SharedInputs:
+    """Inputs of GroupQueryAttention that layers share, and the spare row.
 
-    sizes: the numbers of valid entries, `seqlens_k` and `total_sequence_length`.
-    tables: cos and sin, by `Layer.rotation`.
+    sizes: `total_sequence_length`, the number of valid entries, after `seqlens_k`, which is one less.
+    tables: cos and sin, by `Layer.cos_sin`.
     positions: [1,Q].
     biases: the masks [1,1,Q,entries] as floats, by `Layer.window`.
-    spare_row: the pads that add the spare row, if the window needs one, to [B,Q,N].
+    spare_row_pads: for a Pad of [B,Q,N], which adds the spare row if the window has one row, and else nothing.
     width: [1], the number of rows without the spare row.
     """
 
@@ -73,7 +74,7 @@ class _Window:
     tables: Mapping[tuple[ir.Value | None, ...], Sequence[ir.Value]]
     positions: ir.Value
     biases: Mapping[int | None, ir.Value]
-    spare_row: ir.Value
+    spare_row_pads: ir.Value
     width: ir.Value
 
 
@@ -92,9 +93,9 @@ def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Seque
         layers = [read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
     except UnsupportedAttention:
         return False
-    window = _window(model, layers, max_capacity)
+    shared = _shared_inputs(model, layers, max_capacity)
     for layer in layers:
-        _replace(graph, layer, window)
+        _replace(graph, layer, shared)
     graph.opset_imports[DOMAIN] = 1
     return True
 
@@ -104,31 +105,32 @@ def read_layer(attention: ir.Node, window: int | None) -> Layer:
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
     rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
-    turned = [_producer(v, "Transpose") for v in (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])]
-    same = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
-    whole = "rotary_embedding_dim" not in rotary.attributes and _size(turned[0].outputs[0], 3) % HEAD_SIZE_MULTIPLE == 0
-    if not same or not whole or any(tuple(node.attributes["perm"].as_ints()) != HEADS_FIRST for node in turned):
+    unrotated = (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])
+    q, k, v = (_producer(value, "Transpose") for value in unrotated)
+    same_rotation = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
+    rotatable = "rotary_embedding_dim" not in rotary.attributes and _size(q.outputs[0], 3) % HEAD_SIZE_MULTIPLE == 0
+    if not (same_rotation and rotatable and all(puts_heads_first(node) for node in (q, k, v))):
         raise UnsupportedAttention
     return Layer(
         attention,
         rotary,
-        [_present_value(node.inputs[0]) for node in turned],
-        [_present_value(write.inputs[0]) for write in writes],
+        [_required(node.inputs[0]) for node in (q, k, v)],
+        [_required(write.inputs[0]) for write in writes],
         [write.outputs[0] for write in writes],
-        _size(turned[0].outputs[0], 1),
-        _size(turned[1].outputs[0], 1),
+        _size(q.outputs[0], 1),
+        _size(k.outputs[0], 1),
         _result(attention),
         window,
     )
 
 
-def common_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
+def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
     """The merged product [B,Q,(H+2*KVH)*D] of q, k and v if they are parts of one, else each as [B,Q,heads*D]."""
     flat = []
     for value in layer.by_head:
         maker = value.producer()
         if maker is not None and maker.op_type == "Reshape":
-            flat.append(_present_value(maker.inputs[0]))
+            flat.append(_required(maker.inputs[0]))
         else:  # The model normalizes q or k by head.
             shape = initializer(graph, "group_query.flat", np.array([0, 0, -1]))
             reshape = ir.node("Reshape", [value, shape])
@@ -136,62 +138,60 @@ def common_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
             flat.append(reshape.outputs[0])
     split = flat[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == flat:
-        return [_present_value(split.inputs[0])]
+        return [_required(split.inputs[0])]
     return flat
 
 
-def _window(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _Window:
+def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
     """Adds the nodes that compute the shared inputs, at the beginning of the graph."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     length, mask, row_position = inputs["length"], inputs["window_mask"], inputs["row_position"]
     nodes: list[ir.Node] = []
 
-    def number(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
+    def constant(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
         return initializer(graph, f"group_query.{name}", np.array(value, dtype))
 
     def add(op: str, *values: ir.Value, **attributes: int | str) -> ir.Value:
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    zero, one = number("zero", [0]), number("one", [1])
+    zero, one = constant("zero", [0]), constant("one", [1])
     width = add("Shape", row_position)  # [1]
-    spare = add("Cast", add("Less", width, number("two", [2])), to=ir.DataType.INT64)  # [1]: 1 for a single row, else 0
+    spare = add("Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64)  # [1]: 1 if width is 1, else 0
     total = add("Add", add("Add", length, width), spare)  # [1]: valid entries after the pass
-    seqlens = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
+    seqlens_k = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
-    last_row = add("Concat", zero, spare, axis=0)
-    rows = add("Pad", row_position, last_row, mode="edge")
+    rows = add("Pad", row_position, add("Concat", zero, spare, axis=0), mode="edge")
     positions = add("Unsqueeze", add("Add", length, rows), zero)  # [1,Q]
-    hidden = number("unseen", np.finfo(np.float32).min, np.float32)
-    seen = number("seen", 0, np.float32)
-    added = add("Where", mask, seen, hidden)  # [Q,Q]
-    added = add("Pad", added, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
-    added = add("Pad", added, add("Concat", zero, zero, zero, spare, axis=0), hidden)
-    added = add(
-        "Pad", added, add("Concat", zero, length, zero, zero, axis=0), seen
-    )  # All rows see the entries before the window.
+    unseen = constant("unseen", np.finfo(np.float32).min, np.float32)
+    seen = constant("seen", 0, np.float32)
+    bias = add("Where", mask, seen, unseen)  # [Q,Q]
+    bias = add("Pad", bias, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
+    bias = add("Pad", bias, add("Concat", zero, zero, zero, spare, axis=0), unseen)
+    # All rows see the entries before the window, whose positions relative to `length` are `before`: -length..-1.
+    bias = add("Pad", bias, add("Concat", zero, length, zero, zero, axis=0), seen)
     before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
     distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))  # [Q,entries]
     biases = {}
     for size in dict.fromkeys(layer.window for layer in layers):
-        near = added if size is None else add("Where", add("Less", distance, number(f"{size}", size)), added, hidden)
-        biases[size] = add("Unsqueeze", near, number("outer", [0, 1]))  # [1,1,Q,entries]
-    spare_row = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
-    rotations = dict.fromkeys(layer.rotation for layer in layers)
-    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(rotations)}
+        near = bias if size is None else add("Where", add("Less", distance, constant(f"{size}", size)), bias, unseen)
+        biases[size] = add("Unsqueeze", near, constant("outer_axes", [0, 1]))  # [1,1,Q,entries]
+    spare_row_pads = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
+    pairs = dict.fromkeys(layer.cos_sin for layer in layers)
+    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(pairs)}
     graph.insert_before(graph[0], nodes)
-    return _Window([seqlens, total_length], tables, positions, biases, spare_row, width)
+    return _SharedInputs([seqlens_k, total_length], tables, positions, biases, spare_row_pads, width)
 
 
 def rotation_tables(
-    model: ir.Model, rotation: tuple[ir.Value | None, ...], index: int, max_capacity: int
+    model: ir.Model, cos_sin: tuple[ir.Value | None, ...], index: int, max_capacity: int
 ) -> list[ir.Value]:
-    """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodes.
+    """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodess.
 
-    The operator needs a row for every valid entry and for the spare row.
+    The operator needs a row for every valid entry and for the spare row. index: a part of the tables' names.
     """
-    values = [value for value in rotation if value is not None]
+    values = [value for value in cos_sin if value is not None]
     part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
     proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -204,8 +204,8 @@ def rotation_tables(
     ]
 
 
-def _replace(graph: ir.Graph, layer: Layer, window: _Window) -> None:
-    padded = [ir.node("Pad", [rows, window.spare_row]) for rows in common_rows(graph, layer)]
+def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
+    padded = [ir.node("Pad", [rows, shared.spare_row_pads]) for rows in qkv_rows(graph, layer)]
     rows: list[ir.Value | None] = [*(node.outputs[0] for node in padded), *[None] * (3 - len(padded))]
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,
@@ -213,10 +213,10 @@ def _replace(graph: ir.Graph, layer: Layer, window: _Window) -> None:
         "do_rotary": 1,
         "scale": layer.attention.attributes["scale"].as_float(),
     }
-    shared = [*window.sizes, *window.tables[layer.rotation], window.positions, window.biases[layer.window]]
-    attended = ir.node("GroupQueryAttention", [*rows, *layer.past, *shared], attributes, domain=DOMAIN, num_outputs=3)
+    common = [*shared.sizes, *shared.tables[layer.cos_sin], shared.positions, shared.biases[layer.window]]
+    attended = ir.node("GroupQueryAttention", [*rows, *layer.past, *common], attributes, domain=DOMAIN, num_outputs=3)
     zero, axis = (initializer(graph, f"group_query.{name}", np.array([n])) for name, n in (("zero", 0), ("one", 1)))
-    window_rows = ir.node("Slice", [attended.outputs[0], zero, window.width, axis])
+    window_rows = ir.node("Slice", [attended.outputs[0], zero, shared.width, axis])
     graph.insert_before(layer.attention, [*padded, attended, window_rows])
     for old, new in zip(layer.present, attended.outputs[1:], strict=True):
         replace_value(graph, old, new)
@@ -253,13 +253,13 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
-    node = _present_value(value).producer()
+    node = _required(value).producer()
     if node is None or node.op_type != op_type:
         raise UnsupportedAttention
     return node
 
 
-def _present_value(value: ir.Value | None) -> ir.Value:
+def _required(value: ir.Value | None) -> ir.Value:
     if value is None:
         raise UnsupportedAttention
     return value

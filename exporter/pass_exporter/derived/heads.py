@@ -1,6 +1,6 @@
 """Splits the merged product of q, k and v into heads with fewer nodes.
 
-The portable trunk splits the product, and reshapes, transposes and rotates each part separately. These eight nodes move
+The portable trunk splits the product, and reshapes, transposes and rotates each part separately. These nine nodes move
 little data, but each costs microseconds, because the layer's weights have just evicted everything else from the CPU's
 caches.
 """
@@ -15,7 +15,6 @@ import onnx_ir as ir
 from pass_exporter.trunk.graph import initializer
 
 HEADS_FIRST = (0, 2, 1, 3)
-"""[B,Q,heads,D] -> [B,heads,Q,D]"""
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,26 @@ def norm_before_transpose(graph: ir.Graph) -> None:
     """
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         source, scale = norm.inputs
-        turn = None if source is None or len(source.uses()) != 1 else source.producer()
-        if turn is None or turn.op_type != "Transpose" or tuple(turn.attributes["perm"].as_ints()) != HEADS_FIRST:
+        transpose = None if source is None or len(source.uses()) != 1 else source.producer()
+        if transpose is None or not puts_heads_first(transpose):
             continue
-        normed = ir.node("RMSNormalization", [turn.inputs[0], scale], norm.attributes)
-        turned = ir.node("Transpose", normed.outputs, {"perm": HEADS_FIRST})
-        graph.insert_before(norm, [normed, turned])
-        turned.outputs[0].shape, turned.outputs[0].type = norm.outputs[0].shape, norm.outputs[0].type
-        norm.outputs[0].replace_all_uses_with(turned.outputs[0])
-        graph.remove([norm, turn], safe=True)
+        normed = ir.node("RMSNormalization", [transpose.inputs[0], scale], norm.attributes)
+        transposed = ir.node("Transpose", normed.outputs, {"perm": HEADS_FIRST})
+        graph.insert_before(norm, [normed, transposed])
+        transposed.outputs[0].shape, transposed.outputs[0].type = norm.outputs[0].shape, norm.outputs[0].type
+        norm.outputs[0].replace_all_uses_with(transposed.outputs[0])
+        graph.remove([norm, transpose], safe=True)
+
+
+def puts_heads_first(node: ir.Node) -> bool:
+    """Whether a node is the Transpose [B,Q,heads,D] -> [B,heads,Q,D]."""
+    return node.op_type == "Transpose" and tuple(node.attributes["perm"].as_ints()) == HEADS_FIRST
 
 
 def _heads(part: ir.Value) -> _Heads | None:
     reshape = _only_user(part, "Reshape")
     transpose = _only_user(reshape.outputs[0], "Transpose") if reshape is not None else None
-    if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != HEADS_FIRST:
+    if transpose is None or not puts_heads_first(transpose):
         return None
     rotary = _only_user(transpose.outputs[0], "RotaryEmbedding")
     value = transpose.outputs[0] if rotary is None else rotary.outputs[0]
@@ -81,13 +85,13 @@ def _rewrite(graph: ir.Graph, split: ir.Node, q: _Heads, k: _Heads, v: _Heads) -
     assert q.rotary is not None and split.inputs[0] is not None
     total = q.count + k.count + v.count
     shape = initializer(graph, f"heads.{total}x{q.size}", np.array([0, 0, total, q.size]))
-    rotated = _sizes(graph, q.count + k.count, v.count)
-    queries = _sizes(graph, q.count, k.count)
+    qk_and_v = _sizes(graph, q.count + k.count, v.count)
+    q_and_k = _sizes(graph, q.count, k.count)
     rows = ir.node("Reshape", [split.inputs[0], shape])
     by_head = ir.node("Transpose", [rows.outputs[0]], {"perm": HEADS_FIRST})
-    first = ir.node("Split", [by_head.outputs[0], rotated], {"axis": 1}, num_outputs=2)
+    first = ir.node("Split", [by_head.outputs[0], qk_and_v], {"axis": 1}, num_outputs=2)
     rotary = ir.node("RotaryEmbedding", [first.outputs[0], *q.rotary.inputs[1:]], q.rotary.attributes)
-    second = ir.node("Split", [rotary.outputs[0], queries], {"axis": 1}, num_outputs=2)
+    second = ir.node("Split", [rotary.outputs[0], q_and_k], {"axis": 1}, num_outputs=2)
     graph.insert_before(q.rotary, [rows, by_head, first, rotary, second])
     for old, new in ((q, second.outputs[0]), (k, second.outputs[1]), (v, first.outputs[1])):
         new.shape, new.type = old.value.shape, old.value.type

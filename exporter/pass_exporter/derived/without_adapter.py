@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def drop_adapter(graph: ir.Graph) -> bool:
-    """Bypasses the ScatterND nodes by which `adapter_rows.add_in_place` adds the adapter's results.
+    """Bypasses the ScatterND nodes by which `adapter_rows.scatter_adapter_results` adds the adapter's results.
 
     The adapter's nodes stay in the graph without readers. Returns False if there is no adapter.
     """

@@ -21,7 +21,7 @@ from pass_exporter.engines.profiles import (
     tail_profiles,
     trunk_profiles,
 )
-from pass_exporter.engines.target import available_memory, check_dtype, choose_capacity, choose_chunks, choose_targets
+from pass_exporter.engines.target import available_memory, check_formats, choose_capacity, choose_targets, choose_widths
 from pass_exporter.progress import Progress, Step
 from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import find_library, import_library
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
 BUILD_FLAGS_KEY = "user allocation"
-"""A part of the key of finished engines in a partial directory. Change it whenever the builder's flags change."""
+"""Change it if `EngineBuilder` sets other flags, so that a build does not resume with engines of other flags."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: number of engines that an interrupted build had finished. comparisons: one per plan, or empty."""
+    """resumed: the number of engines that an interrupted build had finished. comparisons: one per plan if they ran."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -55,20 +55,20 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build with checked settings."""
+    """A build with checked settings. name: of the engine set, without its hash. columns: as for `trunk_profiles`."""
 
     manifest: Manifest
     name: str
     targets: tuple[str, ...]
     columns: tuple[int, ...]
-    chunks: tuple[int, ...]
+    prefill_widths: tuple[int, ...]
     sources: Sequence[Source]
     memory: MemoryEstimate
     builder: EngineBuilder
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Build an engine for every graph of `bundle`. Raises PassError, and then the bundle is unchanged."""
+    """Builds an engine for every graph of `bundle`. Raises PassError, and then the bundle is unchanged."""
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -82,7 +82,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
             lookahead=job.manifest.lookahead.length,
             max_batch_size=config.max_batch_size,
             capacities=job.columns,
-            prefill_widths=job.chunks,
+            prefill_widths=job.prefill_widths,
             engines=tuple(files),
         )
         progress.phase("writing the manifest")
@@ -97,41 +97,41 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Check all settings before anything is built. Raises PassError."""
+    """Checks all settings before anything is built. Raises PassError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
-    chosen, device = find_library(config.engine), find_device()
-    import_library(chosen)
-    targets = choose_targets(chosen, config, device)
-    if chosen.builds_ahead:
-        check_dtype(manifest, targets)
-    if config.timing_cache is not None and not chosen.timing_cache:
-        raise PassError(f"{chosen.name} keeps no timing cache; leave out --timing-cache")
+    library, device = find_library(config.engine), find_device()
+    import_library(library)
+    targets = choose_targets(library, config, device)
+    if library.builds_ahead:
+        check_formats(manifest, targets)
+    if config.timing_cache is not None and not library.timing_cache:
+        raise PassError(f"{library.name} keeps no timing cache; leave out --timing-cache")
     if config.verify and device is None:
         raise PassError(
-            f"--verify runs the engines and no GPU is visible ({why_no_device()}); build without it, or where the GPU "
-            "is"
+            f"--verify runs the engines and no GPU is visible ({why_no_device()}); leave it out, or build on a machine "
+            "with a GPU"
         )
     columns = column_steps(choose_capacity(config, manifest))
-    chunks = choose_chunks(config, manifest, columns)
-    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, chosen.least_width, chunks)
+    widths = choose_widths(config, manifest, columns)
+    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, library.least_width, widths)
     workspace = None if config.workspace is None else config.workspace << 20
     memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
     check_fits(memory, available_memory(config, device), columns[-1])
     builder = EngineBuilder(
-        chosen, targets if chosen.builds_ahead else (), workspace, _read_timing_cache(config.timing_cache)
+        library, targets if library.builds_ahead else (), workspace, _read_timing_cache(config.timing_cache)
     )
-    name = "-".join([chosen.name, builder.version, *targets])
-    wanted = (chosen.name, builder.version, targets)
+    name = "-".join([library.name, builder.version, *targets])
+    wanted = (library.name, builder.version, targets)
     if not config.force and any((e.library, e.version, e.targets) == wanted for e in manifest.engines):
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
-    return _Job(manifest, name, targets, columns, chunks, sources, memory, builder)
+    return _Job(manifest, name, targets, columns, widths, sources, memory, builder)
 
 
 def _build_all(
     job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
 ) -> tuple[list[EngineFile], int]:
-    """Return the engines in the order of the graphs, and how many of them an earlier build had finished."""
+    """Returns the engines in the order of the graphs, and how many of them an earlier build had finished."""
     *tails, trunk = job.sources
     files: list[EngineFile] = []
     resumed = 0
@@ -139,10 +139,10 @@ def _build_all(
     def add(source: Source, step: Step) -> None:
         nonlocal resumed
         key = _key(source, job)
-        file = engine_staging.kept(directory, _file_name(source), key)
+        file = engine_staging.finished_engine(directory, _file_name(source), key)
         resumed += file is not None
         if file is None:
-            file = _keep(directory, job.builder.build(source, step), source, key)
+            file = _save(directory, job.builder.build(source, step), source, key)
             if timing_cache is not None:
                 write_whole(timing_cache, job.builder.timing_cache)
         files.append(file)
@@ -161,11 +161,11 @@ def graph_sources(
     columns: Sequence[int],
     max_batch_size: int = 1,
     least_width: int = 1,
-    chunks: Sequence[int] | None = None,
+    prefill_widths: Sequence[int] | None = None,
 ) -> list[Source]:
-    """Return the graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds.
+    """Returns the graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds.
 
-    chunks: as for `trunk_profiles`.
+    columns, least_width, prefill_widths: as for `trunk_profiles`.
     """
     sources, capacity = [], columns[-1]
     for plan in engine_plans(manifest):
@@ -181,24 +181,24 @@ def graph_sources(
     if (processors := manifest.processors) is not None:
         path, profiles = bundle / processors.file, processors_profiles(manifest, max_batch_size)
         sources.append(Source(processors, path.read_bytes(), path, processors.inputs, processors.outputs, profiles, {}))
-    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, chunks)
+    profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, prefill_widths)
     sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
     return sources
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Return the trunk with a cache of `capacity` tokens, and with the input `columns` (see engines/graph.py)."""
-    inputs = (*(_fixed(t, capacity) for t in graph.inputs), Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
-    outputs = tuple(_fixed(t, capacity) for t in graph.outputs)
+    """Returns the trunk with a cache of `capacity` tokens, and with the input `columns` (see engines/graph.py)."""
+    inputs, outputs = (tuple(_with_capacity(t, capacity) for t in tensors) for tensors in (graph.inputs, graph.outputs))
+    inputs = (*inputs, Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
     return Source(graph, trunk_for_tensorrt(path, capacity), path, inputs, outputs, profiles, aliases(path))
 
 
-def _fixed(tensor: Tensor, capacity: int) -> Tensor:
+def _with_capacity(tensor: Tensor, capacity: int) -> Tensor:
     shape = tuple(capacity if size == "capacity" else size for size in tensor.shape)
     return Tensor(name=tensor.name, dtype=tensor.dtype, shape=shape)
 
 
-def _keep(directory: Path, engine: bytes, source: Source, key: str) -> EngineFile:
+def _save(directory: Path, engine: bytes, source: Source, key: str) -> EngineFile:
     entry = EngineFile(
         graph=source.graph.file,
         file=_file_name(source),
@@ -207,7 +207,7 @@ def _keep(directory: Path, engine: bytes, source: Source, key: str) -> EngineFil
         profiles=source.profiles,
         aliases=source.aliases,
     )
-    engine_staging.keep(directory, engine, entry, key)
+    engine_staging.save_engine(directory, engine, entry, key)
     return entry
 
 

@@ -52,7 +52,7 @@ class EngineBuilder:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Build an engine. Raises PassError if the graph does not fit the manifest or cannot be built.
+        """Builds an engine. Raises PassError if the graph does not fit the manifest or cannot be built.
 
         Ctrl-C stops it after the current step.
         """
@@ -68,23 +68,20 @@ class EngineBuilder:
         if engine is None:
             raise PassError(
                 f"{source.graph.file}: {self.library.name} {self.version} cannot build it"
-                f"{self._for_targets()}: {self._reason()}; {_REDUCE}"
+                f"{self._for_targets()}: {self._reason()}; {_REDUCING_HINT}"
             )
         if self.library.timing_cache:
             self.timing_cache = bytes(config.get_timing_cache().serialize())
         return bytes(engine)
 
     def _parse(self, source: Source) -> Any:
-        trt, flags = self._trt, 0
-        strongly_typed = getattr(
-            trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None
-        )  # None: the library is always strongly typed
-        if strongly_typed is not None:
-            flags |= 1 << int(strongly_typed)
-        network = self._builder.create_network(flags)
+        trt = self._trt
+        # A library without this flag is always strongly typed.
+        strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        network = self._builder.create_network(0 if strongly_typed is None else 1 << int(strongly_typed))
         parser = trt.OnnxParser(network, self._logger)
         if not parser.parse(source.model, str(source.path)):
-            raise PassError(f"{source.graph.file}: {self._parse_error(parser)}; {_REDUCE}")
+            raise PassError(f"{source.graph.file}: {self._parse_error(parser)}; {_REDUCING_HINT}")
         for i in range(network.num_layers):
             layer = network.get_layer(i)
             if layer.type == trt.LayerType.ATTENTION_INPUT:
@@ -95,10 +92,10 @@ class EngineBuilder:
     def _parse_error(self, parser: Any) -> str:
         error = parser.get_error(0)
         what = f"node {error.node_name()!r} ({error.node_operator()})" if error.node_name() else "the model"
-        return f"{self.library.name} {self.version} does not take {what}: {' '.join(error.desc().split())}"
+        return f"{self.library.name} {self.version} does not support {what}: {' '.join(error.desc().split())}"
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Raises PassError if names, dtypes or static sizes differ from the manifest, or a cache is not in place."""
+        """Raises PassError if names, dtypes or static sizes differ from the manifest, or a cache is not aliased."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
@@ -144,13 +141,13 @@ class EngineBuilder:
         return f" for {', '.join(self._targets)}" if self._targets else ""
 
     def _reason(self) -> str:
-        reasons = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER not in message]
+        reasons = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER_ERROR not in message]
         return "; ".join(reasons)[:600] or "it gave no reason"
 
 
-_NO_DRIVER = "cudaError 35"
+_NO_DRIVER_ERROR = "cudaError 35"
 """A part of a message that every machine without a GPU logs. It is not the reason for a failed build."""
-_REDUCE = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
+_REDUCING_HINT = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
 def _dtype(dtype: Any) -> str:
@@ -158,10 +155,10 @@ def _dtype(dtype: Any) -> str:
     return names.get(dtype.name) or str(dtype.name).lower()
 
 
-_Described = tuple[str, Sequence[int | str]]
+_DtypeAndShape = tuple[str, Sequence[int | str]]
 
 
-def _matches(found: _Described | None, listed: _Described | None) -> bool:
+def _matches(found: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
     """Whether dtype and rank are equal, and no static size differs. The library's size is -1 if it inferred none."""
     if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
         return False
@@ -169,14 +166,14 @@ def _matches(found: _Described | None, listed: _Described | None) -> bool:
 
 
 def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    """Return output -> input of every KV cache update layer."""
+    """Returns output -> input of every KV cache update layer."""
     layers = (network.get_layer(i) for i in range(network.num_layers))
     updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:
-    """Return a monitor that reports the progress of the outermost phase.
+    """Returns a monitor that reports the progress of the outermost phase.
 
     An exception in a callback, such as KeyboardInterrupt, must not propagate through the library, so the monitor keeps
     it in `interruption`.
@@ -204,6 +201,6 @@ def _make_monitor(trt: Any, report: Step) -> Any:
             return self.interruption is None
 
         def phase_finish(self, phase_name: str) -> None:
-            """Do nothing: the interface requires this method."""
+            """Does nothing: the interface requires this method."""
 
     return Monitor()

@@ -2,7 +2,7 @@
 
 TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste time. So the trunk
 gets an additional input, `columns` [s], of which only the size s is used: attention and its mask read the cache's first
-s columns. Profiles with several s share one engine and one cache.
+s columns. Profiles with different s share one engine and one cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
-    """Return trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without external data."""
+    """Returns trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without external data."""
     model = onnx.load(path, load_external_data=False)
     _fix_capacity(model.graph, capacity)
     _read_columns(model.graph)
@@ -28,7 +28,7 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """Return the inputs or outputs of a tail of `plan`, with windows widened to at least `least_width` rows."""
+    """Returns the inputs or outputs of a tail of `plan`, with windows widened to at least `least_width` rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))})
@@ -39,20 +39,20 @@ def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Te
 
 
 def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
-    """Return the tail of a plan with its windows widened to `least_width`.
+    """Returns the tail of a plan with its windows widened to `least_width`.
 
     It reads the first rows of its window, and pads the next window.
     """
     model = onnx.load(path, load_external_data=False)
-    graph = model.graph
+    graph, (window, next_window) = model.graph, WINDOW_TENSORS
     for value in graph.input:
-        if value.name == WINDOW_TENSORS[0]:
+        if value.name == window:
             _rename(graph, value.name, f"{value.name}.rows")
             bounds = [_integers(graph, f"{value.name}.{at}", [n]) for at, n in enumerate((0, plan.width, 1))]
             graph.node.insert(0, helper.make_node("Slice", [value.name, *bounds], [f"{value.name}.rows"]))
             value.type.tensor_type.shape.dim[1].dim_value = least_width
     for value in graph.output:
-        if value.name == WINDOW_TENSORS[1]:
+        if value.name == next_window:
             _rename(graph, value.name, f"{value.name}.rows")
             pads = _integers(graph, f"{value.name}.pads", [0, 0, 0, least_width - plan.next.width])
             graph.node.append(helper.make_node("Pad", [f"{value.name}.rows", pads], [value.name]))
@@ -75,7 +75,7 @@ def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
 
 
 def aliases(path: Path) -> dict[str, str]:
-    """Return output -> input (present_key.i -> past_key.i, ...): TensorScatter overwrites its first input in place."""
+    """Returns output -> input (present_key.i -> past_key.i, ...): TensorScatter overwrites its first input in place."""
     graph = onnx.load(path, load_external_data=False).graph
     outputs = {value.name for value in graph.output}
     scatters = (node for node in graph.node if node.op_type == "TensorScatter")
@@ -91,7 +91,7 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _read_columns(graph: onnx.GraphProto) -> None:
-    """Make attention read slices of the cache and of the mask.
+    """Makes attention read slices of the cache and of the mask.
 
     Computing the mask for s columns from the start would save its slice, but TensorRT-RTX 1.7 fails on that in fp16.
     """
@@ -106,12 +106,12 @@ def _read_columns(graph: onnx.GraphProto) -> None:
             for i, axis in ((1, "cache_axis"), (2, "cache_axis"), (3, "mask_axis")):
                 whole = node.input[i]
                 part = f"{whole}.read"
-                if part not in sliced:  # all layers share the mask
+                if part not in sliced:  # Layers share masks.
                     sliced.add(part)
                     read = [whole, f"{COLUMNS}.zero", count, f"{COLUMNS}.{axis}"]
                     nodes.append(helper.make_node("Slice", read, [part], name=part))
                 node.input[i] = part
         nodes.append(node)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(copies)

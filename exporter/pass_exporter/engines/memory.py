@@ -29,13 +29,13 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         parts = [f"{name} {size / 2**30:.2f}" for name, size in vars(self).items() if size]
-        return f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, spare {RESERVED_BYTES / 2**30:.2f})"
+        return f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, reserved {RESERVED_BYTES / 2**30:.2f})"
 
 
 def estimate(
     bundle: Path, manifest: Manifest, profiles: Sequence[Profile], capacity: int, max_batch_size: int, workspace: int
 ) -> MemoryEstimate:
-    """Estimate from the sizes of the files and of the model. workspace: in bytes."""
+    """Estimates from the sizes of the files and of the model. workspace: in bytes."""
     model = manifest.model
     element = item_size(model.dtype)
     trunk = bundle / manifest.trunk.file
@@ -45,8 +45,8 @@ def estimate(
 
 
 def _activations(manifest: Manifest, profile: Profile) -> int:
-    most = {name: sizes[2] for name, sizes in profile.sizes.items()}
-    return activation_bytes(manifest.model, most["width"], most["columns"], most["logit_rows"], most["batch"])
+    size = {name: largest for name, (_, _, largest) in profile.sizes.items()}
+    return activation_bytes(manifest.model, size["width"], size["columns"], size["logit_rows"], size["batch"])
 
 
 def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
@@ -54,5 +54,5 @@ def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: 
     if available is not None and needed.total > available:
         raise PassError(
             f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower --max-seq-len "
-            f"(now {largest_capacity} with the widest window) or --max-batch-size, or export with --weights int4"
+            f"(the capacity is now {largest_capacity} tokens) or --max-batch-size, or export with --weights int4"
         )

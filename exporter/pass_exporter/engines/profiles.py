@@ -1,8 +1,8 @@
 """Optimization profiles: the shapes that engines are tuned for.
 
-There is a profile for each window (width Q, look-ahead rows A) of trees and of plans with all of the bundle's drafts.
-Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes seconds to build, and
-TensorRT-RTX 1.7 does not build a profile with ranges in fp16. Each window has a profile for every number of cache
+There is a profile for each window (width Q, look-ahead rows A) of trees, and of plans with as many drafts as the bundle
+allows. Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes seconds to build,
+and TensorRT-RTX 1.7 does not build a profile with ranges in fp16. Each window has a profile for every number of cache
 columns that a pass may read, for batch size 1 and, if `max_batch_size` is larger, for batches up to that size.
 """
 
@@ -20,12 +20,13 @@ PREFILL_WIDTHS = (256, 32)
 """The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
 MIN_COLUMNS = 512
 COLUMNS_FACTOR = 4
+"""The first number of cache columns is MIN_COLUMNS, and each further one is this many times the one before it."""
 MIN_CAPACITY_RATIO = 1.2
 """A number of columns gets profiles only if the capacity is more than this many times as large."""
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
-    """Return the numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order.
+    """Returns the numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order.
 
     A number just below `capacity` is left out: its profiles would cost as much as others and save few columns.
     """
@@ -36,8 +37,8 @@ def column_steps(capacity: int) -> tuple[int, ...]:
     return (*steps, capacity)
 
 
-def prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of a prompt's chunks that fit into the cache, in falling order."""
+def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
+    """Returns the widths of a prompt's chunks that fit into the cache, in falling order."""
     return (*wide_chunks(manifest.model, columns[-1:]), *(width for width in PREFILL_WIDTHS if width <= columns[-1]))
 
 
@@ -50,7 +51,7 @@ def engine_plans(manifest: Manifest) -> list[Plan]:
 
 
 def widest(manifest: Manifest) -> Plan:
-    """Return the widest of `engine_plans`."""
+    """Returns the widest of `engine_plans`."""
     return max(engine_plans(manifest), key=lambda plan: plan.width)
 
 
@@ -59,39 +60,40 @@ def trunk_profiles(
     columns: Sequence[int],
     max_batch_size: int = 1,
     least_width: int = 1,
-    chunks: Sequence[int] | None = None,
+    prefill_widths: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Return the trunk's profiles, in rising order of columns. A pass uses the first profile that fits.
+    """Returns the trunk's profiles, in rising order of columns. A pass uses the first profile that fits.
 
     Prompts are prefilled one at a time, so larger batches have no prefill profiles.
 
+    columns: the numbers of cache columns that a pass may read; the last is the capacity.
     least_width: windows with fewer rows are padded to it (see `Library.least_width`).
-    chunks: the widths of prefill; None means `prefill_widths`.
+    prefill_widths: of a prompt's chunks; None means `default_prefill_widths`.
     """
-    adapted = manifest.lookahead.needs_lookahead_rows
+    needs_rows = manifest.lookahead.needs_lookahead_rows
     plans = engine_plans(manifest)
-    windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if adapted else 0) for plan in plans)
+    windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if needs_rows else 0) for plan in plans)
     shapes = [_fixed_sizes(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
-    widths = prefill_widths(manifest, columns) if chunks is None else chunks
+    widths = default_prefill_widths(manifest, columns) if prefill_widths is None else prefill_widths
     prefill = [_fixed_sizes(width=q, logit_rows=1, lookahead_rows=0) for q in widths]
     return tuple(
         Profile(sizes=shape | batch | _fixed_sizes(columns=read))
-        for number, batch in enumerate(_batches(max_batch_size))
+        for index, batch in enumerate(_batches(max_batch_size))
         for read in columns
-        for shape in (*shapes, *(prefill if number == 0 else ()))
+        for shape in (*shapes, *(prefill if index == 0 else ()))
         if shape["width"][0] <= read
     )
 
 
 def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return a tail's profiles, one for each range of batch sizes."""
+    """Returns a tail's profiles, one for each range of batch sizes."""
     rows = len(plan.lookahead_rows)
     sizes = _fixed_sizes(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
     return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return the profiles of tail.logprobs.onnx, for every window but those of trees, and each range of batch sizes."""
+    """Returns the profiles of tail.logprobs.onnx, for each window but those of trees, and each range of batch sizes."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(
@@ -102,7 +104,7 @@ def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Prof
 
 
 def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return the profiles of tail.processors.onnx: windows and batches as in `logprobs_profiles`.
+    """Returns the profiles of tail.processors.onnx: windows and batches as in `logprobs_profiles`.
 
     Each profile takes lists of `touched` tokens of any length.
     """

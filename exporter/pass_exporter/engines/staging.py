@@ -19,7 +19,7 @@ from pass_runtime.files import locked, write_whole
 
 @contextmanager
 def staging(bundle: Path, name: str) -> Iterator[Path]:
-    """Yield the directory in which the engines of the set `name` are collected. An interrupted build can be resumed.
+    """Yields the directory in which the engines of the set `name` are collected. An interrupted build can be resumed.
 
     A lock, which ends with the process, admits one build at a time.
     """
@@ -34,14 +34,14 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
         raise PassError(f"cannot write {directory}: {error.strerror or error} (is the disk full?)") from None
 
 
-def keep(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
-    """Write a finished engine, then a note that it is complete. key: a hash of everything that it is built from."""
+def save_engine(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
+    """Writes a finished engine, then the .json file that marks it finished. key: a hash of all it is built from."""
     (directory / entry.file).write_bytes(engine)
     write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
 
-def kept(directory: Path, file: str, key: str) -> EngineFile | None:
-    """Return the engine that an earlier build finished with the same key, or None."""
+def finished_engine(directory: Path, file: str, key: str) -> EngineFile | None:
+    """Returns the engine that an earlier build finished with the same key, or None."""
     try:
         entry = EngineFile.model_validate_json((directory / f"{file}.{key}.json").read_text(encoding="utf-8"))
         return entry if file_info(directory / file).sha256 == entry.sha256 else None
@@ -50,9 +50,9 @@ def kept(directory: Path, file: str, key: str) -> EngineFile | None:
 
 
 def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
-    """Move the finished set into the bundle, list it in the manifest, and remove the set that it replaces."""
+    """Moves the finished set into the bundle, lists it in the manifest, and removes the set that it replaces."""
     listed = {engine.file for engine in engines.engines}
-    for path in directory.iterdir():  # notes, and files of builds with other settings
+    for path in directory.iterdir():  # The .json files, and files of builds with other settings.
         if path.name not in listed:
             path.unlink()
     busy = f"another build is changing the manifest of {bundle}"
@@ -62,7 +62,7 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
             shutil.rmtree(destination)
         directory.rename(destination)
         manifest = read_manifest(bundle)  # read again, because another build may have changed it meanwhile
-        replaced = [known for known in manifest.engines if same_place(known, engines)]
+        replaced = [known for known in manifest.engines if same_target(known, engines)]
         others = [known for known in manifest.engines if known not in replaced]
         changed = manifest.model_copy(update={"engines": (*others, engines)})
         write_whole(bundle / FILE_NAME, changed.model_dump_json(indent=2) + "\n")
@@ -71,6 +71,6 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
             shutil.rmtree(known.path(bundle), ignore_errors=True)
 
 
-def same_place(a: EngineSet, b: EngineSet) -> bool:
+def same_target(a: EngineSet, b: EngineSet) -> bool:
     """Whether two sets are for the same library, version and GPUs."""
     return (a.library, a.version, a.targets) == (b.library, b.version, b.targets)

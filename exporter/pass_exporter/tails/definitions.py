@@ -1,12 +1,13 @@
 """What the tails compute besides sampling, in numpy: logits processors, log-probabilities, and the drafts of a draft
 head. Tests compare the graphs with it.
 
-A look-ahead row does not know which token stands before it; the head does. For the rows j = 0, 1, ... of a group, h_j
-is the hidden state that the LM head reads in row j, l_j are its logits, and t_j is the token before it (the new root,
-then the drafts made so far):
+When a look-ahead row is computed, the token before it is not known; the draft head reads that token later. For the rows
+j = 0, 1, ... of a group, h_j is the hidden state that the LM head reads in row j, l_j are its logits, and t_j is the
+token before it (the new root, then the drafts made so far). hidden, table, token, state, bias and out are the draft
+head's arrays:
 
     s_j = silu(h_j hidden + table[t_j] token + s_{j-1} state + bias)      s_{-1} = 0
-    draft j is chosen by l_j(c) + table[c] . (s_j out) among the candidates c; other tokens have no chance
+    draft j is chosen by l_j(c) + table[c] . (s_j out) among the candidates c; other tokens are never chosen
 
 The candidates are the tokens of the CANDIDATE_BLOCKS blocks (`pass_runtime.bundle.noise`) that hold the largest l_j; in
 a tie the lower block is taken. A small vocabulary, and one that blocks do not divide, has all tokens as candidates. A
@@ -28,18 +29,13 @@ Integers = npt.NDArray[np.int64]
 
 
 def process_logits(
-    logits: npt.NDArray[np.float32],
-    allowed: npt.NDArray[np.bool_],
-    touched: npt.NDArray[np.int64],
-    bias: npt.NDArray[np.float32],
-    factor: npt.NDArray[np.float32],
-    penalty: npt.NDArray[np.float32],
-) -> npt.NDArray[np.float32]:
+    logits: Floats, allowed: npt.NDArray[np.bool_], touched: Integers, bias: Floats, factor: Floats, penalty: Floats
+) -> Floats:
     """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the others unchanged.
 
-    allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits. touched [B,T]: tokens
-    to which bias [B,T] is added; the sum is divided by factor [B,P,T] where it is above 0, and multiplied by it
-    elsewhere; then penalty [B,P,T] is subtracted.
+    allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits. touched [B,T]: tokens to
+    which bias [B,T] is added; the sum is divided by factor [B,P,T] if it is above 0, and else multiplied by it; then
+    penalty [B,P,T] is subtracted.
     """
     rows = factor.shape[1]
     processed = logits.copy()
@@ -51,9 +47,7 @@ def process_logits(
     return processed
 
 
-def token_logprobs(
-    logits: npt.NDArray[np.float32], emitted: npt.NDArray[np.int64], k: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, Integers, Floats]:
     """Log-probabilities of the tokens that a pass emitted, and of the K = min(k, V) most likely tokens in their places.
 
     logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens' log-probabilities [B,E];

@@ -44,13 +44,13 @@ def head_drafts(
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None
     choices = candidate_choices(tail, head, logits, count)
-    read = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
-    read = op("Add", read, head_matrix(op, head, "bias"))  # [B,D,m]
+    projected = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
+    projected = op("Add", projected, head_matrix(op, head, "bias"))  # [B,D,m]
     drafts: list[ir.Value] = []
     state: ir.Value | None = None
     for j in range(count):
         token = table_rows(op, head, op("Squeeze", drafts[-1] if drafts else root, op.const([1])))  # [B,r]
-        x = op("Add", pick_row(op, read, j), op("MatMul", token, head_matrix(op, head, "token")))
+        x = op("Add", pick_row(op, projected, j), op("MatMul", token, head_matrix(op, head, "token")))
         if state is not None:
             x = op("Add", x, op("MatMul", state, head_matrix(op, head, "state")))
         state = op("Mul", x, op("Sigmoid", x))  # [B,m]
@@ -81,8 +81,8 @@ class CandidateSubset:
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
         """The candidates' scores [B,C] in row j: logits plus table rows times direction [B,r]."""
         op = self.op
-        along = op("MatMul", pick_row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
-        return op("Add", pick_row(op, self.logits, j), op("Squeeze", along, op.const([2])))
+        products = op("MatMul", pick_row(op, self.vectors, j), op("Unsqueeze", direction, op.const([2])))
+        return op("Add", pick_row(op, self.logits, j), op("Squeeze", products, op.const([2])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
         """[B,1]: the id of the candidate with the largest of `scores` [B,C]."""
@@ -96,8 +96,8 @@ class CandidateSubset:
         """scores [B,C] -> logits [B,1,V]: minus infinity for tokens that are not candidates."""
         op = self.op
         batch = op("Shape", scores, start=0, end=1)
-        nothing = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([vocab_size]), axis=0))
-        row = op("ScatterElements", nothing, pick_row(op, self.ids, j), scores, axis=1)
+        excluded = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([vocab_size]), axis=0))
+        row = op("ScatterElements", excluded, pick_row(op, self.ids, j), scores, axis=1)
         return op("Unsqueeze", row, op.const([1]))
 
 
@@ -123,9 +123,10 @@ class FullVocabulary:
 def candidate_choices(
     tail: TailBuilder, head: HeadArrays, logits: ir.Value, count: int
 ) -> CandidateSubset | FullVocabulary:
+    """The candidates of `count` rows with these logits [B,count,V]."""
     op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
     if not has_candidate_subset(vocab_size):
-        # With constant indices ONNX Runtime would keep a float32 copy of the table.
+        # With constant indices ONNX Runtime would fold the Gather and the Cast, and keep a float32 copy of the table.
         zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
         return FullVocabulary(op, logits, table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
     blocks = noise.vocabulary_blocks(vocab_size)
@@ -143,8 +144,8 @@ def hidden_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Value
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
     if not plan.is_fused:  # There is one group, and all its rows draft.
         return hidden
-    theirs = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
-    return pick_rows(op, hidden, theirs, tail.lookahead_count(), size)
+    indices = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
+    return pick_rows(op, hidden, indices, tail.lookahead_count(), size)
 
 
 def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:

@@ -29,7 +29,7 @@ def build_logprobs(vocab_size: int) -> ir.Model:
     values, ids = op.pair("TopK", rows, op.const([k]), axis=-1)  # [B,E,K]
     largest = op("Slice", values, op.const([0]), op.const([1]), op.const([2]))
     mass = op("ReduceSum", op("Exp", op("Sub", rows, largest)), op.const([2]), keepdims=1)
-    total = op("Add", largest, op("Log", mass))  # [B,E,1]: the logit that would have probability 1
+    total = op("Add", largest, op("Log", mass))  # [B,E,1]: log(sum(exp(logits)))
     # After `count` tokens, `emitted` may contain V, the id of a missing draft.
     tokens = op("Unsqueeze", op("Min", emitted, op.const(vocab_size - 1)), op.const([2]))
     chosen = op("Sub", op("GatherElements", rows, tokens, axis=2), total)

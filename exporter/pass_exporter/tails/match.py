@@ -24,8 +24,8 @@ A fused tail serves windows with any number of look-ahead rows, so its Q is symb
 draft, its id in `next_ids` is V: no sample equals it, so it is never accepted.
 
 A masked slot emits nothing and keeps its length. If the next pass has the same plan (ar, fused), it keeps its window
-too; otherwise its row of `next_ids` has no meaning. The tail computes it like other slots, so the listed positions must
-include its positions.
+too; otherwise its row of `next_ids` has no meaning. The tail computes a masked slot like the others, so `noise_offsets`
+must list its positions too.
 
 `next_ids` and `next_length` may share memory with `input_ids` and `length`: all nodes that read these inputs come
 before the node that writes the output.
@@ -91,17 +91,17 @@ def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_po
     root_position [B]: the new root's position, which the first of these rows has. Positions must not be computed from
     `length` here, because next_length may already have overwritten it.
     """
-    op, draws = tail.op, tail.sampler
+    op, sampler = tail.op, tail.sampler
     rows, logits = tail.group_rows(accepted)
     if tail.head is None:
-        drafts = draws.sample(logits, root_position, list(range(tail.plan.drafts)))
+        drafts = sampler.sample(logits, root_position, list(range(tail.plan.drafts)))
     else:
         drafts = head_drafts(
             tail,
             logits,
             rows,
             root,
-            draw=lambda row, j: draws.sample(row, root_position, [j]),
-            draw_candidate=lambda scores, blocks, j: draws.draw_candidate(scores, blocks, root_position, j),
+            draw=lambda row, j: sampler.sample(row, root_position, [j]),
+            draw_candidate=lambda scores, blocks, j: sampler.draw_candidate(scores, blocks, root_position, j),
         )
     return op("Where", op("Equal", rows, op.const(0)), op.const(tail.vocab_size), drafts)

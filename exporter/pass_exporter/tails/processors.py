@@ -24,7 +24,7 @@ from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.sampling import FORBIDDEN_BIAS
 
 F32 = np.float32
-SLICE_END = (1 << 31) - 1
+SLICE_END = (1 << 31) - 1  # more than any number of rows
 
 
 def build_processors(vocab_size: int) -> ir.Model:

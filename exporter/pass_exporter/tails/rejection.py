@@ -33,8 +33,8 @@ F32 = np.float32
 def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None) -> ir.Model:
     """Builds the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the drafts, or None."""
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
-    op, targets = tail.op, plan.drafts + 1
-    p = tail.sampler.weights(columns(op, tail.logits, 0, targets), targets, normalized=True)  # [B,D+1,V]
+    op, verified = tail.op, plan.drafts + 1
+    p = tail.sampler.weights(columns(op, tail.logits, 0, verified), verified, normalized=True)  # [B,D+1,V]
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
     # From here on, positions come from next_length, because it may have overwritten `length`.
@@ -78,19 +78,19 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return p
-    here = pick_rows(op, p, accepted, count + 1, tail.vocab_size)
+    p_row = pick_rows(op, p, accepted, count + 1, tail.vocab_size)
     q, last = tail.draft_probs(), op.const(count - 1)
-    drawn_from = pick_rows(op, q, op("Min", accepted, last), count, tail.vocab_size)
+    q_row = pick_rows(op, q, op("Min", accepted, last), count, tail.vocab_size)
     all_accepted = op("Unsqueeze", op("Greater", accepted, last), op.const([2]))
-    drawn = op("And", tail.sampler.is_noisy(), op("Not", all_accepted))
-    return residual(op, here, op("Where", drawn, drawn_from, op.const(0, F32)))
+    subtracts = op("And", tail.sampler.is_noisy(), op("Not", all_accepted))
+    return residual(op, p_row, op("Where", subtracts, q_row, op.const(0, F32)))
 
 
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
     """max(p - q, 0) [B,1,V]; p if rounding makes all of it 0."""
     positive = op("Max", op("Sub", p, q), op.const(0, F32))
-    some = op("Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32))
-    return op("Where", some, positive, p)
+    any_positive = op("Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32))
+    return op("Where", any_positive, positive, p)
 
 
 def _emitted(tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, root: ir.Value) -> ir.Value:

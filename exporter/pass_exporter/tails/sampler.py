@@ -22,10 +22,10 @@ MIN_POSITIVE = float(np.finfo(F32).tiny)
 
 
 @dataclass(frozen=True)
-class Races:
-    """The keys of exponential sampling, of which the largest wins: weights divided by exponential noise.
+class RaceKeys:
+    """Keys of exponential sampling: weights divided by exponential noise. The block or token with the largest is drawn.
 
-    blocks [B,R,1,K]: of K blocks. tokens [B,R,8,K]: of the 8 tokens of each block.
+    blocks [B,R,1,K]: the keys of K blocks. tokens [B,R,8,K]: the keys of the 8 tokens of each block.
     """
 
     blocks: ir.Value
@@ -67,8 +67,8 @@ class SamplerNodes:
         p = op("Mul", p, kept)  # This takes a third of the time of a Where.
         if not normalized:
             return p
-        some, total = op("Greater", smallest, op.const(0, F32)), op("ReduceSum", p, op.const([2]), keepdims=1)
-        return op("Div", p, op("Where", some, total, op.const(1, F32)))
+        truncated, total = op("Greater", smallest, op.const(0, F32)), op("ReduceSum", p, op.const([2]), keepdims=1)
+        return op("Div", p, op("Where", truncated, total, op.const(1, F32)))
 
     def draw(self, w: ir.Value, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
         """w [B,R,V], non-negative and unnormalized -> [B,R] tokens drawn with the noise of `stream`.
@@ -81,16 +81,16 @@ class SamplerNodes:
             w = op("Pad", w, op.const([0, 0, 0, 0, 0, blocks * noise.BLOCK_SIZE - self.vocab_size]))
         by_block = op("Reshape", w, op.const([-1, rows, noise.BLOCK_SIZE, blocks]))
         exponential = self._exponential(self._table_sum(self._offsets(root, depth, stream), rows))
-        of_blocks, of_tokens = (
+        block_noise, token_noise = (
             op("Slice", exponential, op.const([start]), op.const([start + count]), op.const([2]))
             for start, count in noise.entries_per_position(self.vocab_size)
         )
         mass = op("ReduceSum", by_block, op.const([2]), keepdims=0)
         mass = op("Where", self.is_noisy(), mass, self._first_nonzero_tokens(by_block, blocks))
-        block = op("ArgMax", op("Div", mass, of_blocks), axis=2, keepdims=1)  # [B,R,1]
+        block = op("ArgMax", op("Div", mass, block_noise), axis=2, keepdims=1)  # [B,R,1]
         every = op("Add", op("Unsqueeze", block, op.const([3])), op.const(np.zeros((1, 1, noise.BLOCK_SIZE, 1))))
         tokens = op("Squeeze", op("GatherElements", by_block, every, axis=3), op.const([3]))  # [B,R,8]
-        token = op("ArgMax", op("Div", tokens, of_tokens), axis=2, keepdims=1)
+        token = op("ArgMax", op("Div", tokens, token_noise), axis=2, keepdims=1)
         token = op("Add", block, op("Mul", token, op.const(blocks)))
         return op("Squeeze", token, op.const([2]))
 
@@ -101,10 +101,10 @@ class SamplerNodes:
         then the second of every block, and so on. Returns [B,1], an index into `scores`.
         """
         op, axis = self.op, self.op.const([2])
-        race = self._candidate_races(op("Unsqueeze", scores, op.const([1])), 1, blocks, root, depth)
-        block = op("ArgMax", race.blocks, axis=3, keepdims=1)  # [B,1,1,1]
+        keys = self._candidate_races(op("Unsqueeze", scores, op.const([1])), 1, blocks, root, depth)
+        block = op("ArgMax", keys.blocks, axis=3, keepdims=1)  # [B,1,1,1]
         every = op("Add", block, op.const(np.zeros((1, 1, noise.BLOCK_SIZE, 1))))
-        tokens = op("GatherElements", race.tokens, every, axis=3)  # [B,1,8,1]
+        tokens = op("GatherElements", keys.tokens, every, axis=3)  # [B,1,8,1]
         token = op("ArgMax", tokens, axis=2, keepdims=1)
         index = op("Add", op("Mul", token, op.const(CANDIDATE_BLOCKS)), block)
         return op("Squeeze", op("Squeeze", index, op.const([3])), axis)
@@ -118,14 +118,14 @@ class SamplerNodes:
         op = self.op
         if self.sampler == "greedy":
             return scores
-        race = self._candidate_races(scores, rows, blocks, root, depth)
-        first = op("Max", op("ReduceMax", race.tokens, op.const([2]), keepdims=1), op.const(MIN_POSITIVE, F32))
-        behind = op("Div", race.tokens, first)  # 1 for the first token of a block
-        order = op("Mul", race.blocks, behind)
-        flat = op("Reshape", order, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
+        keys = self._candidate_races(scores, rows, blocks, root, depth)
+        first = op("Max", op("ReduceMax", keys.tokens, op.const([2]), keepdims=1), op.const(MIN_POSITIVE, F32))
+        relative = op("Div", keys.tokens, first)  # 1 for the first token of a block
+        combined = op("Mul", keys.blocks, relative)
+        flat = op("Reshape", combined, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
         return op("Where", self.is_noisy(), flat, scores)
 
-    def _candidate_races(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> Races:
+    def _candidate_races(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> RaceKeys:
         """The keys of `blocks` [B,K] and of their tokens, for scores [B,rows,8K] as in `draw_candidate`."""
         op = self.op
         candidates = SamplerNodes(op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS)
@@ -141,12 +141,12 @@ class SamplerNodes:
             entries = op("Gather", table, op("Add", row, after_tokens), axis=0)  # [B,K,16]
             of_blocks.append(op("GatherElements", entries, op("Unsqueeze", column, op.const([2])), axis=2))  # [B,K,1]
             of_tokens.append(op("Gather", table, offset, axis=0))  # [B,1,16]
-        drawn = self._exponential(op("Add", *of_blocks))  # [B,K,1]
-        drawn = op("Reshape", drawn, op.const([0, 1, 1, CANDIDATE_BLOCKS]))
+        block_noise = self._exponential(op("Add", *of_blocks))  # [B,K,1]
+        block_noise = op("Reshape", block_noise, op.const([0, 1, 1, CANDIDATE_BLOCKS]))
         size, axis = op.const([noise.BLOCK_SIZE]), op.const([2])
-        within = self._exponential(op("Slice", op("Add", *of_tokens), op.const([0]), size, axis))  # [B,1,8]
+        token_noise = self._exponential(op("Slice", op("Add", *of_tokens), op.const([0]), size, axis))  # [B,1,8]
         mass = op("ReduceSum", by_block, axis, keepdims=1)
-        return Races(op("Div", mass, drawn), op("Div", by_block, op("Unsqueeze", within, op.const([3]))))
+        return RaceKeys(op("Div", mass, block_noise), op("Div", by_block, op("Unsqueeze", token_noise, op.const([3]))))
 
     def uniform(self, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
         """[B,R,1] float32: a uniform random number in (0, 1) for the token that follows each row."""
@@ -201,7 +201,7 @@ class SamplerNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, rows, count * noise.ROW_SIZE]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 that do not overflow -> uniform numbers u in (0, 1), float32."""
+        """Table sums, int32 that do not overflow -> uniform numbers u in (0, 1), float32; equal at temperature 0."""
         op = self.op
         modulus = op.const(1 << noise.BITS, np.int32)
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))

@@ -28,7 +28,7 @@ from pass_exporter.tails.head import (
     pick_row,
     table_rows,
 )
-from pass_exporter.tails.tape import GraphTape, Output
+from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -48,14 +48,15 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArr
     count, next_length = tail.advance(accepted)
     root = op("GatherElements", samples, last, axis=1)
     drafts = _next_drafts(tail, last, root, next_length)
-    results: dict[str, Output] = {
-        "emitted": (op("GatherElements", samples, rows, axis=1), np.int64, ["batch", plan.max_emitted]),
-        "emitted_rows": (rows, np.int64, ["batch", plan.max_emitted]),
-        "count": (count, np.int64, ["batch"]),
-        "next_ids": (tail.next_window(root, drafts), np.int64, ["batch", tail.next_width]),
-        "next_length": (next_length, np.int64, ["batch"]),
-    }
-    return op.model(results)
+    return op.model(
+        {
+            "emitted": (op("GatherElements", samples, rows, axis=1), np.int64, ["batch", plan.max_emitted]),
+            "emitted_rows": (rows, np.int64, ["batch", plan.max_emitted]),
+            "count": (count, np.int64, ["batch"]),
+            "next_ids": (tail.next_window(root, drafts), np.int64, ["batch", tail.next_width]),
+            "next_length": (next_length, np.int64, ["batch"]),
+        }
+    )
 
 
 def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -64,12 +65,11 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
     drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
     drawn = op("Gather", samples, op.const(np.array(plan.parents)), axis=1)
     wrong = op("Cast", op("Not", op("Equal", drafts, drawn)), to=int(ir.DataType.FLOAT))
-    on_path = plan.window_mask[
-        1 : 1 + plan.drafts, 1 : 1 + plan.drafts
-    ].T  # (i, j): draft i is draft j or an ancestor of it
+    drafts_mask = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts]
+    on_path = drafts_mask.T  # (i, j): draft i is draft j or an ancestor of it
     wrong = op("MatMul", wrong, op.const(on_path, np.float32))  # [B,D]: the number of wrong drafts on the path
     depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts])
-    # -1 is less than the root's 0, so the maximum is unique: ArgMax of equal values depends on the engine.
+    # Drafts that are not accepted get -1, the root 0, so the maximum is unique: engines differ in ArgMax of ties.
     reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1))
     reached = op("Pad", reached, op.const([0, 1, 0, 0]))  # the root is always accepted
     return op("ReduceMax", reached, op.const([1]), keepdims=1), op("ArgMax", reached, axis=1, keepdims=1)
@@ -78,19 +78,19 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
 def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, root_position: ir.Value) -> ir.Value:
     """[B,D]: the next drafts in the order of the window, made by the look-ahead rows that follow row `last` [B,1].
 
-    The id is V if there are too few look-ahead rows.
+    The id of a draft is V if its look-ahead row is missing.
     """
     op, plan, head = tail.op, tail.plan, tail.head
     rows, logits = tail.group_rows(last)  # [B,L'] and [B,L',V]
     choices = None if head is None else candidate_choices(tail, head, logits, plan.depth)
     if head is None or not isinstance(choices, CandidateSubset):
         raise ValueError(f"{plan.name} needs a draft head, and a vocabulary of which the candidates are a part")
-    read = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
-    read = op("Add", read, head_matrix(op, head, "bias"))  # [B,L',m]
+    projected = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
+    projected = op("Add", projected, head_matrix(op, head, "bias"))  # [B,L',m]
     level, made, order = _Level([0], root, None), [], []
     for depth in range(plan.depth):
         children = [(c, p) for p in level.rows for c in range(1, 1 + plan.drafts) if plan.parents[c - 1] == p]
-        state = _states(op, head, pick_row(op, read, depth), level)
+        state = _states(op, head, pick_row(op, projected, depth), level)
         tokens = _ranked_tokens(tail, choices, depth, state, _parent_ranks(level, children), root_position)
         made.append(tokens)
         order += [c for c, _ in children]
@@ -119,10 +119,10 @@ def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[
     return [(level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)]
 
 
-def _states(op: GraphTape, head: HeadArrays, read: ir.Value, level: _Level) -> ir.Value:
-    """read [B,m], the projected look-ahead row -> [B,n,m], the head's states after the level's tokens."""
+def _states(op: GraphTape, head: Head, projected: ir.Value, level: _Level) -> ir.Value:
+    """projected [B,m], a look-ahead row -> [B,n,m], the head's states after the level's tokens."""
     vectors = table_rows(op, head, level.tokens)  # [B,n,r]
-    x = op("Add", op("Unsqueeze", read, op.const([1])), op("MatMul", vectors, head_matrix(op, head, "token")))
+    x = op("Add", op("Unsqueeze", projected, op.const([1])), op("MatMul", vectors, head_matrix(op, head, "token")))
     if level.states is not None:
         x = op("Add", x, op("MatMul", level.states, head_matrix(op, head, "state")))
     return op("Mul", x, op("Sigmoid", x))
@@ -139,14 +139,14 @@ def _ranked_tokens(
     """[B,K]: for each of K places (index of a state, rank), the token with that rank in the head's scores there."""
     op, head = tail.op, tail.head
     assert head is not None
-    count, most = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
+    count, ranks = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
     direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
-    along = op("MatMul", direction, op("Transpose", pick_row(op, choices.vectors, depth), perm=[0, 2, 1]))
-    scores = op("Add", op("Unsqueeze", pick_row(op, choices.logits, depth), op.const([1])), along)  # [B,n,C]
+    products = op("MatMul", direction, op("Transpose", pick_row(op, choices.vectors, depth), perm=[0, 2, 1]))
+    scores = op("Add", op("Unsqueeze", pick_row(op, choices.logits, depth), op.const([1])), products)  # [B,n,C]
     ranked = tail.sampler.rank_candidates(scores, count, pick_row(op, choices.blocks, depth), root_position, depth)
-    _, best = op.pair("TopK", ranked, op.const([most]), axis=-1)
-    flat = op("Reshape", best, op.const([0, count * most]))
-    kept = op("Gather", flat, op.const([i * most + rank for i, rank in places]), axis=1)
+    _, best = op.pair("TopK", ranked, op.const([ranks]), axis=-1)
+    flat = op("Reshape", best, op.const([0, count * ranks]))
+    kept = op("Gather", flat, op.const([i * ranks + rank for i, rank in places]), axis=1)
     return op("GatherElements", pick_row(op, choices.ids, depth), kept, axis=1)
 
 

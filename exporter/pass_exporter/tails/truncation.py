@@ -11,8 +11,8 @@ from pass_runtime.bundle.request_fields import MAX_CANDIDATES
 
 F32 = np.float32
 FIRST_CANDIDATES = 64
-"""The number of candidates that are searched first. It covers the usual values of top-k, and a top-p of 0.9 at 93 % of
-positions (at 50 % of the look-ahead rows)."""
+"""The number of candidates that are searched first. They suffice for the usual values of top-k, and for a top-p of 0.9
+in 93 % of positions, in 50 % of look-ahead rows."""
 TOP_P_MARGIN = 1e-4
 """More than the rounding error of a sum of probabilities. The first candidates are taken as sufficient for top-p only
 if their sum exceeds it by this."""
@@ -57,9 +57,8 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
     """[B,R,1] bool: whether top-k and top-p keep no values beyond the largest, `few` [B,R,FIRST_CANDIDATES]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
-    reached = op(
-        "Greater", op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(TOP_P_MARGIN, F32))
-    )
+    mass, wanted = op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(TOP_P_MARGIN, F32))
+    reached = op("Greater", mass, wanted)
     no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
     by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))
     by_k = op("And", op("Greater", top_k, op.const(0)), op("LessOrEqual", top_k, op.const(FIRST_CANDIDATES)))
@@ -91,19 +90,17 @@ def _largest(
     """
     if best is not None:
         blocks, tokens = noise.vocabulary_blocks(vocab_size), np.arange(noise.BLOCK_SIZE)[:, None]
-        bests, chosen = op.pair(
-            "TopK", _with_falling_rest(op, searched, best, blocks), op.const([k]), axis=-1, sorted=0
-        )
+        falling = _with_falling_rest(op, searched, best, blocks)
+        largest, chosen = op.pair("TopK", falling, op.const([k]), axis=-1, sorted=0)
         ids = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * tokens))
         p = op("GatherElements", p, op("Reshape", ids, op.const([-1, rows, k * noise.BLOCK_SIZE])), axis=2)
         vocab_size = k * noise.BLOCK_SIZE
-        if (
-            searched is not None
-        ):  # At least k values are not below the smallest of `bests`, so smaller ones can be left out.
-            searched = op("And", searched, op("GreaterOrEqual", p, op("ReduceMin", bests, op.const([2]), keepdims=1)))
+        if searched is not None:  # At least k values are not below the smallest of `largest`: leave smaller ones out.
+            smallest = op("ReduceMin", largest, op.const([2]), keepdims=1)
+            searched = op("And", searched, op("GreaterOrEqual", p, smallest))
     return op.pair("TopK", _with_falling_rest(op, searched, p, vocab_size), op.const([k]), axis=-1)[0]
 
 
 def _with_falling_rest(op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int) -> ir.Value:
-    """[B,R,count]: `values` that are searched, and negative numbers in falling order instead of the others."""
+    """[B,R,count]: the searched ones of `values`, and negative numbers in falling order instead of the others."""
     return values if searched is None else op("Where", searched, values, op.const(-np.arange(1, count + 1), F32))

@@ -15,12 +15,12 @@ from onnxscript.optimizer import fold_constants
 OPSET = 24
 """The opset of every graph in a bundle. It is a part of the bundle format."""
 
-EXTERNAL_DATA_THRESHOLD = 1024  # bytes; smaller tensors stay inside the .onnx file
+EXTERNAL_DATA_MIN_BYTES = 1024  # Smaller tensors stay inside the .onnx file.
 
 WeightParts = dict[str, tuple[str, ...]]
 """Weight [in,out] in the graph -> names of the model's weights [out_i,in] whose transposes it concatenates."""
 
-_TIDY = ir.passes.Sequential(
+_CLEANUP_PASSES = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
     passes.RemoveUnusedNodesPass(),
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -31,11 +31,14 @@ _TIDY = ir.passes.Sequential(
 
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
-    """Folds constants, names symbolic dimensions, stores weights transposed for MatMul, and drops tracing metadata."""
+    """Folds constants, merges q, k and v, stores weights transposed for MatMul, and drops tracing metadata.
+
+    dimensions: the names of symbolic sizes of each input and output, None for sizes that stay as traced.
+    """
     # Constant folding would replace small weights by unnamed constants, so the weights are transposed before it.
     parts = _pretranspose_weights(model.graph)
     fold_constants(model, onnx_shape_inference=False)
-    _TIDY(model)
+    _CLEANUP_PASSES(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         assert value.shape is not None
         names = dimensions[value.name or ""]
@@ -60,12 +63,12 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
         tensor = weight.const_value
         assert tensor is not None
         name = f"{weight.name}.transposed"
-        turned = ir.Value(name=name, shape=output.shape, type=weight.type)
-        turned.const_value = _transposed(tensor, node.attributes["perm"].as_ints(), name)
-        output.replace_all_uses_with(turned)
+        transposed = ir.Value(name=name, shape=output.shape, type=weight.type)
+        transposed.const_value = _transposed(tensor, node.attributes["perm"].as_ints(), name)
+        output.replace_all_uses_with(transposed)
         graph.remove(node, safe=True)
         graph.initializers.pop(weight.name)
-        graph.register_initializer(turned)
+        graph.register_initializer(transposed)
         parts[name] = (weight.name,)
     return parts
 
@@ -158,9 +161,9 @@ def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | Non
         model,
         path,
         external_data=f"{path.name}.data",
-        size_threshold_bytes=EXTERNAL_DATA_THRESHOLD,
+        size_threshold_bytes=EXTERNAL_DATA_MIN_BYTES,
         callback=report,
         max_workers=1,  # one tensor in memory at a time
         alignment=4096,  # page-aligned, so that engines can map the file
-        align_threshold=EXTERNAL_DATA_THRESHOLD,
+        align_threshold=EXTERNAL_DATA_MIN_BYTES,
     )

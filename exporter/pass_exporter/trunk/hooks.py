@@ -23,7 +23,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "pass_onnx"
 
-
 _Buffers = Sequence[torch.Tensor | None]
 
 

@@ -20,7 +20,7 @@ from pass_exporter.model.adapter import Adapter
 from pass_runtime.bundle.tensors import PAST, PRESENT
 
 BEGIN, END = "Begin", "End"
-DOMAIN = "pass.layers"
+MARKER_DOMAIN = "pass.layers"
 LAYERS_PREFIX = "model.model.layers"
 """The prefix of names of the decoder's layers in the trunk."""
 CACHE_PARTS = ("key", "value")
@@ -82,7 +82,7 @@ def _identity(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def mark(x: torch.Tensor, name: str) -> torch.Tensor:
-        return symbolic(f"{DOMAIN}::{name}", (x,), {"layer": index}, dtype=x.dtype, shape=x.shape, version=1)
+        return symbolic(f"{MARKER_DOMAIN}::{name}", (x,), {"layer": index}, dtype=x.dtype, shape=x.shape, version=1)
 
     def marked(hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         return mark(forward(mark(hidden_states, BEGIN), *arguments, **named), END)
@@ -109,7 +109,7 @@ def repeat_layers(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | No
 
     The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced layers.
     """
-    marks = [node for node in graph if node.domain == DOMAIN]
+    marks = [node for node in graph if node.domain == MARKER_DOMAIN]
     begins, ends = ({_layer_of(node): node for node in marks if node.op_type == kind} for kind in (BEGIN, END))
     traced, outputs = dict[int, _Traced](), {str(value.name): value for value in graph.outputs}
     hidden, last = begins[0].inputs[0], begins[0]
@@ -136,7 +136,7 @@ def repeat_layers(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | No
             graph.outputs.append(present)
     ends[max(traced)].outputs[0].replace_all_uses_with(hidden)
     graph.remove(marks, safe=True)
-    del graph.opset_imports[DOMAIN]
+    del graph.opset_imports[MARKER_DOMAIN]
 
 
 def _layer_of(mark: ir.Node) -> int:
@@ -175,7 +175,7 @@ def _inputs_of_traced(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter 
 def _inputs_of_copy(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
 ) -> LayerInputs:
-    """Adds to the graph the tensors that a copied layer reads where the traced layer reads `like`."""
+    """Adds to the graph the tensors that a copied layer reads instead of the traced layer's tensors `like`."""
     weights, found = _weights(model, adapter, layer), {}
     for key, value in like.items():
         name, tensor = weights.get(key, (f"{key}.{layer}", None))

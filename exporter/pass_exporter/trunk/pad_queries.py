@@ -35,12 +35,12 @@ def pad_queries(graph: ir.Graph) -> None:
         node.replace_input_with(0, _with_last_row(graph, node, query, sizes))
         node.replace_input_with(3, masks[mask])
         padded = node.outputs[0]
-        first = ir.node("Slice", [padded, sizes["start"], sizes["last"], sizes["axis"]])
-        first.outputs[0].shape, first.outputs[0].type = padded.shape, padded.type
+        kept = ir.node("Slice", [padded, sizes["start"], sizes["last"], sizes["axis"]])
+        kept.outputs[0].shape, kept.outputs[0].type = padded.shape, padded.type
         padded.shape = None
-        padded.replace_all_uses_with(first.outputs[0])
-        first.replace_input_with(0, padded)
-        graph.insert_after(node, first)
+        padded.replace_all_uses_with(kept.outputs[0])
+        kept.replace_input_with(0, padded)
+        graph.insert_after(node, kept)
 
 
 def _with_last_row(graph: ir.Graph, before: ir.Node, value: ir.Value, sizes: dict[str, ir.Value]) -> ir.Value:

@@ -57,7 +57,7 @@ class Trunk(torch.nn.Module):
         self.vocab_size = int(model.config.vocab_size)
         self.lookahead = torch.nn.Parameter(lookahead.embeddings.to(model.dtype), requires_grad=False)
         self.adapter = None if lookahead.adapter is None else copy.deepcopy(lookahead.adapter).to(model.dtype)
-        self.gives_hidden = lookahead.head is not None
+        self.outputs_hidden = lookahead.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """ids [B,Q] -> [B,Q,H]. Look-ahead embeddings are a separate table, so that tied embeddings stay one tensor."""
@@ -81,18 +81,18 @@ class Trunk(torch.nn.Module):
         assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
-        columns = cache_positions(length, row_position, capacity)
+        positions = cache_positions(length, row_position, capacity)
         mask = cache_mask(length, window_mask, capacity)
         with self._adapted(lookahead_rows):
             hidden = self.model.model(
                 inputs_embeds=self.embed(input_ids),
-                attention_mask=attention_masks(self.model.config, mask, row_position[None], columns),
+                attention_mask=attention_masks(self.model.config, mask, row_position[None], positions),
                 position_ids=length[:, None] + row_position[None],
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
-        head_reads = (hidden.index_select(1, lookahead_rows).float(),) if self.gives_hidden else ()
+        head_reads = (hidden.index_select(1, lookahead_rows).float(),) if self.outputs_hidden else ()
         written = (tensor for tensor in (*cache.keys, *cache.values) if tensor is not None)
         return (logits.float(), *head_reads, *written)
 
@@ -174,7 +174,7 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
             inputs,
             dynamo=True,
             opset_version=OPSET,
-            optimize=False,  # onnxscript's pattern matchers would keep the graph and its weights alive; see graph.clean
+            optimize=False,  # onnxscript's pattern matchers would keep the graph and its weights alive
             verbose=False,
             input_names=[name for name in names if name not in skipped],
             output_names=[name for name in outputs if name not in skipped],
