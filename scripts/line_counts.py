@@ -1,4 +1,4 @@
-"""Counts lines and files of source by folder: the table of docs/architecture.md between MARKERS, and README.md's map."""
+"""Counts source lines and files by folder, for the table of docs/architecture.md between MARKERS and README.md's map."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[
     return [(level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)]
 
 
-def _states(op: GraphTape, head: Head, projected: ir.Value, level: _Level) -> ir.Value:
+def _states(op: GraphTape, head: HeadArrays, projected: ir.Value, level: _Level) -> ir.Value:
     """projected [B,m], a look-ahead row -> [B,n,m], the head's states after the level's tokens."""
     vectors = table_rows(op, head, level.tokens)  # [B,n,r]
     x = op("Add", op("Unsqueeze", projected, op.const([1])), op("MatMul", vectors, head_matrix(op, head, "token")))
