@@ -1,4 +1,4 @@
-"""Counts source lines and files by folder, for the table of docs/architecture.md between MARKERS and README.md's map."""
+"""Counts lines and files by folder, for the table of docs/architecture.md between MARKERS and for README.md's map."""
 
 from __future__ import annotations
 

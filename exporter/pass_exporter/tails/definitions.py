@@ -33,8 +33,8 @@ def process_logits(
 ) -> Floats:
     """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the others unchanged.
 
-    allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits. touched [B,T]: tokens to
-    which bias [B,T] is added; the sum is divided by factor [B,P,T] if it is above 0, and else multiplied by it; then
+    allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits. touched [B,T]: tokens
+    to which bias [B,T] is added; the sum is divided by factor [B,P,T] if it is above 0, and else multiplied by it; then
     penalty [B,P,T] is subtracted.
     """
     rows = factor.shape[1]
