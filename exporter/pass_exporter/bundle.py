@@ -204,7 +204,7 @@ def write_manifest(
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
     """Write the tails of log-probabilities and processors, then pass_config.json, which has the hashes of all files."""
-    record = lookahead.record
+    record, head = lookahead.record, lookahead.head
     manifest = Manifest(
         format="pass-bundle",
         version=3,
@@ -217,7 +217,7 @@ def write_manifest(
             adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
             acceptance_per_position=() if record is None else record.acceptance[: lookahead.length],
             acceptance_per_position_sampled=() if record is None else record.acceptance_sampled[: lookahead.length],
-            head=_head_info(lookahead.head),
+            head=None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS),
         ),
         trunk=trunk,
         derived=derived,
@@ -232,10 +232,6 @@ def write_manifest(
     )
     (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
-
-
-def _head_info(head: DraftHead | None) -> HeadInfo | None:
-    return None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS)
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:

@@ -54,9 +54,7 @@ def _engine_options(command: Any) -> Any:
     """Add the options of engine builds, named as in trtexec and Polygraphy."""
     choices = [
         click.option("--max-batch-size", type=int, default=1, show_default=True, help="Most sequences per pass."),
-        click.option(
-            "--max-seq-len", type=int, help="Longest prompt + output, in tokens.  [default: 4096, or the model's]"
-        ),
+        click.option("--max-seq-len", type=int, help="Most prompt + output tokens.  [default: 4096, or the model's]"),
         click.option("--capacity", type=int, help="KV cache entries per sequence, instead of --max-seq-len."),
         click.option(
             "--prefill-widths",
@@ -69,9 +67,7 @@ def _engine_options(command: Any) -> Any:
             "--timing-cache", type=click.Path(path_type=Path), help="File to read and update, for faster rebuilds."
         ),
         click.option(
-            "--compute-capability",
-            multiple=True,
-            help="Target GPU, such as 8.9; repeatable.  [default: this machine's]",
+            "--compute-capability", multiple=True, help="Target GPU, as 8.9; repeatable.  [default: this machine's]"
         ),
         click.option(
             "--device-memory", type=float, metavar="GIB", help="Memory of the target.  [default: this machine's]"
@@ -98,11 +94,7 @@ def _engine_options(command: Any) -> Any:
     help="Dtype of weights and KV cache.  [default: fp32; with --engine the model's own]",
 )
 @click.option(
-    "--weights",
-    type=click.Choice(WEIGHTS),
-    default="full",
-    show_default=True,
-    help="Format of weights: `full` is --dtype, `source` is that of the .gguf file.",
+    "--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Format; source: the .gguf file's."
 )
 @click.option(
     "--calibrate",
@@ -132,9 +124,7 @@ def _engine_options(command: Any) -> Any:
     help="Accept a draft if it is the model's own sample (match), or by speculative sampling (rejection).",
 )
 @click.option(
-    "--verify",
-    type=click.Path(path_type=Path),
-    help="Text file on which to measure perplexity and greedy agreement with the full-precision model.",
+    "--verify", type=click.Path(path_type=Path), help="Text file to measure perplexity and greedy agreement on."
 )
 @click.option(
     "--engine", type=click.Choice(tuple(LIBRARIES)), help="Build TensorRT engines too, with the options below."
@@ -157,7 +147,9 @@ def main(**options: Any) -> None:
     if engine is None and (unused := next((name for name in given if name in _ENGINE_ONLY_OPTIONS), None)):
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     if engine is not None:
-        options["zero_points"] = _zero_points_for_engines(options["zero_points"])
+        if options["zero_points"]:
+            raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
+        options["zero_points"] = False
         _check_engine(engine)  # first, because finding the model takes longer
     options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_ONLY_OPTIONS})
@@ -179,12 +171,6 @@ def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None
         from pass_exporter.model.registry import resolve
 
     return stored_dtype(resolve(model, revision))
-
-
-def _zero_points_for_engines(wanted: bool | None) -> bool:
-    if wanted:
-        raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
-    return False
 
 
 _ENGINE_ONLY_OPTIONS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
@@ -264,19 +250,11 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU.  [default: yes]"
 )
 @click.option(
-    "--prefix-cache/--no-prefix-cache",
-    default=None,
-    help="Whether prompts reuse K/V of earlier ones if no bit changes (CPU).  [default: yes]",
+    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V on the CPU.  [default: yes]"
 )
+@click.option("--speculative-max-concurrency", type=int, help="Draft only while at most so many sequences decode.")
 @click.option(
-    "--speculative-max-concurrency",
-    type=int,
-    help="Draft only while at most this many sequences decode.  [default: no limit]",
-)
-@click.option(
-    "--logprobs-mode",
-    type=click.Choice(LOGPROBS_MODES),
-    help="The model's own, or those after constraints, biases and penalties.  [default: raw]",
+    "--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Before or after biases and penalties.  [default: raw]"
 )
 @click.option("--force", is_flag=True, help="Replace an existing model with that name.")
 @one_line_errors

@@ -41,12 +41,12 @@ class Terminal:
     def phase(self, name: str) -> NotedStep:
         if self._bars is not None:
             return self._bars.phase(name)
-        line = self._line if self._show else _nothing
-        line(name)
-        return _plain_steps(name, line)
+        self._line(name)
+        return _plain_steps(name, self._line)
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._show:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _ProgressBars:
@@ -123,7 +123,3 @@ def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
             printed_tenth, printed_at = tenth, now
 
     return step
-
-
-def _nothing(_: str) -> None:
-    """Prints nothing."""

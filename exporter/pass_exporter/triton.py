@@ -28,8 +28,6 @@ from pass_server.triton.model import Model
 class TritonPythonModel(Model):
     pb_utils = triton_python_backend_utils
 '''
-
-
 PYCACHE_PLACEHOLDER = """\
 This file keeps Python from creating a directory __pycache__ here. Triton would take the new directory for a change of
 the model, and load the model a second time.

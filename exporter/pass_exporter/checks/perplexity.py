@@ -19,8 +19,6 @@ from pass_runtime.errors import PassError
 
 WINDOW_TOKENS = 256
 MAX_WINDOWS = 24
-MAX_CHARACTERS = 16 * WINDOW_TOKENS * MAX_WINDOWS
-"""Characters that are read of a text: 16 for each token."""
 Logits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 """ids [WINDOW_TOKENS] -> logits [WINDOW_TOKENS,V]."""
 
@@ -53,7 +51,8 @@ class Quality:
 @torch.no_grad()
 def score_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> TextScores:
     """Scores the first MAX_WINDOWS windows of a text by the torch model. Raises PassError if it is too short."""
-    ids = tokenizer.backend_tokenizer.encode(text[:MAX_CHARACTERS], add_special_tokens=False).ids
+    text = text[: 16 * WINDOW_TOKENS * MAX_WINDOWS]  # 16 characters for each token
+    ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     count = min(len(ids) // WINDOW_TOKENS, MAX_WINDOWS)
     if not count:
         raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW_TOKENS}")

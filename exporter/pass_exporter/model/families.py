@@ -28,8 +28,6 @@ MIN_CAPACITY = 16
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a model."""
-
     vocab_size: int
     hidden_size: int
     layers: int

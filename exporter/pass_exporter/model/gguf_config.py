@@ -187,11 +187,9 @@ def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters`. rotated: the number of dimensions of a head that RoPE rotates."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE)}
     if keys.arch == "phi3":
-        fraction = rotated / head_dim
-        # transformers computes int(head_dim * fraction), which must not round below `rotated`.
-        found["partial_rotary_factor"] = (
-            fraction if int(head_dim * fraction) == rotated else math.nextafter(fraction, 1)
-        )
+        ratio = rotated / head_dim
+        # transformers computes int(head_dim * ratio), which must not round below `rotated`.
+        found["partial_rotary_factor"] = ratio if int(head_dim * ratio) == rotated else math.nextafter(ratio, 1)
     elif rotated != head_dim:
         raise keys.refusal("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
     factor, kind = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")

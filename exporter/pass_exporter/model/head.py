@@ -141,13 +141,8 @@ def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, ge
     rank = max(min(rank, embeddings.shape[1]), head.rank)
     more, units = rank - head.rank, width - head.width
     old = {name: getattr(head, name).detach() for name in TRAINED_TENSORS}
-    projection = torch.cat(
-        [
-            head.table_tensors.get(PROJECTION, torch.empty(embeddings.shape[1], 0)),
-            _principal_directions(embeddings)[:, head.rank : rank],
-        ],
-        1,
-    )
+    projected = head.table_tensors.get(PROJECTION, torch.empty(embeddings.shape[1], 0))
+    projection = torch.cat([projected, _principal_directions(embeddings)[:, head.rank : rank]], 1)
     pad = torch.nn.functional.pad
     tensors = head.table_tensors | {
         PROJECTION: projection,

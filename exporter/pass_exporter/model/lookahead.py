@@ -105,11 +105,8 @@ def write_lookahead(
     record: TrainingRecord,
 ) -> None:
     """Write a weights file in float16 atomically."""
-    tensors = (
-        {EMBEDDINGS_KEY: embeddings.detach()}
-        | (adapter.tensors() if adapter else {})
-        | (head.tensors() if head else {})
-    )
+    tensors = {EMBEDDINGS_KEY: embeddings.detach()}
+    tensors |= (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
     tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {
         FINGERPRINT_KEY: base_fingerprint
     }
@@ -208,14 +205,11 @@ def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedMode
     if not names:
         return None
     layers, factors = linear_layers(model), {}
-    for name in layers:  # in the model's order
-        if name not in names:
-            continue
+    for name in (name for name in layers if name in names):  # in the model's order
         a, b = (tensors.get(f"{PREFIX}{name}.{part}", torch.empty(0, 0)).float() for part in ("lora_A", "lora_B"))
         expected = (layers[name].out_features, layers[name].in_features)
         if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
-            needed = f"[out, in] = {list(expected)}"
-            raise PassError(f"{path}: the adapter of {name} needs {needed}; was it made for another model?")
+            raise PassError(f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}")
         _finite(path, name, a)
         _finite(path, name, b)
         factors[name] = (a, b)
@@ -255,4 +249,4 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
 
 def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
     if not bool(torch.isfinite(tensor).all()):
-        raise PassError(f"{path}: {name} holds NaN or infinite values; get the file again, or train it again")
+        raise PassError(f"{path}: {name} holds values that are not finite: get the file again, or train it again")
