@@ -203,7 +203,7 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write the tails of log-probabilities and processors, then pass_config.json, which has the hashes of all files."""
+    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with the hashes of all other files."""
     record, head = lookahead.record, lookahead.head
     manifest = Manifest(
         format="pass-bundle",

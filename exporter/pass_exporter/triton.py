@@ -18,7 +18,7 @@ from pass_server.triton.config import KINDS, Field, inputs, make_settings, outpu
 BUNDLE_COPY = "1/bundle"
 """The path of a copied bundle in its model's directory."""
 MODEL_PY = '''\
-"""Written by `pass-export triton`: the code is in pass_server, which Triton's Python has to have installed."""
+"""Written by `pass-export triton`: the code is in pass_server, which must be installed in Triton's Python."""
 
 import triton_python_backend_utils
 

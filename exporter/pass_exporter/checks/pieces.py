@@ -56,7 +56,7 @@ def _run(
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Splits `nodes` into sequences with at most MAX_PIECE_ELEMENTS weight elements, or one node with more."""
+    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; more only if one node has more."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
         new = {value: value.const_value.size for value in node.inputs if value is not None and value.const_value}

@@ -61,7 +61,7 @@ def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> No
         return
     if wanted:
         raise PassError(
-            "tokenizer.ggml.add_space_prefix = True is not supported for this architecture (True if missing): "
+            "tokenizer.ggml.add_space_prefix = True is not supported for this architecture (it is the default): "
             f"{ORIGINAL_ADVICE}"
         )
     content = json.loads(tokenizer.backend_tokenizer.to_str())

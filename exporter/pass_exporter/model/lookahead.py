@@ -107,9 +107,8 @@ def write_lookahead(
     """Write a weights file in float16 atomically."""
     tensors = {EMBEDDINGS_KEY: embeddings.detach()}
     tensors |= (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
-    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {
-        FINGERPRINT_KEY: base_fingerprint
-    }
+    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()}
+    tensors[FINGERPRINT_KEY] = base_fingerprint  # in float32
     # save_file would make the file readable by its owner only.
     write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 

@@ -126,9 +126,9 @@ NUDGES = (0, 1, -1, 2, -2)
 
 
 def _q4_0() -> Iterator[Guess]:
-    """Guesses for Q4_0: one side of zero has 8 codes, the other 7. The largest magnitude has the 8th code of its side.
+    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of zero has 8 codes, the other side has 7.
 
-    A quantizer may have chosen a larger scale, so codes nearer to zero are tried as well.
+    A quantizer may have chosen a larger scale, so fewer steps are tried as well.
     """
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
