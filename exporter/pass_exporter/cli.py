@@ -54,7 +54,7 @@ def _engine_options(command: Any) -> Any:
     """Add the options of engine builds, named as in trtexec and Polygraphy."""
     choices = [
         click.option("--max-batch-size", type=int, default=1, show_default=True, help="Most sequences per pass."),
-        click.option("--max-seq-len", type=int, help="Most prompt + output tokens.  [default: 4096, or the model's]"),
+        click.option("--max-seq-len", type=int, help="Prompt + output tokens.  [default: 4096, if the model allows]"),
         click.option("--capacity", type=int, help="KV cache entries per sequence, instead of --max-seq-len."),
         click.option(
             "--prefill-widths",
@@ -67,7 +67,7 @@ def _engine_options(command: Any) -> Any:
             "--timing-cache", type=click.Path(path_type=Path), help="File to read and update, for faster rebuilds."
         ),
         click.option(
-            "--compute-capability", multiple=True, help="Target GPU, as 8.9; repeatable.  [default: this machine's]"
+            "--compute-capability", multiple=True, help="Target, such as 8.9; repeatable.  [default: this machine's]"
         ),
         click.option(
             "--device-memory", type=float, metavar="GIB", help="Memory of the target.  [default: this machine's]"
@@ -94,7 +94,11 @@ def _engine_options(command: Any) -> Any:
     help="Dtype of weights and KV cache.  [default: fp32; with --engine the model's own]",
 )
 @click.option(
-    "--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Format; source: the .gguf file's."
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    default="full",
+    show_default=True,
+    help="Format of weights. `full` is --dtype, `source` is that of the .gguf file.",
 )
 @click.option(
     "--calibrate",
