@@ -191,7 +191,7 @@ def add_end(directory: Path) -> None:
 
 def test_special_tokens_beyond_the_vocabulary(tiny_model: Path, tmp_path: Path):
     model = broken(tiny_model, tmp_path / "model", add_end)
-    with pytest.warns(UserWarning, match="no embeddings for <far>"):
+    with pytest.warns(UserWarning, match="no embeddings for the added tokens <far>"):
         loaded = load_model(resolve(str(model)), "fp32")
     assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id, loaded.eos_token_ids) == (None, None, (EOS,))
     path = model / "tokenizer.json"
