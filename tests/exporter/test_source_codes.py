@@ -87,7 +87,7 @@ def test_weights_of_no_type_are_refused():
     almost[20, 40] *= 1.01
     for other in (weight, almost):
         assert recover(other) is None
-        with pytest.raises(PassError, match=r"does not find the codes of o_proj again: choose --weights int4 or int8"):
+        with pytest.raises(PassError, match=r"cannot recover the codes of o_proj: choose --weights int4 or int8"):
             recover_together(["o_proj"], [other])
 
 
