@@ -174,7 +174,7 @@ def write_random_weights(
     rank, and a random draft head where that has one. head_strength: as `random_head` has it."""
     import torch
 
-    from pass_exporter.model.fingerprint import base_sample
+    from pass_exporter.model.fingerprint import model_fingerprint
     from pass_exporter.model.load import load_model
     from pass_exporter.model.lookahead import TrainingRecord, write_lookahead
     from pass_exporter.model.registry import resolve
@@ -191,7 +191,7 @@ def write_random_weights(
         base="tiny", lookahead=lookahead, adapter="lora" if rank else "none", **sizes, steps=0, recipe={}, tools={}
     )
     embeddings = torch.randn(lookahead, base.config.hidden_size, generator=generator)
-    write_lookahead(path, embeddings, adapter, head, base_sample(base), record)
+    write_lookahead(path, embeddings, adapter, head, model_fingerprint(base), record)
     return path
 
 

@@ -70,31 +70,31 @@ def write_tails(
 ) -> tuple[PlanInfo, ...]:
     """Write tail.<plan>.<sampler>.onnx for every plan of the bundle.
 
-    All sampling tails share a file with the noise tables, and all drafting tails one with the draft head. Bundles
-    without a draft head have no trees: all drafts of one depth would have the same children.
+    All sampling tails share a file with the noise tables, and all drafting tails one with the draft head. Trees need
+    rule "match" and a draft head: without a head, all drafts of one depth would have the same children.
     """
-    places = _write_noise_tables(directory, vocab_size)
+    locations = _write_noise_tables(directory, vocab_size)
     head = None
     if draft_head is not None:
         head, written = _write_head(directory, draft_head)
-        places |= written
+        locations |= written
     trees = rule == "match" and head is not None and heads.has_candidate_subset(vocab_size)
     plans = bundle_plans(lookahead, trees=trees)
-    return tuple(_write_plan(directory, plan, vocab_size, rule, head, places) for plan in plans)
+    return tuple(_write_plan(directory, plan, vocab_size, rule, head, locations) for plan in plans)
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Return file and offset in bytes of each table, by its name in the tails."""
-    places, offset = {}, 0
+    """Write the tables. Return the file and the offset in bytes of each, by its name in the tails."""
+    locations, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
-            places[name] = (noise.TABLES_FILE, offset)
+            locations[name] = (noise.TABLES_FILE, offset)
             offset += file.write(table.astype("<i4").tobytes())
-    return places
+    return locations
 
 
 def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.HeadArrays, dict[str, tuple[str, int]]]:
-    """Return the arrays that the tails read, and their files and offsets as in `_write_noise_tables`."""
+    """Write the draft head. Return its arrays, and their files and offsets as in `_write_noise_tables`."""
     head = draft_head.arrays()
     places = heads.head_layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
     with (directory / heads.HEAD_FILE).open("wb") as file:
@@ -116,7 +116,7 @@ def _write_plan(
     for sampler in SAMPLERS:
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
         model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size, head)
-        _refer_to_files(model, directory, shared)
+        _use_external_data(model, directory, shared)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
@@ -145,8 +145,8 @@ def write_processors(directory: Path, vocab_size: int) -> Graph:
     return graph_info(model, PROCESSORS_FILE)
 
 
-def _refer_to_files(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
-    """Make `model` read the constants `shared`, name -> (file, offset), from files of `directory`."""
+def _use_external_data(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
+    """Make `model` read its initializers in `shared`, name -> (file, offset in bytes), from files of `directory`."""
     for name, (file, offset) in shared.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -203,8 +203,8 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write pass_config.json. It must be the last file, because it has the hash of every other one."""
-    record = lookahead.record
+    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with the hashes of all other files."""
+    record, head = lookahead.record, lookahead.head
     manifest = Manifest(
         format="pass-bundle",
         version=3,
@@ -217,7 +217,7 @@ def write_manifest(
             adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
             acceptance_per_position=() if record is None else record.acceptance[: lookahead.length],
             acceptance_per_position_sampled=() if record is None else record.acceptance_sampled[: lookahead.length],
-            head=_head_info(lookahead.head),
+            head=None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS),
         ),
         trunk=trunk,
         derived=derived,
@@ -234,19 +234,15 @@ def write_manifest(
     return manifest
 
 
-def _head_info(head: DraftHead | None) -> HeadInfo | None:
-    return None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS)
-
-
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Return output -> the input of the next graph, or of the next pass, that shares its memory."""
+    """Map each output to the input that shares its memory: of the next graph, or of the trunk in the next pass."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
 
 
-def describe(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write the model's description into the trunk's metadata, so that the runtime detects another model's manifest."""
+def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
+    """Write the model's description into the trunk's metadata, so that the runtime refuses another model's manifest."""
     trunk.metadata_props[METADATA_KEY] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
 
 
@@ -254,7 +250,7 @@ def _tools() -> dict[str, str]:
     """Return the versions of the tools that made the bundle.
 
     The package of onnxruntime has another name on GPU machines, so its version comes from the module. Packages that are
-    not installed, such as this project in a bare checkout, are left out.
+    not installed, such as this project in a plain checkout, are left out.
     """
     found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
 
 
-class _ExportOrBuild(OneLineGroup):
+class _ExportGroup(OneLineGroup):
     """`pass-export --model M ...` exports, `pass-export build BUNDLE ...` builds engines for an existing bundle, and
     `pass-export triton BUNDLE ...` adds it to a Triton model repository."""
 
@@ -40,26 +40,26 @@ class _ExportOrBuild(OneLineGroup):
         return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
 
-def _numbers(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+def _parse_integers(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[int, ...] | None:
     """Parse "1024,256" to (1024, 256)."""
     if given is None:
         return None
     try:
         return tuple(int(word) for word in given.split(","))
     except ValueError:
-        raise click.BadParameter(f"numbers with commas between them, not {given!r}") from None
+        raise click.BadParameter(f"give integers separated by commas, such as 1024,256, not {given!r}") from None
 
 
 def _engine_options(command: Any) -> Any:
     """Add the options of engine builds, named as in trtexec and Polygraphy."""
     choices = [
         click.option("--max-batch-size", type=int, default=1, show_default=True, help="Most sequences per pass."),
-        click.option("--max-seq-len", type=int, help="Prompt and output, in tokens.  [default: 4096, or the model's]"),
-        click.option("--capacity", type=int, help="KV cache entries per sequence, in place of --max-seq-len."),
+        click.option("--max-seq-len", type=int, help="Prompt + output tokens.  [default: 4096, if the model allows]"),
+        click.option("--capacity", type=int, help="KV cache entries per sequence, instead of --max-seq-len."),
         click.option(
             "--prefill-widths",
             metavar="N,N,...",
-            callback=_numbers,
+            callback=_parse_integers,
             help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
         ),
         click.option("--workspace", type=int, metavar="MIB", help="Scratch memory of kernels.  [default: all memory]"),
@@ -67,9 +67,7 @@ def _engine_options(command: Any) -> Any:
             "--timing-cache", type=click.Path(path_type=Path), help="File to read and update, for faster rebuilds."
         ),
         click.option(
-            "--compute-capability",
-            multiple=True,
-            help="Target GPU, such as 8.9; repeatable.  [default: this machine's]",
+            "--compute-capability", multiple=True, help="Target, such as 8.9; repeatable.  [default: this machine's]"
         ),
         click.option(
             "--device-memory", type=float, metavar="GIB", help="Memory of the target.  [default: this machine's]"
@@ -80,10 +78,10 @@ def _engine_options(command: Any) -> Any:
     return command
 
 
-@click.group(cls=_ExportOrBuild, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_ExportGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 @model_flags
-@click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, number of drafts: 1..{MAX_LOOKAHEAD}.")
+@click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per pass: 1..{MAX_LOOKAHEAD}.")
 @click.option(
     "--lookahead-weights",
     type=click.Path(path_type=Path),
@@ -95,7 +93,13 @@ def _engine_options(command: Any) -> Any:
     type=click.Choice(DTYPES),
     help="Dtype of weights and KV cache.  [default: fp32; with --engine the model's own]",
 )
-@click.option("--weights", type=click.Choice(WEIGHTS), default="full", show_default=True, help="Format of weights.")
+@click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    default="full",
+    show_default=True,
+    help="Format of weights. `full` is --dtype, `source` is that of the .gguf file.",
+)
 @click.option(
     "--calibrate",
     type=click.Path(path_type=Path),
@@ -106,18 +110,25 @@ def _engine_options(command: Any) -> Any:
 @click.option(
     "--zero-points/--no-zero-points",
     default=None,
-    help="For int4 and int8: smaller errors, but not for TensorRT.  [default: int4 in fp32, no --engine]",
+    help="A zero point per block of int4 or int8 weights: smaller rounding errors, but not for TensorRT.  "
+    "[default: only for int4 in fp32 without --engine]",
 )
 @click.option(
     "--cuda-attention",
     type=click.Choice(CUDA_ATTENTION),
     default=CUDA_ATTENTION[0],
     show_default=True,
-    help="Operator on CUDA (ONNX Runtime, one sequence, fp16): group-query adds a trunk with GroupQueryAttention.",
+    help="group-query: add a trunk with GroupQueryAttention, for one sequence in fp16 on ONNX Runtime's CUDA provider.",
 )
-@click.option("--rule", type=click.Choice(RULES), default="match", show_default=True, help="When a draft is accepted.")
 @click.option(
-    "--verify", type=click.Path(path_type=Path), help="Text file: report perplexity and agreement with full precision."
+    "--rule",
+    type=click.Choice(RULES),
+    default="match",
+    show_default=True,
+    help="Accept a draft if it is the model's own sample (match), or by speculative sampling (rejection).",
+)
+@click.option(
+    "--verify", type=click.Path(path_type=Path), help="Text file to measure perplexity and greedy agreement on."
 )
 @click.option(
     "--engine", type=click.Choice(tuple(LIBRARIES)), help="Build TensorRT engines too, with the options below."
@@ -131,20 +142,21 @@ def main(**options: Any) -> None:
     given = [name for name in options if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if context.invoked_subcommand is not None:
         if given:
-            raise PassError(
-                f"--{given[0].replace('_', '-')} belongs after `{context.invoked_subcommand}`, or to no command"
-            )
+            flag = f"--{given[0].replace('_', '-')}"
+            raise PassError(f"put {flag} after `{context.invoked_subcommand}`, or leave it out")
         return
     engine = _engine_config(options)
     if options["model"] is None:
         raise PassError("name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE")
-    if engine is None and (unused := next((name for name in given if name in _ENGINE_FIELDS), None)):
+    if engine is None and (unused := next((name for name in given if name in _ENGINE_ONLY_OPTIONS), None)):
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     if engine is not None:
-        options["zero_points"] = _zero_points_for_engines(options["zero_points"])
+        if options["zero_points"]:
+            raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
+        options["zero_points"] = False
         _check_engine(engine)  # first, because finding the model takes longer
     options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
-    config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_FIELDS})
+    config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_ONLY_OPTIONS})
     _export(config, engine)
 
 
@@ -165,19 +177,13 @@ def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None
     return stored_dtype(resolve(model, revision))
 
 
-def _zero_points_for_engines(wanted: bool | None) -> bool:
-    if wanted:
-        raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
-    return False
-
-
-_ENGINE_FIELDS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
+_ENGINE_ONLY_OPTIONS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
 
 
 def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
     if options["engine"] is None:
         return None
-    return EngineConfig(force=options["force"], **{name: options[name] for name in _ENGINE_FIELDS})
+    return EngineConfig(force=options["force"], **{name: options[name] for name in _ENGINE_ONLY_OPTIONS})
 
 
 @main.command()
@@ -188,7 +194,7 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
 @click.option("--force", is_flag=True, help="Rebuild existing engines.")
 @one_line_errors
 def build(bundle: Path, **options: Any) -> None:
-    """Build TensorRT engines for BUNDLE. If a build was interrupted, it resumes."""
+    """Build TensorRT engines for BUNDLE. Resumes an interrupted build."""
     console = Console(stderr=True)
     config = EngineConfig(**options)
     console.print(f"[bold]pass-export build[/] {bundle}, {config.engine}")
@@ -231,27 +237,29 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with its own session.")
 @click.option("--device", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--max-batch-size", type=int, help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]")
-@click.option("--max-queue", type=int, help="Waiting sequences, above which requests are refused.  [default: 64]")
+@click.option("--max-queue", type=int, help="Most waiting sequences; further requests are refused.  [default: 64]")
 @click.option("--max-prompt-tokens", type=int, help="Longest prompt.  [default: what the KV cache holds]")
 @click.option("--max-output-tokens", type=int, help="Longest answer.  [default: what the KV cache holds]")
 @click.option("--request-seconds", type=float, help="Time limit from arrival to the last token.  [default: 600]")
 @click.option("--drain-seconds", type=float, help="Time limit for running answers after a stop signal.  [default: 20]")
-@click.option("--threads", type=int, help="CPU threads of an instance.  [default: the engine's choice]")
+@click.option("--threads", type=int, help="CPU threads of an instance.  [default: ONNX Runtime's choice]")
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
 @click.option(
     "--reuse-prefix",
     is_flag=True,
     default=None,
-    help="Reuse the K/V of the prefix that a prompt shares with an earlier one.",
+    help="Reuse K/V of earlier prompts on all devices, even if the results then differ by rounding.",
 )
 @click.option(
     "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU.  [default: yes]"
 )
 @click.option(
-    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V if that is exact.  [default: yes]"
+    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V on the CPU.  [default: yes]"
 )
-@click.option("--speculative-max-concurrency", type=int, help="If more sequences decode, none drafts.")
-@click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Which log-probabilities.  [default: raw]")
+@click.option("--speculative-max-concurrency", type=int, help="Draft only while at most so many sequences decode.")
+@click.option(
+    "--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Before or after biases and penalties.  [default: raw]"
+)
 @click.option("--force", is_flag=True, help="Replace an existing model with that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:
@@ -289,7 +297,7 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
     lookahead = report.manifest.lookahead
     console.print(f"look-ahead embeddings   {lookahead.source}")
     if not lookahead.trained and config.lookahead_weights is None:
-        console.print("[yellow]  no trained ones are shipped for this model: pass-train makes them[/]")
+        console.print("[yellow]  no trained embeddings are shipped for this model: pass-train makes them[/]")
     if not lookahead.trained:
         console.print(
             "[yellow]  drafts will rarely be accepted until they are trained; the text is exact either way[/]"

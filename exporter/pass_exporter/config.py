@@ -64,13 +64,13 @@ class ExportConfig:
     """Options of an export. Raises PassError if they are out of range or do not fit together.
 
     model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of a hub id.
-    lookahead: L, the number of drafts that follow one another.
+    lookahead: L, the number of look-ahead embeddings, and so of drafts that follow one another.
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
     means the weights that are shipped for the model, or else the baseline.
     output: the bundle directory; None names it after the model.
     weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
     zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding errors smaller but
-    is not supported by TensorRT; None means int4 in fp32 only, which is for CPUs.
+    is not supported by TensorRT; None means True for int4 in fp32, the dtype for CPUs, and False otherwise.
     calibrate: a text file for rounding int4 weights and measuring w8a8's activations; None if the model writes the
     text. Path(NO_CALIBRATION) rounds int4 to the nearest codes instead, for large models on few cores.
     rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain decoding;
@@ -111,7 +111,7 @@ class ExportConfig:
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
             raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text")
-        if self._to_nearest and not SPECS[self.weights].gptq:
+        if self._rounds_to_nearest and not SPECS[self.weights].gptq:
             raise PassError(
                 f"--calibrate {NO_CALIBRATION} is for --weights int4: {self.weights} cannot do without text"
             )
@@ -119,12 +119,13 @@ class ExportConfig:
     @property
     def spec(self) -> QuantSpec:
         spec = SPECS[self.weights]
-        spec = replace(spec, gptq=spec.gptq and not self._to_nearest)
+        spec = replace(spec, gptq=spec.gptq and not self._rounds_to_nearest)
         by_default = self.weights == "int4" and self.dtype == "fp32"
-        return spec.with_zero_points() if (by_default if self.zero_points is None else self.zero_points) else spec
+        zero_points = by_default if self.zero_points is None else self.zero_points
+        return spec.with_zero_points() if zero_points else spec
 
     @property
-    def _to_nearest(self) -> bool:
+    def _rounds_to_nearest(self) -> bool:
         return self.calibrate == Path(NO_CALIBRATION)
 
     def verification_text(self) -> str | None:
@@ -133,7 +134,7 @@ class ExportConfig:
 
     def calibration_text(self) -> str | None:
         """Return the text of `calibrate`, or None. Raises PassError if it cannot be read or is empty."""
-        return None if self.calibrate is None or self._to_nearest else _text_of(self.calibrate, "--calibrate")
+        return None if self.calibrate is None or self._rounds_to_nearest else _text_of(self.calibrate, "--calibrate")
 
 
 def _text_of(path: Path, flag: str) -> str:

@@ -6,13 +6,13 @@ import gc
 from dataclasses import dataclass
 from pathlib import Path
 
-from pass_exporter import bundle as files
+from pass_exporter import bundle
 from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.opens import check_opens
-from pass_exporter.checks.perplexity import Quality, measure_quality, reference
-from pass_exporter.checks.rounded import with_given_codes
+from pass_exporter.checks.perplexity import Quality, measure_quality, score_text
+from pass_exporter.checks.rounded import with_torch_codes
 from pass_exporter.checks.verify import check_greedy, check_trunk, limits_of
-from pass_exporter.checks.widen import runnable
+from pass_exporter.checks.widen import runnable_on_cpu
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
 from pass_exporter.derived.cuda import write_trunk_for_cuda
@@ -23,7 +23,7 @@ from pass_exporter.model.shipped import shipped_weights
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.rewrite import rewrite
 from pass_exporter.quantize.run import quantize
-from pass_exporter.quantize.source import check_source
+from pass_exporter.quantize.source import check_gguf_types
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
@@ -53,12 +53,12 @@ class ExportReport:
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
-    """Write a bundle and check it. Raises PassError, and then removes what it wrote."""
+    """Write a bundle and check it. Raises PassError if either fails; nothing of the bundle is kept then."""
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model, config.revision)
     if config.spec.keeps_source:
-        check_source(source)
+        check_gguf_types(source)
     output = config.output or Path(f"{source.name}-pass{config.lookahead}")
     with staged_directory(output, force=config.force) as directory:
         progress.phase(f"loading {source.name}")
@@ -67,20 +67,21 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         expected = None
         if text is not None:
             progress.phase("running torch on the text")
-            expected = reference(loaded.model, loaded.tokenizer, text)
+            expected = score_text(loaded.model, loaded.tokenizer, text)
         quantized = quantize(loaded, lookahead, config.spec, calibration, progress)
         progress.phase("running torch for the check")
         cases = torch_cases(loaded.model, lookahead, quantized)
         progress.phase("tracing the trunk")
         graph, weight_parts = trace_trunk(loaded.model, lookahead)
         rewrite(graph, weight_parts, quantized)
-        info = files.model_info(source, loaded, quantized)
-        files.describe(graph, info, config.lookahead, config.rule)
+        info = bundle.model_info(source, loaded, quantized)
+        bundle.write_metadata(graph, info, config.lookahead, config.rule)
         path = directory / TRUNK_FILE
         with one_thread():
             save(graph, path, progress.phase("writing the trunk"))
         windows = loaded.geometry.windows
-        trunk, spare_rows = files.graph_info(graph, TRUNK_FILE), quantized.spec.rounds_activations
+        trunk = bundle.graph_info(graph, TRUNK_FILE)
+        spare_rows = quantized.spec.rounds_activations  # see trunk/pad_queries.py
         for_cpu = config.dtype == "fp32"
         derived = () if not for_cpu else write_trunks_for_cpu(path, info.max_capacity, windows, spare_rows=spare_rows)
         if config.cuda_attention == "group-query":
@@ -88,16 +89,16 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         if spare_rows:
             pad_trunk(path)
         progress.phase("writing tails, tokenizer and manifest")
-        plans = files.write_tails(directory, config.lookahead, info.vocab_size, config.rule, lookahead.head)
-        files.write_tokenizer(directory, loaded.tokenizer)
-        manifest = files.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
+        plans = bundle.write_tails(directory, config.lookahead, info.vocab_size, config.rule, lookahead.head)
+        bundle.write_tokenizer(directory, loaded.tokenizer)
+        manifest = bundle.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
         del loaded, graph, quantized  # frees memory: ONNX Runtime loads the weights again for the checks
         gc.collect()
         quality, limits = None, limits_of(manifest.model)
-        with runnable(directory, manifest) as checked:
+        with runnable_on_cpu(directory, manifest) as checked:
             progress.phase("checking the trunk against torch")
-            with with_given_codes(directory, checked) as given:
-                error = check_trunk(directory, given, cases, limits)
+            with with_torch_codes(directory, checked) as patched:
+                error = check_trunk(directory, patched, cases, limits)
             progress.phase("checking every plan against plain decoding")
             tokens, near_tie = check_greedy(directory, checked)
             if expected is not None:

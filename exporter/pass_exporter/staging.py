@@ -22,27 +22,27 @@ def staged_directory(
     *,
     force: bool,
     kind: str = "bundle",
-    mark: str = FILE_NAME,
-    elsewhere: str = "another --output",
+    marker_file: str = FILE_NAME,
+    alternative: str = "another --output",
 ) -> Iterator[Path]:
     """Yields an empty directory that is renamed to `destination` if the block succeeds, and removed otherwise.
 
-    force: replace an existing directory of the same kind. kind: names the kind in messages. mark: the file by which a
-    directory of the kind is recognised. elsewhere: for messages, the option that names another destination.
+    force: replace an existing directory of the same kind. marker_file: every directory of the kind has this file.
+    kind, alternative: the words of error messages for the kind, and for the option that avoids the conflict.
 
     Raises PassError if the destination exists and must not be replaced, is locked, or cannot be written.
     """
     destination = destination.absolute()
-    _check(destination, force, kind, mark, elsewhere)
+    _check_replaceable(destination, force, kind, marker_file, alternative)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        busy = f"another pass-export is writing {destination}; wait for it, or use {elsewhere}"
+        busy = f"another pass-export is writing {destination}; wait for it, or use {alternative}"
         with locked(_sibling(destination, "lock"), busy):
             _recover(destination)
-            _check(destination, force, kind, mark, elsewhere)
+            _check_replaceable(destination, force, kind, marker_file, alternative)
             with _staging(destination) as staging:
                 yield staging
-                _check(destination, force, kind, mark, elsewhere)
+                _check_replaceable(destination, force, kind, marker_file, alternative)
                 _put_in_place(staging, destination)
     except OSError as error:
         reason = error.strerror or f"{error} (is the disk full?)"
@@ -69,17 +69,17 @@ def _put_in_place(staging: Path, destination: Path) -> None:
     shutil.rmtree(old)
 
 
-def _check(destination: Path, force: bool, kind: str, mark: str, elsewhere: str) -> None:
+def _check_replaceable(destination: Path, force: bool, kind: str, marker_file: str, alternative: str) -> None:
     if not destination.exists():
         return
     if not force:
-        raise PassError(f"{destination} exists; use --force to replace it, or {elsewhere}")
-    if not destination.is_dir() or (any(destination.iterdir()) and not (destination / mark).is_file()):
+        raise PassError(f"{destination} exists; use --force to replace it, or {alternative}")
+    if not destination.is_dir() or (any(destination.iterdir()) and not (destination / marker_file).is_file()):
         raise PassError(f"{destination} is not a {kind}, so --force will not replace it")
 
 
-def _sibling(destination: Path, kind: str) -> Path:
-    return destination.with_name(f".{destination.name}.{kind}")
+def _sibling(destination: Path, suffix: str) -> Path:
+    return destination.with_name(f".{destination.name}.{suffix}")
 
 
 def _recover(destination: Path) -> None:

@@ -41,12 +41,12 @@ class Terminal:
     def phase(self, name: str) -> NotedStep:
         if self._bars is not None:
             return self._bars.phase(name)
-        line = self._line if self._show else _nothing
-        line(name)
-        return _plain_steps(name, line)
+        self._line(name)
+        return _plain_steps(name, self._line)
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._show:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _ProgressBars:
@@ -106,23 +106,19 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Returns a step that prints a line with the remaining time for every tenth done, and a line at the end.
+    """Returns a step that prints a line with the remaining time for every tenth of the steps, and one at the end.
 
     Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.
     """
-    begun = at = time.monotonic()
-    printed = 0
+    started = printed_at = time.monotonic()
+    printed_tenth = 0
 
     def step(done: int, total: int, note: str = "") -> None:
-        nonlocal printed, at
+        nonlocal printed_tenth, printed_at
         tenth, now = 10 * done // max(total, 1), time.monotonic()
-        if total > 1 and tenth > printed and (done >= total or now - at >= LINE_INTERVAL_SECONDS):
-            left = f"{_clock((now - begun) * (total - done) / done)} left" if done < total else ""
+        if total > 1 and tenth > printed_tenth and (done >= total or now - printed_at >= LINE_INTERVAL_SECONDS):
+            left = f"{_clock((now - started) * (total - done) / done)} left" if done < total else ""
             line("  ".join(part for part in (f"{name}: {done}/{total}", note, left) if part))
-            printed, at = tenth, now
+            printed_tenth, printed_at = tenth, now
 
     return step
-
-
-def _nothing(_: str) -> None:
-    """Prints nothing."""

@@ -17,8 +17,8 @@ from pass_server.triton.config import PARAMETER_TYPES, TensorSpec, inputs, make_
 
 BUNDLE_COPY = "1/bundle"
 """The path of a copied bundle in its model's directory."""
-MODEL_SOURCE = '''\
-"""Written by `pass-export triton`: everything is in pass_server, which has to be installed where Triton runs."""
+MODEL_PY = '''\
+"""Written by `pass-export triton`: the code is in pass_server, which must be installed in Triton's Python."""
 
 import triton_python_backend_utils
 
@@ -28,11 +28,9 @@ from pass_server.triton.model import Model
 class TritonPythonModel(Model):
     pb_utils = triton_python_backend_utils
 '''
-
-
 PYCACHE_PLACEHOLDER = """\
-A file of this name keeps Python from writing a directory of this name. Triton takes any change beside model.py for a
-new version of the model, and would load it a second time.
+This file keeps Python from creating a directory __pycache__ here. Triton would take the new directory for a change of
+the model, and load the model a second time.
 """
 
 
@@ -69,51 +67,52 @@ class RepositoryConfig:
     logprobs_mode: str | None = None
 
     @property
-    def chosen(self) -> dict[str, str | int | float | bool]:
-        """The parameters in PARAMETER_TYPES that are not None."""
+    def parameters(self) -> dict[str, str | int | float | bool]:
+        """The options in PARAMETER_TYPES that are not None: the `parameters` of config.pbtxt."""
         return {name: value for name in PARAMETER_TYPES if (value := getattr(self, name)) is not None}
 
 
 def write_model(config: RepositoryConfig) -> Path:
-    """Add a model to a repository atomically. Returns its directory. Raises PassError if an option does not fit."""
+    """Add a model to a repository atomically. Returns its directory.
+
+    Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and is not replaced.
+    """
     manifest = read_manifest(config.bundle)
     verify_files(config.bundle, manifest, hashes=False)
     name = config.served_model_name or _name(manifest.model.name, tokens=config.tokens)
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
-        raise PassError(f"instances must be at least 1, not {config.instances}")
+        raise PassError(f"--instances must be at least 1, not {config.instances}")
     check_request(config.bundle, manifest, config.device, config.capacity)
-    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.chosen)
+    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
     _check_repository(config.output)
     model = config.output / name
-    another = "another --served-model-name for one beside it"
-    kind = {"kind": "model of Triton", "mark": "config.pbtxt"}
-    with staged_directory(model, force=config.force, elsewhere=another, **kind) as directory:
+    words = {"kind": "model of Triton", "alternative": "another --served-model-name"}
+    with staged_directory(model, force=config.force, marker_file="config.pbtxt", **words) as directory:
         (directory / "1").mkdir()
         if config.copy:
             shutil.copytree(config.bundle, directory / BUNDLE_COPY)
-        (directory / "1" / "model.py").write_text(MODEL_SOURCE, encoding="utf-8")
+        (directory / "1" / "model.py").write_text(MODEL_PY, encoding="utf-8")
         (directory / "1" / "__pycache__").write_text(PYCACHE_PLACEHOLDER, encoding="utf-8")
-        (directory / "config.pbtxt").write_text(
-            config_pbtxt(name, config), encoding="utf-8"
-        )  # last, because Triton recognises a model by this file
+        # This file is last, because Triton recognises a model by it.
+        (directory / "config.pbtxt").write_text(config_pbtxt(name, config), encoding="utf-8")
     return model
 
 
 def config_pbtxt(name: str, config: RepositoryConfig) -> str:
     """Return the model's configuration. Triton's batching is off, because the session batches."""
     bundle = BUNDLE_COPY if config.copy else str(config.bundle.resolve())
-    values = {"bundle": bundle, "tokens": config.tokens} | config.chosen
+    values = {"bundle": bundle, "tokens": config.tokens} | config.parameters
     lines = [
-        f"name: {_text(name)}",
+        f"name: {_quoted(name)}",
         'backend: "python"',
         "max_batch_size: 0",
         "model_transaction_policy { decoupled: true }",
         *(f"input {{ {_field(field)}{_optional(field)} }}" for field in inputs(tokens=config.tokens)),
         *(f"output {{ {_field(field)} }}" for field in outputs(tokens=config.tokens)),
-        f"instance_group {{ count: {config.instances} kind: {_kind(config.device)} }}",
-        *(f"parameters {{ key: {_text(key)} value {{ string_value: {_value(values[key])} }} }}" for key in values),
+        f"instance_group {{ count: {config.instances} kind: {_instance_kind(config.device)} }}",
+        *(f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(values[key])} }} }}" for key in values),
     ]
     return "\n".join(lines) + "\n"
 
@@ -125,12 +124,12 @@ def _name(model: str, *, tokens: bool) -> str:
 
 def _check_repository(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise PassError(f"{path} is not a directory; name a model repository, or one to be")
+        raise PassError(f"{path} is not a directory; give a directory, which is created if it does not exist")
     if (path / "config.pbtxt").exists():
         raise PassError(f"{path} is a model of a repository; name the repository, with --output {path.parent}")
 
 
-def _kind(device: str) -> str:
+def _instance_kind(device: str) -> str:
     """Return Triton's kind of instances for a device. With KIND_MODEL the session chooses the device."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
@@ -144,9 +143,9 @@ def _optional(field: TensorSpec) -> str:
 
 
 def _value(value: object) -> str:
-    return _text(str(value).lower() if isinstance(value, bool) else str(value))
+    return _quoted(str(value).lower() if isinstance(value, bool) else str(value))
 
 
-def _text(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return a string literal of protobuf's text format: as in JSON, but non-ASCII characters are not escaped."""
     return json.dumps(text, ensure_ascii=False)

@@ -39,7 +39,7 @@ def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random:
             f"{config.start} has an adapter of rank {start.adapter.rank}; use --rank {start.adapter.rank} or less"
         )
     upper = [i for i, name in enumerate(start.adapter.names) if layer_of(name) >= config.adapter_from]
-    return truncated(start.adapter.part(upper), config.rank).requires_grad_(True)
+    return truncated(start.adapter.subset(upper), config.rank).requires_grad_(True)
 
 
 def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: torch.Generator) -> DraftHead:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 
-from pass_exporter.model.fingerprint import base_sample
+from pass_exporter.model.fingerprint import model_fingerprint
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, write_lookahead
 from pass_exporter.model.registry import ModelSource, resolve
@@ -81,7 +81,8 @@ def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
         record = make_record(config, source, settings, drafter, history, accelerator.num_processes, agreement)
-        write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base_sample(loaded.model), record)
+        base = model_fingerprint(loaded.model)
+        write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base, record)
         write_report(config.output, record, history, agreement)
     accelerator.wait_for_everyone()
     return TrainReport(weights, history, agreement)
@@ -158,7 +159,7 @@ def writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
 
 def fingerprint(model: torch.nn.Module) -> str:
     """Return a name for the cache of texts that a model writes."""
-    sample = base_sample(model).bfloat16().float().numpy()
+    sample = model_fingerprint(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
 
 

@@ -308,10 +308,10 @@ def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
         ),
         (
             ["build", "{bundle}", "--engine", "tensorrt-rtx", "--prefill-widths", "9,x"],
-            "for '--prefill-widths': numbers with commas between them, not '9,x'",
+            "for '--prefill-widths': give integers separated by commas, such as 1024,256, not '9,x'",
         ),
         (["--model", "x", "--capacity", "512"], "--capacity is about engines: add --engine"),
-        (["--force", "build", "{bundle}", "--engine", "tensorrt"], "--force belongs after `build`"),
+        (["--force", "build", "{bundle}", "--engine", "tensorrt"], "put --force after `build`, or leave it out"),
         (["--lookahead", "4"], "name the model"),
         (["--model", "x", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
     ],

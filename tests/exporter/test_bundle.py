@@ -13,7 +13,7 @@ import pytest
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
 from pass_exporter.bundle import write_tokenizer
 from pass_exporter.checks.verify import limits_of
-from pass_exporter.model.registry import Wheels, registry
+from pass_exporter.model.registry import WheelFile, registry
 from pass_runtime import GenerateOptions, Manifest, PassError, SamplingParams, load, read_manifest
 from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.plan import bundle_plans
@@ -191,7 +191,7 @@ def test_registry():
         if "hub" in entry:
             assert entry["hub"].count("/") == 1
         else:
-            wheels = Wheels(**entry["pypi"])
+            wheels = WheelFile(**entry["pypi"])
             assert "==" in wheels.requirement and re.fullmatch("[0-9a-f]{64}", wheels.sha256)
             assert wheels.saved_as.endswith(".gguf")
             assert (wheels.parts > 1) == ("{part}" in wheels.requirement) == ("{part}" in wheels.file)

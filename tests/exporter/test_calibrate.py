@@ -13,7 +13,7 @@ from conftest import make_model
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.registry import resolve
 from pass_exporter.quantize import bf16, calibrate, text
-from pass_exporter.quantize.bf16 import bf16_copy, bf16_products, has_bf16_products
+from pass_exporter.quantize.bf16 import bf16_autocast, bf16_copy, uses_bf16
 from pass_exporter.quantize.calibrate import CLIPS, StaticScale, channel_maxima, round_activations, static_scales
 from pass_exporter.quantize.points import QuantPoint, find_points
 from pass_exporter.quantize.spec import INT8_BY_OUTPUT
@@ -29,26 +29,26 @@ def loaded(tiny_model: Path) -> LoadedModel:
     return load_model(resolve(str(tiny_model)), "fp32")
 
 
-def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *, bf16_products: bool) -> None:
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *, has_bf16: bool) -> None:
     """Let the CPU be one with or without products in bf16; torch computes them on any, slowly."""
-    feature = {"avx512_bf16": bf16_products}
+    feature = {"avx512_bf16": has_bf16}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: feature)
 
 
 def test_bf16_where_the_cpu_multiplies_it(loaded: LoadedModel, tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
     half = load_model(resolve(str(tiny_model)), "fp16").model
     for there in (True, False):
-        on_a_cpu(monkeypatch, bf16_products=there)
-        assert has_bf16_products(loaded.model) == there
-        assert not has_bf16_products(half)
-        with bf16_products(loaded.model):
+        on_a_cpu(monkeypatch, has_bf16=there)
+        assert uses_bf16(loaded.model) == there
+        assert not uses_bf16(half)
+        with bf16_autocast(loaded.model):
             assert torch.is_autocast_enabled("cpu") == there
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="lists the CPU's features on Linux alone")
 def test_torch_names_the_features_of_this_cpu(loaded: LoadedModel):
     words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    assert has_bf16_products(loaded.model) == any(word in words for word in bf16.CPU_FEATURES)
+    assert uses_bf16(loaded.model) == any(word in words for word in bf16.CPU_FEATURES)
 
 
 def test_a_copy_in_bf16_leaves_the_model_as_it_is(tmp_path: Path):
@@ -65,7 +65,7 @@ def test_a_copy_in_bf16_leaves_the_model_as_it_is(tmp_path: Path):
 
 def test_the_model_writes_many_sequences_at_once(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
     """As many passes as a sequence has tokens, and every row begins with a prompt."""
-    on_a_cpu(monkeypatch, bf16_products=False)
+    on_a_cpu(monkeypatch, has_bf16=False)
     passes, steps = [], []
     handle = loaded.model.model.register_forward_hook(lambda *_: passes.append(1))
     try:
@@ -103,7 +103,7 @@ def scales(loaded: LoadedModel) -> dict[QuantPoint, StaticScale]:
 
 
 def test_batches_change_no_scale(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
-    on_a_cpu(monkeypatch, bf16_products=False)
+    on_a_cpu(monkeypatch, has_bf16=False)
     found = []
     for tokens in (1, 1000):
         monkeypatch.setattr(calibrate, "BATCH_TOKENS", tokens)
@@ -114,9 +114,9 @@ def test_batches_change_no_scale(loaded: LoadedModel, monkeypatch: pytest.Monkey
 
 
 def test_bf16_estimates_the_same_losses(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
-    on_a_cpu(monkeypatch, bf16_products=False)
+    on_a_cpu(monkeypatch, has_bf16=False)
     expected = scales(loaded)
-    on_a_cpu(monkeypatch, bf16_products=True)
+    on_a_cpu(monkeypatch, has_bf16=True)
     for point, found in scales(loaded).items():
         assert found.loss == pytest.approx(expected[point].loss, rel=0.2), point
         assert found.scale / expected[point].scale == pytest.approx(1, rel=0.3), point

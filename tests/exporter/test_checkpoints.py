@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "truncated shard": (sharded(cut), "model-00002-of-00005.safetensors is damaged"),
     "missing shard": (sharded(Path.unlink), "model-00002-of-00005.safetensors"),
     "truncated tokenizer": (lambda directory: cut(directory / "tokenizer.json"), "cannot load"),
-    "too few positions": (settings(max_position_embeddings=3), "sequences of 3 tokens"),
+    "too few positions": (settings(max_position_embeddings=3), "at most 3 tokens"),
     "PEFT adapter": (only_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
     "PEFT adapter in a model": (add_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
     "code of its own": (settings(auto_map=CODE, model_type="mine"), "is never run: take a model of a family"),
@@ -139,7 +139,7 @@ def test_training_loads_the_same_way(run: Callable[..., str], tiny_model: Path, 
 def test_too_large_for_fp16(tiny_model: Path, tmp_path: Path):
     model = resolve(str(broken(tiny_model, tmp_path / "model", filled(UP, 1e5))))
     load_model(model, "fp32")
-    with pytest.raises(PassError, match="beyond those of fp16: choose --dtype bf16 or fp32"):
+    with pytest.raises(PassError, match="beyond the range of fp16: choose --dtype bf16 or fp32"):
         load_model(model, "fp16")
 
 
@@ -173,7 +173,9 @@ def test_every_family_loads(tmp_path: Path):
 def test_added_tokens_beyond_the_vocabulary_are_text(tiny_model: Path, tmp_path: Path):
     """transformers runs such models. Published ones have them: Gemma3's picture token, in its text models."""
     model = broken(tiny_model, tmp_path / "model", add_tokens)
-    with pytest.warns(UserWarning, match="model has no embeddings for <extra 0>, <extra 1>, .* plain text now"):
+    with pytest.warns(
+        UserWarning, match="model has no embeddings for the added tokens <extra 0>, <extra 1>, .* read as plain text"
+    ):
         tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
     text = "The <extra 0>fox<extra 31>"
     assert tokenizer.encode(text) == load_model(resolve(str(tiny_model)), "fp32").tokenizer.encode(text)
@@ -189,7 +191,7 @@ def add_end(directory: Path) -> None:
 
 def test_special_tokens_beyond_the_vocabulary(tiny_model: Path, tmp_path: Path):
     model = broken(tiny_model, tmp_path / "model", add_end)
-    with pytest.warns(UserWarning, match="no embeddings for <far>"):
+    with pytest.warns(UserWarning, match="no embeddings for the added tokens <far>"):
         loaded = load_model(resolve(str(model)), "fp32")
     assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id, loaded.eos_token_ids) == (None, None, (EOS,))
     path = model / "tokenizer.json"

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_exporter.quantize.columns import ADDED_COLUMNS, SCALE_MARGIN, Columns, split_columns
+from pass_exporter.quantize.columns import ADDED_COLUMNS, SCALE_MARGIN, ColumnSplit, split_columns
 
 SEEDS = st.integers(0, 2**32 - 1)
 ROUNDING = 1e-3
 """Codes that float32 arithmetic may add to an error of half a code."""
 
 
-def split_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor, Columns]:
+def split_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor, ColumnSplit]:
     """A weight [32,64], rows [16,64] of which three channels are far larger than the rest, and their columns."""
     random = torch.Generator().manual_seed(seed)
     rows = torch.randn(16, 64, generator=random)
@@ -38,7 +38,7 @@ def test_an_error_is_at_most_half_a_code(seed: int):
     """However many columns add up. Without them it would be half of a code that covers the largest channel."""
     _, rows, columns = split_rows(seed)
     limit = columns.scale * columns.divisor * (0.5 + ROUNDING)
-    assert bool(((columns.restored(columns.codes(rows)) - rows).abs() <= limit).all())
+    assert bool(((columns.dequantized(columns.codes(rows)) - rows).abs() <= limit).all())
 
 
 @settings(max_examples=25, deadline=None)
@@ -47,7 +47,7 @@ def test_columns_make_products_more_exact(seed: int):
     weight, rows, columns = split_rows(seed)
     scale = rows.abs().max() * SCALE_MARGIN / 127
     plain = (rows / scale).round() * scale
-    read = columns.restored(columns.codes(rows))
+    read = columns.dequantized(columns.codes(rows))
     errors = [(each @ weight.T - rows @ weight.T).square().mean() for each in (read, plain)]
     assert errors[0] < errors[1] / 10
 
@@ -56,5 +56,5 @@ def test_what_exceeds_the_measured_text_by_the_margin_is_not_clipped():
     _, rows, columns = split_rows(0)
     limit = columns.scale * columns.divisor * (0.5 + ROUNDING)
     larger = rows * SCALE_MARGIN
-    assert bool(((columns.restored(columns.codes(larger)) - larger).abs() <= limit).all())
-    assert float((columns.restored(columns.codes(rows * 4)) - rows * 4).abs().max()) > 1
+    assert bool(((columns.dequantized(columns.codes(larger)) - larger).abs() <= limit).all())
+    assert float((columns.dequantized(columns.codes(rows * 4)) - rows * 4).abs().max()) > 1

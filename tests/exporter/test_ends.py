@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from conftest import EOS, make_tokenizer
-from pass_exporter.model.ends import end_tokens
+from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 

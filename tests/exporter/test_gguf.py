@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"attention.head_count": [4] * 6},
     ),
-    "attention.scale = 0.5 is not the one of heads of 16": ("llama", {"attention.scale": 0.5}),
+    "attention.scale = 0.5 is not 1/sqrt(16)": ("llama", {"attention.scale": 0.5}),
     "attention.sliding_window = 64": ("qwen2", {"attention.sliding_window": 64}),
     "attention.value_length = 8 is not the length of a key, 16": ("llama", {"attention.value_length": 8}),
     "expert_count = 8 is not supported": ("llama", {"expert_count": 8}),

@@ -39,8 +39,8 @@ def test_outputs_are_nearer_than_by_plain_rounding(name, data):
     weight = torch.randn(24, inputs, generator=rng) * 10.0 ** data.draw(st.integers(-4, 4))
     x = make_rows(rng, 400, inputs)
     packed = gptq_weight(scheme, weight, inverse_factor(hessian(x)))
-    assert packed.restored().shape == weight.shape and packed.scales.shape == (24, inputs // 32)
-    errors = [((found.restored() - weight) @ x.T).square().sum() for found in (packed, round_to(scheme, weight))]
+    assert packed.dequantized().shape == weight.shape and packed.scales.shape == (24, inputs // 32)
+    errors = [((found.dequantized() - weight) @ x.T).square().sum() for found in (packed, round_to(scheme, weight))]
     assert errors[0] < errors[1] * 0.7
 
 
@@ -56,7 +56,7 @@ def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
     weight = (integers * 0.125).to(dtype)
     packed = gptq_weight(scheme, weight, inverse_factor(hessian(make_rows(rng, 200, 96))))
     assert packed.scales.dtype == dtype
-    assert torch.equal(packed.restored(), weight)
+    assert torch.equal(packed.dequantized(), weight)
 
 
 @pytest.mark.parametrize("inputs", [32, 127, 300, 544])
@@ -74,7 +74,7 @@ def test_inputs_that_are_never_used_are_rounded_all_the_same():
     weight, x = torch.randn(4, 64, generator=rng), make_rows(rng, 100, 64)
     x[:, 5:40] = 0
     for rows in (x, torch.zeros_like(x)):
-        restored = gptq_weight(ASYMMETRIC, weight, inverse_factor(hessian(rows))).restored()
+        restored = gptq_weight(ASYMMETRIC, weight, inverse_factor(hessian(rows))).dequantized()
         assert ((restored - weight).abs() < 1).all()
 
 
@@ -89,7 +89,7 @@ def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Pat
     packed = gptq_model(model, QuantSpec("int4", ASYMMETRIC, INT4), ids, lambda *step: steps.append(step))
     layers = linear_layers(model) | {"lm_head": model.lm_head}
     assert set(packed) == set(layers)
-    assert all(torch.equal(layers[name].weight, part.restored()) for name, part in packed.items())
+    assert all(torch.equal(layers[name].weight, part.dequantized()) for name, part in packed.items())
     assert steps[-1][0] == steps[-1][1] and all(a < b for a, b in itertools.pairwise(steps))
     assert not any(layer._forward_pre_hooks for layer in layers.values())
 

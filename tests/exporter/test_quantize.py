@@ -42,7 +42,7 @@ def test_a_weight_moves_by_half_a_step_at_most(name, data):
     blocks, outputs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
     weight = make_weight(rng, outputs, blocks * 32) * 10.0 ** data.draw(st.integers(-6, 6))
     packed = round_to(scheme, weight)
-    codes, restored = packed.codes(), packed.restored()
+    codes, restored = packed.codes(), packed.dequantized()
     count = 1 if scheme.block_size is None else blocks
     assert codes.shape == restored.shape == weight.shape and packed.scales.shape == (outputs, count)
     largest = MAX_SIGNED_CODE[scheme.code_type]
@@ -51,7 +51,7 @@ def test_a_weight_moves_by_half_a_step_at_most(name, data):
     steps = packed.scales.repeat_interleave(weight.shape[1] // count, 1)
     inside = (codes > low) & (codes < high)
     assert ((restored - weight).abs()[inside] <= 0.5001 * steps[inside]).all()
-    covering = round_to(WeightScheme(scheme.code_type, scheme.block_size, scheme.zero_points), weight).restored()
+    covering = round_to(WeightScheme(scheme.code_type, scheme.block_size, scheme.zero_points), weight).dequantized()
     assert ((restored - weight) ** 2).sum() <= ((covering - weight) ** 2).sum() * 1.0001, "worse than without a search"
     if not scheme.zero_points:
         assert ((covering - weight).abs() <= 0.5001 * weight.abs().amax() / largest).all()
@@ -62,14 +62,14 @@ def test_a_weight_moves_by_half_a_step_at_most(name, data):
 @pytest.mark.parametrize("scheme", [WeightScheme("int4"), INT8, BY_OUTPUT, FP8], ids=str)
 def test_a_symmetric_scheme_keeps_its_own_values(scheme: WeightScheme, dtype: torch.dtype):
     packed = round_to(scheme, make_weight(torch.Generator().manual_seed(0), 5, 64).to(dtype))
-    assert packed.scales.dtype == packed.restored().dtype == dtype
-    again = round_to(packed.scheme, packed.restored()).restored()
-    assert torch.allclose(again.float(), packed.restored().float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
+    assert packed.scales.dtype == packed.dequantized().dtype == dtype
+    again = round_to(packed.scheme, packed.dequantized()).dequantized()
+    assert torch.allclose(again.float(), packed.dequantized().float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
 def test_zero_points_are_nearer_to_weights_that_are_not_symmetric():
     weight = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
-    errors = [(round_to(scheme, weight).restored() - weight).square().sum() for scheme in (ASYMMETRIC4, INT4)]
+    errors = [(round_to(scheme, weight).dequantized() - weight).square().sum() for scheme in (ASYMMETRIC4, INT4)]
     assert errors[0] < errors[1] / 2
 
 
@@ -78,7 +78,7 @@ def test_rows_are_rounded_alone():
     weight = torch.randn(300, 1024, generator=torch.Generator().manual_seed(0))
     for scheme in (*SCHEMES.values(), FP8):
         whole, last = round_to(scheme, weight), round_to(scheme, weight[299:])
-        assert torch.equal(whole.restored()[299:], last.restored())
+        assert torch.equal(whole.dequantized()[299:], last.dequantized())
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_tied_embeddings_stay_exact(tmp_path: Path):
     quantized = QuantizedModel(SPECS["int8"])
     quantize_model(model, None, quantized, lambda _done, _total: None)
     assert torch.equal(model.get_input_embeddings().weight, before)
-    assert torch.equal(model.lm_head.weight, quantized.weights["model.lm_head.weight"].restored())
+    assert torch.equal(model.lm_head.weight, quantized.weights["model.lm_head.weight"].dequantized())
 
 
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (0.9, 0, 1.0), (0.9, 40, 0.9)], ids=str)

@@ -57,7 +57,10 @@ def test_weights_are_found_by_the_model_and_not_by_its_name(said: Callable[..., 
 
 def test_a_fine_tuned_model_of_that_name_gets_the_baseline(said: Callable[..., str], tiny_model: Path, tmp_path: Path):
     text = said("--model", broken(tiny_model, tmp_path / NAME, fine_tuned), "-o", tmp_path / "bundle")
-    assert "untrained: mean of the vocabulary embeddings no trained ones are shipped for this model: pass-train" in text
+    assert (
+        "untrained: mean of the vocabulary embeddings no trained embeddings are shipped for this model: pass-train"
+        in text
+    )
     assert not read_manifest(tmp_path / "bundle").lookahead.trained
 
 

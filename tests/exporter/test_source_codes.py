@@ -19,7 +19,7 @@ from pass_exporter.engines.target import check_formats
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.quantize.recover import recover
-from pass_exporter.quantize.source import check_source, keep_source_codes, recover_together
+from pass_exporter.quantize.source import check_gguf_types, keep_source_codes, recover_together
 from pass_exporter.quantize.spec import INT8
 from pass_runtime import PassError, read_manifest
 
@@ -51,11 +51,11 @@ def test_every_value_is_the_files_own(kind: str, dtype: torch.dtype):
     weight = of_type(kind, make_weight(264, 96)).to(dtype)
     (kept,) = recover_together(["q"], [weight])
     assert (kept.scheme.code_type, kept.offsets is not None) == KINDS[kind]
-    assert kept.restored().dtype == dtype
+    assert kept.dequantized().dtype == dtype
     if dtype == torch.bfloat16:
-        assert torch.allclose(kept.restored(), weight, rtol=0, atol=2**-6 * float(weight.abs().max()))
+        assert torch.allclose(kept.dequantized(), weight, rtol=0, atol=2**-6 * float(weight.abs().max()))
     else:
-        assert torch.equal(kept.restored(), weight)
+        assert torch.equal(kept.dequantized(), weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,7 +70,7 @@ def test_other_quantizers_choose_other_scales(kind: str):
         weight += (torch.randn(64, 4, 1, generator=generator) / 10).half().float()
     (kept,) = recover_together(["q"], [weight.flatten(1)])
     assert (kept.scheme.code_type, kept.offsets is not None) == KINDS[kind]
-    assert torch.equal(kept.restored(), weight.flatten(1))
+    assert torch.equal(kept.dequantized(), weight.flatten(1))
 
 
 def test_layers_that_are_one_product_may_be_of_several_types():
@@ -78,7 +78,7 @@ def test_layers_that_are_one_product_may_be_of_several_types():
     weights = [of_type(kind, make_weight(24, 96) / n) for n, kind in enumerate(KINDS, 1)]
     kept = recover_together(("q", "k", "v"), weights)
     assert [part.scheme for part in kept] == [INT8] * 3 and all(part.offsets is not None for part in kept)
-    assert all(torch.equal(part.restored(), weight) for part, weight in zip(kept, weights, strict=True))
+    assert all(torch.equal(part.dequantized(), weight) for part, weight in zip(kept, weights, strict=True))
 
 
 def test_weights_of_no_type_are_refused():
@@ -87,7 +87,7 @@ def test_weights_of_no_type_are_refused():
     almost[20, 40] *= 1.01
     for other in (weight, almost):
         assert recover(other) is None
-        with pytest.raises(PassError, match=r"does not find the codes of o_proj again: choose --weights int4 or int8"):
+        with pytest.raises(PassError, match=r"cannot recover the codes of o_proj: choose --weights int4 or int8"):
             recover_together(["o_proj"], [other])
 
 
@@ -100,7 +100,7 @@ def export_of_type(kind: str, directory: Path) -> tuple[Path, dict[str, torch.Te
     tensors["lm_head.weight"] = of_type("Q8_0", tensors["lm_head.weight"])
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pass_exporter.export.check_source", lambda _: None)  # it is no .gguf file
+        patch.setattr("pass_exporter.export.check_gguf_types", lambda _: None)  # it is no .gguf file
         return export_bundle(model, directory / "bundle", lookahead=2, weights="source"), tensors
 
 
@@ -114,7 +114,7 @@ def test_a_real_file_is_kept_as_it_is():
     for name, packed in kept.items():
         tensor = tensors[FILE_NAMES.get(name.rpartition(".")[2], name).format(*name.split(".")[1:2])]
         own = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        found = packed.restored()
+        found = packed.dequantized()
         if name.endswith(("q_proj", "k_proj")):  # the file has their rows in another order
             own, found = (weight[weight.double().mv(MARKS[: weight.shape[1]]).argsort()] for weight in (own, found))
         assert torch.equal(found, own), name
@@ -212,4 +212,4 @@ def test_other_types_are_refused_by_name(tmp_path: Path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(PassError, match=r"keeps Q4_0, Q4_1, Q8_0; model has Q5_1: choose --weights int4 or int8"):
-        check_source(ModelSource("model", path, "file:model.gguf"))
+        check_gguf_types(ModelSource("model", path, "file:model.gguf"))

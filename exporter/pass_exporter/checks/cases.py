@@ -18,15 +18,15 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.model.lookahead import Lookahead
 from pass_exporter.model.sliding import attention_masks, layer_windows
-from pass_exporter.quantize.emulate import Rounded, rounded_activations
+from pass_exporter.quantize.emulate import QuantizedInput, rounded_activations
 from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
 LARGE_MODEL_BYTES = 300 << 20
 """Above so many bytes of weights, memory may be too small for ONNX Runtime's packed or widened copies of them."""
-MAX_CHECKED_WINDOW = 1025
-"""Sliding windows of so many tokens or more are not checked: the text must be longer, which takes torch minutes."""
+MAX_CHECKED_WINDOW = 1024
+"""Wider sliding windows, in tokens, are not checked: the text must be longer, which takes torch minutes."""
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ class Case:
     window: list[Array]
     logits: Array
     hidden: Array
-    rounded: dict[str, Rounded]
+    rounded: dict[str, QuantizedInput]
 
 
 def torch_cases(
@@ -60,17 +60,17 @@ def torch_cases(
     quantized: how activations are rounded.
     """
     rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
-    if model.num_parameters() > LARGE_MODEL_BYTES // 2:  # It takes minutes if torch has no kernel for the dtype.
+    if model.num_parameters() > LARGE_MODEL_BYTES // 2:  # All plans take minutes if torch has no kernel for the dtype.
         plans = (plans[0], *plans[-3:])
-    sliding = max((window for window in layer_windows(model.config) if window is not None), default=MAX_CHECKED_WINDOW)
+    sliding = max((window for window in layer_windows(model.config) if window is not None), default=0)
     windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
-    if sliding < MAX_CHECKED_WINDOW:
+    if 0 < sliding <= MAX_CHECKED_WINDOW:
         windows.append((plans[-1], sliding))
     with ExitStack() as stack:
         rounded = (
             {} if quantized is None else stack.enter_context(rounded_activations(model, lookahead.adapter, quantized))
         )
-        return [_torch_case(model, lookahead, plan, rng, least, rounded) for plan, least in windows]
+        return [_torch_case(model, lookahead, plan, rng, min_length, rounded) for plan, min_length in windows]
 
 
 @torch.no_grad()
@@ -79,25 +79,25 @@ def _torch_case(
     lookahead: Lookahead,
     plan: Plan,
     rng: np.random.Generator,
-    least: int,
-    rounded: Mapping[str, Rounded],
+    min_length: int,
+    rounded: Mapping[str, QuantizedInput],
 ) -> Case:
-    """Runs one window. least: the fewest tokens before it. rounded: the layers' rounded inputs in the last pass."""
+    """Runs one window after at least `min_length` tokens. rounded: the layers' rounded inputs in the last pass."""
     trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
-    length = least + int(rng.integers(3, 40))
+    length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
     prefix = torch.from_numpy(rng.integers(0, vocab, (1, length)))
     model.model(input_ids=prefix, past_key_values=cache, use_cache=True)
     past = _entries(cache, slice(0, length))
     tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
     input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
-    seen = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
+    mask = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
     rows = torch.from_numpy(length + plan.row_position)[None]
     columns = torch.cat([torch.arange(length)[None], rows], 1)
     with _adapted(model, lookahead, torch.from_numpy(input_ids[0] >= vocab)):
         hidden = model.model(
             inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
-            attention_mask=attention_masks(model.config, torch.from_numpy(seen)[None, None], rows, columns),
+            attention_mask=attention_masks(model.config, torch.from_numpy(mask)[None, None], rows, columns),
             position_ids=rows,
             past_key_values=cache,
             use_cache=True,
@@ -106,7 +106,7 @@ def _torch_case(
     window = _entries(cache, slice(length, None))
     adapted = plan.lookahead_rows
     read = {
-        name: Rounded(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER_PREFIX) else each
+        name: QuantizedInput(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER_PREFIX) else each
         for name, each in rounded.items()
     }
     return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), read)

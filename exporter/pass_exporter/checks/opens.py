@@ -19,15 +19,16 @@ RUNTIME_ADVICE = "; export the bundle again"
 """The end of some of the runtime's messages. It is removed here, because exporting again would not help."""
 
 
-def check_opens(bundle: Path, runs: Manifest) -> None:
-    """Raises PassError if the runtime cannot open the bundle or generate with it. runs: the manifest from `runnable`.
+def check_opens(bundle: Path, checked: Manifest) -> None:
+    """Raises PassError if the runtime cannot open the bundle or generate with it.
 
-    If `session_for_checks` returns None, only the manifest and all hashes are checked.
+    checked: the manifest from `runnable_on_cpu`. If `session_for_checks` returns None, only the manifest and all hashes
+    are checked.
     """
     try:
         manifest = read_manifest(bundle)
         verify_files(bundle, manifest)
-        session = _open(bundle, manifest, runs)
+        session = _open(bundle, manifest, checked)
         if session is not None:
             with session:
                 session.generate(PROMPT, GenerateOptions(max_new_tokens=TOKENS)).result()
@@ -36,10 +37,10 @@ def check_opens(bundle: Path, runs: Manifest) -> None:
         raise PassError(f"the runtime refuses the bundle that this export wrote, please report it: {reason}") from None
 
 
-def _open(bundle: Path, manifest: Manifest, runs: Manifest) -> Session | None:
+def _open(bundle: Path, manifest: Manifest, checked: Manifest) -> Session | None:
     """Opens the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or quantized or in a
     16-bit dtype."""
     model = manifest.model
     if model.dtype == "float32" and model.weights == "full" and weight_bytes(bundle) <= MAX_PACKED_BYTES:
         return load(bundle, "cpu", verify=False)
-    return session_for_checks(bundle, runs if model.dtype == "bfloat16" else manifest)
+    return session_for_checks(bundle, checked if model.dtype == "bfloat16" else manifest)

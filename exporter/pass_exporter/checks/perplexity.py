@@ -24,7 +24,7 @@ Logits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Reference:
+class TextScores:
     """A model's scores of a text. T is WINDOW_TOKENS.
 
     windows [N,T]: the token ids of the text.
@@ -49,9 +49,10 @@ class Quality:
 
 
 @torch.no_grad()
-def reference(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> Reference:
-    """Scores the first MAX_WINDOWS windows of a text by the unquantized torch model. PassError if the text is short."""
-    ids = tokenizer.backend_tokenizer.encode(text[: 16 * WINDOW_TOKENS * MAX_WINDOWS], add_special_tokens=False).ids
+def score_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> TextScores:
+    """Scores the first MAX_WINDOWS windows of a text by the torch model. Raises PassError if it is too short."""
+    text = text[: 16 * WINDOW_TOKENS * MAX_WINDOWS]  # 16 characters for each token
+    ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     count = min(len(ids) // WINDOW_TOKENS, MAX_WINDOWS)
     if not count:
         raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW_TOKENS}")
@@ -68,7 +69,7 @@ def score_tokens(
     return likelihood.double().numpy(), values.argmax(-1).numpy()
 
 
-def scorer(bundle: Path, manifest: Manifest) -> Logits:
+def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
     """Returns a function that computes the trunk's logits of one window, with an empty KV cache."""
     session = open_session(bundle / manifest.trunk_file("cpu"), "cpu")
     plan, model = prefill_plan(WINDOW_TOKENS), manifest.model
@@ -90,15 +91,15 @@ def scorer(bundle: Path, manifest: Manifest) -> Logits:
     return logits
 
 
-def measure_quality(bundle: Path, manifest: Manifest, expected: Reference) -> Quality:
+def measure_quality(bundle: Path, manifest: Manifest, expected: TextScores) -> Quality:
     """Runs the trunk over the windows of `expected`, and compares."""
-    logits = scorer(bundle, manifest)
+    logits = trunk_logits(bundle, manifest)
     found = _scores(expected.windows, logits)
     agreement = float((found.choice == expected.choice).mean())
     perplexity, full_perplexity = (float(np.exp(-each.likelihood.mean())) for each in (found, expected))
     return Quality(found.likelihood.size, perplexity, full_perplexity, agreement)
 
 
-def _scores(windows: npt.NDArray[np.int64], logits: Logits) -> Reference:
+def _scores(windows: npt.NDArray[np.int64], logits: Logits) -> TextScores:
     scored = [score_tokens(logits(row), row) for row in windows]
-    return Reference(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))
+    return TextScores(windows, np.stack([s[0] for s in scored]), np.stack([s[1] for s in scored]))

@@ -51,13 +51,12 @@ def _run(
         file.unlink(missing_ok=True)
     read, made = ([value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs()))
     runs = (session.run(made, {name: feed[name] for name in read}) for feed in feeds)
-    return [
-        {name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs
-    ]  # Views would keep the session in memory.
+    # Views would keep the session in memory.
+    return [{name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs]
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; a node with more begins one."""
+    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; more only if one node has more."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
         new = {value: value.const_value.size for value in node.inputs if value is not None and value.const_value}

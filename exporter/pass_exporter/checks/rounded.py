@@ -17,23 +17,23 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.checks.cases import Array, Case
-from pass_exporter.checks.widen import rounds_activations
+from pass_exporter.checks.widen import has_static_activations
 from pass_exporter.quantize.rewrite import SCALE_SUFFIX
 from pass_runtime.bundle.manifest import Manifest
 
-FILE_PREFIX = "given_codes."
-OWN_PREFIX, GIVEN_PREFIX = "rounded.own.", "rounded.given."
+FILE_PREFIX = "torch_codes."
+GRAPH_PREFIX, TORCH_PREFIX = "codes.graph.", "codes.torch."
 
 
 @contextmanager
-def with_given_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yields a manifest of trunks that take the layers' rounded inputs (`given_feed`) and output their own
-    (`own_difference`).
+def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
+    """Yields a manifest of trunks whose layers read the inputs of `torch_codes_feed`, and whose own rounded inputs are
+    outputs, for `codes_difference`.
 
-    These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if its trunks do not
-    round activations.
+    These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if its activations are
+    not static.
     """
-    if not rounds_activations(manifest):
+    if not has_static_activations(manifest):
         yield manifest
         return
     trunk = manifest.trunk.model_copy(update={"file": f"{FILE_PREFIX}{manifest.trunk.file}"})
@@ -42,7 +42,7 @@ def with_given_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     try:
         for file in files:
             model = ir.load(directory / file)
-            _give_codes(model.graph)
+            _read_torch_codes(model.graph)
             ir.save(model, directory / f"{FILE_PREFIX}{file}")
         yield manifest.model_copy(update={"trunk": trunk, "derived": derived})
     finally:
@@ -50,31 +50,31 @@ def with_given_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
             (directory / f"{FILE_PREFIX}{file}").unlink(missing_ok=True)
 
 
-def _give_codes(graph: ir.Graph) -> None:
+def _read_torch_codes(graph: ir.Graph) -> None:
     """Makes the readers of every rounded tensor read a new graph input, and the tensor itself a graph output."""
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
         own, scale = node.outputs[0], node.inputs[1]
         assert scale is not None
         if str(scale.name).endswith(SCALE_SUFFIX):
             weight = str(scale.name).removesuffix(SCALE_SUFFIX)
-            given = ir.Value(name=f"{GIVEN_PREFIX}{weight}", type=own.type, shape=own.shape)
+            given = ir.Value(name=f"{TORCH_PREFIX}{weight}", type=own.type, shape=own.shape)
             own.replace_all_uses_with(given)
-            own.name = f"{OWN_PREFIX}{weight}"
+            own.name = f"{GRAPH_PREFIX}{weight}"
             graph.inputs.append(given)
             graph.outputs.append(own)
 
 
-def given_feed(case: Case) -> dict[str, Array]:
-    """The rounded inputs of torch's layers, as inputs of a graph of `with_given_codes`."""
+def torch_codes_feed(case: Case) -> dict[str, Array]:
+    """The rounded inputs of torch's layers, as inputs of a graph of `with_torch_codes`."""
     dtype = case.past[0].dtype
-    return {f"{GIVEN_PREFIX}{name}": rounded.values.astype(dtype) for name, rounded in case.rounded.items()}
+    return {f"{TORCH_PREFIX}{name}": rounded.values.astype(dtype) for name, rounded in case.rounded.items()}
 
 
-def own_difference(case: Case, outputs: Mapping[str, Array]) -> float:
+def codes_difference(case: Case, outputs: Mapping[str, Array]) -> float:
     """The mean difference between torch's codes and the graph's own, in the layer with the largest; 0 if none."""
     differences = [0.0]
     for name, own in outputs.items():
-        if name.startswith(OWN_PREFIX) and own.size:
-            rounded = case.rounded[name.removeprefix(OWN_PREFIX)]
+        if name.startswith(GRAPH_PREFIX) and own.size:
+            rounded = case.rounded[name.removeprefix(GRAPH_PREFIX)]
             differences.append(float(np.abs(own.astype(np.float32) - rounded.values).mean()) / rounded.scale)
     return max(differences)

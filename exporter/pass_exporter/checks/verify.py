@@ -11,7 +11,7 @@ import numpy as np
 
 from pass_exporter.checks.cases import LARGE_MODEL_BYTES, Array, Case
 from pass_exporter.checks.pieces import run_in_pieces
-from pass_exporter.checks.rounded import given_feed, own_difference
+from pass_exporter.checks.rounded import codes_difference, torch_codes_feed
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.manifest import Manifest, ModelInfo
 from pass_runtime.bundle.plan import MODES
@@ -22,17 +22,17 @@ from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load_verified
 
 MIN_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
+"""By dtype. Only float32's limit grows with the model."""
 ROUNDING_FACTOR = 16.0
 """The error limit for float32 is this times eps * sqrt(layers * hidden size), the expected error if each layer sums
-hidden-size terms with independent roundings. SmolLM2's error is 0.3 times that, Qwen2.5-0.5B's in int4 4.7 times."""
+hidden-size terms with independent roundings. The errors are 0.3 (SmolLM2) and 4.7 (Qwen2.5-0.5B in int4) times it."""
 
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
 """By dtype, the largest accepted mean difference in codes. SmolLM2 has 0.0002, 0.04 and 0.24, a random model 0.1 in
 float16. Rounding itself moves a value by 0.25 codes."""
-GREEDY_TOKENS = 32
+GREEDY_TOKENS, LARGE_MODEL_GREEDY_TOKENS = 32, 6
 WIDENED_FORMATS = ("full", "fp8")
 """Weight formats that ONNX Runtime's CPU kernels hold as float32."""
-LARGE_MODEL_GREEDY_TOKENS = 6
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def limits_of(sizes: ModelInfo) -> Limits:
     least, codes = MIN_ERROR_LIMIT[sizes.dtype], CODES_LIMIT[sizes.dtype]
     if sizes.dtype != "float32":
         return Limits(least, codes)
-    several = ROUNDING_FACTOR * float(np.finfo(np.float32).eps) * math.sqrt(sizes.layers * sizes.hidden_size)
-    return Limits(max(least, several), codes)
+    scaled = ROUNDING_FACTOR * float(np.finfo(np.float32).eps) * math.sqrt(sizes.layers * sizes.hidden_size)
+    return Limits(max(least, scaled), codes)
 
 
 def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits) -> float:
@@ -65,7 +65,7 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits:
     plain = [case for case in cases if not len(case.plan.lookahead_rows)]
     worst = _check_file(bundle / manifest.trunk.file, manifest, cases, limits, keeps=True)
     for derived in manifest.derived:
-        # If GroupQueryAttention (in trunks for one sequence) cannot write in place, it copies only the valid entries.
+        # Trunks for one sequence have GroupQueryAttention, which may copy only the entries up to the window's end.
         fitting, keeps = cases if derived.lookahead_rows else plain, derived.batch is None
         worst = max(worst, _check_file(bundle / derived.file, manifest, fitting, limits, keeps))
     return worst
@@ -76,7 +76,7 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limits: L
     worst = 0.0
     runs = run_in_pieces(file, [_feed(case, manifest) for case in cases])
     for case, outputs in zip(cases, runs, strict=True):
-        error, codes = _relative_error(case, manifest, list(outputs.values()), keeps), own_difference(case, outputs)
+        error, codes = _relative_error(case, manifest, list(outputs.values()), keeps), codes_difference(case, outputs)
         if not (error <= limits.error and codes <= limits.codes):
             of_codes = f", 8-bit codes by {codes:.2g} (limit {limits.codes:g})" if case.rounded else ""
             raise PassError(
@@ -104,7 +104,7 @@ def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
     if any(tensor.name == LOOKAHEAD_ROWS for tensor in manifest.trunk.inputs):
         feed[LOOKAHEAD_ROWS] = case.plan.lookahead_rows
     names = cache_names(PAST, manifest.model.layers)
-    return feed | dict(zip(names, _caches(case), strict=True)) | given_feed(case)
+    return feed | dict(zip(names, _caches(case), strict=True)) | torch_codes_feed(case)
 
 
 def _caches(case: Case, spare: int = 24) -> list[Array]:
@@ -184,4 +184,5 @@ def weight_bytes(bundle: Path) -> int:
 
 
 def _is_large(bundle: Path, manifest: Manifest) -> bool:
+    """Whether the weights are large, and ONNX Runtime's kernels hold them as float32."""
     return weight_bytes(bundle) > LARGE_MODEL_BYTES and manifest.model.weights in WIDENED_FORMATS

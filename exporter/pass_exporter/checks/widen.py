@@ -25,16 +25,16 @@ RUNNABLE_FILE = "trunk.check.onnx"
 
 
 @contextmanager
-def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
+def runnable_on_cpu(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     """Yields a manifest whose trunk ONNX Runtime can run on a CPU. If it writes a graph, it removes it afterwards."""
     wide = manifest.model.dtype == "bfloat16"
-    signed = rounds_activations(manifest) and not any(each.device == "cpu" for each in manifest.derived)
+    signed = has_static_activations(manifest) and not any(each.device == "cpu" for each in manifest.derived)
     if not wide and not signed:
         yield manifest
         return
     trunk, sizes = manifest.trunk, manifest.model
     if wide:
-        trunk, sizes = trunk.model_copy(update=_wide(trunk)), sizes.model_copy(update={"dtype": "float32"})
+        trunk, sizes = trunk.model_copy(update=_widened_tensors(trunk)), sizes.model_copy(update={"dtype": "float32"})
     found = manifest.model_copy(update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": sizes})
     model = ir.load(directory / manifest.trunk.file)
     if signed:
@@ -53,7 +53,8 @@ def runnable(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
             path.unlink(missing_ok=True)
 
 
-def rounds_activations(manifest: Manifest) -> bool:
+def has_static_activations(manifest: Manifest) -> bool:
+    """Whether activations are int8 with static scales (w8a8)."""
     quantization = manifest.model.quantization
     return quantization is not None and quantization.activations != "full"
 
@@ -84,7 +85,7 @@ def _widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     return ir.LazyTensor(compute, dtype=ir.DataType.FLOAT, shape=shape, name=tensor.name or "")
 
 
-def _wide(trunk: Graph) -> dict[str, tuple[Tensor, ...]]:
+def _widened_tensors(trunk: Graph) -> dict[str, tuple[Tensor, ...]]:
     return {
         part: tuple(
             tensor.model_copy(update={"dtype": "float32"}) if tensor.dtype == "bfloat16" else tensor

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pass_exporter.checks.widen import runnable
+from pass_exporter.checks.widen import runnable_on_cpu
 from pass_exporter.engines.profiles import engine_plans
 from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.backends.open import open_backend
@@ -40,7 +40,7 @@ def compare_engines(bundle: Path, device: str) -> list[Comparison]:
 
     manifest, found = read_manifest(bundle), []
     limit = RELATIVE_LIMITS[manifest.model.dtype]
-    with runnable(bundle, manifest) as checked:
+    with runnable_on_cpu(bundle, manifest) as checked:
         expected = _logits(open_backend(bundle, checked, "cpu"), manifest)
     actual = _logits(open_backend(bundle, manifest, device), manifest)
     for plan, reference in expected.items():

@@ -38,7 +38,7 @@ class Adapter(torch.nn.Module):
     def rank(self) -> int:
         return int(self.lora_A[0].shape[0])
 
-    def part(self, indices: Sequence[int]) -> Adapter:
+    def subset(self, indices: Sequence[int]) -> Adapter:
         """Return an adapter for only the layers `names[i]`, i in `indices`."""
         return Adapter({self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices})
 
@@ -59,17 +59,17 @@ class Adapter(torch.nn.Module):
 
     @contextmanager
     def attached(
-        self, model: PreTrainedModel, add: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None
+        self, model: PreTrainedModel, combine: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None
     ) -> Iterator[None]:
         """Adapt the decoder's layers within the block.
 
-        add: computes a layer's adapted output from its output y, its input x and its index in `names`; None adds
+        combine: computes a layer's adapted output from its output y, its input x and its index in `names`; None adds
         `delta` to all rows.
         """
 
         def adapt(index: int) -> Callable[..., torch.Tensor]:
             def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
-                return y + self.delta(index, inputs[0]) if add is None else add(y, inputs[0], index)
+                return y + self.delta(index, inputs[0]) if combine is None else combine(y, inputs[0], index)
 
             return hook
 
@@ -88,8 +88,8 @@ def truncated(adapter: Adapter, rank: int) -> Adapter:
         return adapter
     factors = {}
     for name, a, b in zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True):
-        (left, of_b), (right, of_a) = torch.linalg.qr(b.detach()), torch.linalg.qr(a.detach().T)
-        u, sizes, v = torch.linalg.svd(of_b @ of_a.T)
-        share = sizes[:rank].sqrt()
-        factors[name] = ((right @ v[:rank].T * share).T.contiguous(), (left @ u[:, :rank] * share).contiguous())
+        (q_b, r_b), (q_a, r_a) = torch.linalg.qr(b.detach()), torch.linalg.qr(a.detach().T)
+        u, singular_values, v = torch.linalg.svd(r_b @ r_a.T)
+        roots = singular_values[:rank].sqrt()  # each factor gets a square root of every singular value
+        factors[name] = ((q_a @ v[:rank].T * roots).T.contiguous(), (q_b @ u[:, :rank] * roots).contiguous())
     return Adapter(factors)

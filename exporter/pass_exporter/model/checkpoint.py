@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from pass_runtime.errors import PassError
 
 MAX_NAMED_TENSORS = 3
-"""The most tensors that a message names. It gives the number of the others."""
+"""The most tensors that a message names. The message gives the number of the others."""
 
 
 def check_not_quantized(name: str, config: PretrainedConfig) -> None:
@@ -68,13 +68,13 @@ def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
 def check_finite(name: str, model: PreTrainedModel) -> None:
     """Raise PassError if a tensor of the checkpoint contains NaN or an infinity."""
     for key, tensor in model.state_dict().items():
-        ends = torch.stack(torch.aminmax(tensor))  # If there is a NaN, both are NaN.
-        if bool(torch.isfinite(ends).all()):
+        extremes = torch.stack(torch.aminmax(tensor))  # If there is a NaN, both are NaN.
+        if bool(torch.isfinite(extremes).all()):
             continue
-        if bool(torch.isnan(ends).any()):
+        if bool(torch.isnan(extremes).any()):
             raise PassError(f"{key} of {name} holds NaN: the checkpoint is damaged, get it again")
         if tensor.dtype == torch.float16:
-            raise PassError(f"{key} of {name} holds numbers beyond those of fp16: choose --dtype bf16 or fp32")
+            raise PassError(f"{key} of {name} holds numbers beyond the range of fp16: choose --dtype bf16 or fp32")
         raise PassError(f"{key} of {name} holds infinite numbers: the checkpoint is damaged, get it again")
 
 
@@ -88,15 +88,15 @@ def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
             f"the tokenizer of {name} has ids up to {largest}, but the model's vocabulary is {vocabulary}: "
             "put the tokenizer that the model was trained with beside it"
         )
-    for token in end_of_text(model) or ():
+    for token in generation_eos(model) or ():
         if not isinstance(token, int) or not 0 <= token < vocabulary:
             raise PassError(
                 f"the eos_token_id {token!r} of {name} is not in the model's vocabulary of {vocabulary}: "
-                "correct it in its generation_config.json, or in config.json where there is none"
+                "correct it in its generation_config.json, or in config.json if it has no such file"
             )
 
 
-def end_of_text(model: PreTrainedModel) -> tuple[Any, ...] | None:
+def generation_eos(model: PreTrainedModel) -> tuple[Any, ...] | None:
     """Return `eos_token_id` of the generation config as a tuple, or None if it has none."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return None if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)

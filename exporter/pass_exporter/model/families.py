@@ -20,7 +20,7 @@ UNSUPPORTED_SETTINGS = {
     "final_logit_softcapping": "soft-capped logits",
     "use_bidirectional_attention": "attention in both directions",
 }
-"""Settings of Gemma3's configuration that the exporter does not support. No published text model uses them."""
+"""Settings of Gemma3's configuration that the exporter does not support."""
 
 MIN_CAPACITY = 16
 """The smallest supported `max_position_embeddings`: the export's checks decode a prompt and a few tokens."""
@@ -44,12 +44,12 @@ def geometry(config: PretrainedConfig) -> Geometry:
     """Return the sizes of a model. Raises PassError if the model is not supported."""
     if config.model_type not in SUPPORTED_FAMILIES:
         raise PassError(
-            f"model type {config.model_type!r} is not supported; supported are {', '.join(SUPPORTED_FAMILIES)}"
+            f"model type {config.model_type!r} is not supported; the exporter supports {', '.join(SUPPORTED_FAMILIES)}"
         )
     for name in rotary_types(config):
         if name not in STATIC_ROPE_TYPES:
             raise PassError(
-                f"rotary type {name!r} changes with the sequence; supported are {', '.join(STATIC_ROPE_TYPES)}"
+                f"rotary type {name!r} is not supported; the exporter supports {', '.join(STATIC_ROPE_TYPES)}"
             )
     for setting, what in UNSUPPORTED_SETTINGS.items():
         if getattr(config, setting, None):
@@ -57,8 +57,8 @@ def geometry(config: PretrainedConfig) -> Geometry:
     capacity = config.max_position_embeddings
     if capacity < MIN_CAPACITY:
         raise PassError(
-            f"a model for sequences of {capacity} tokens (max_position_embeddings) is too short to export: "
-            f"{MIN_CAPACITY} is the least"
+            f"a model for at most {capacity} tokens (max_position_embeddings) cannot be exported: "
+            f"the checks of an export need {MIN_CAPACITY}"
         )
     if config.num_hidden_layers < 1:
         raise PassError(f"a model with {config.num_hidden_layers} layers (num_hidden_layers) cannot be exported")

@@ -14,14 +14,12 @@ RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2.0**-8, 2.0**-20
 """Tolerances: bfloat16 has a relative rounding error of 2^-9; float16's smallest numbers are 2^-24 apart."""
 
 
-def base_sample(model: PreTrainedModel) -> torch.Tensor:
+def model_fingerprint(model: PreTrainedModel) -> torch.Tensor:
     """Return [matrices] float32: the element of every weight matrix at half its rows and a third of its columns."""
     matrices = [weight for weight in model.parameters() if weight.ndim == 2]
     return torch.stack([w[w.shape[0] // 2, w.shape[1] // 3].detach().float().cpu() for w in matrices])
 
 
-def same_base(sample: torch.Tensor, other: torch.Tensor) -> bool:
+def same_fingerprint(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two fingerprints are of the same model."""
-    return sample.shape == other.shape and torch.allclose(
-        sample, other, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE
-    )
+    return one.shape == other.shape and torch.allclose(one, other, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE)

@@ -82,7 +82,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Keys that no supported model uses -> the values without effect. Any other value is an error."""
 
-GEMMA3_LOCAL_BASE, GEMMA3_PATTERN = 10000.0, 6
+GEMMA3_LOCAL_ROPE_BASE, GEMMA3_SLIDING_PATTERN = 10000.0, 6
+"""Defaults: the RoPE base of layers with a sliding window, and that every sixth layer has no window."""
 GEMMA3_27B_LAYERS = 62
 """Gemma 3 27B scales attention by hidden size / heads. No key states this; like llama.cpp, this module recognises the
 model by its number of layers."""
@@ -112,7 +113,7 @@ class _Keys:
     def get(self, key: str, default: Any = None) -> Any:
         return self._values.get(key, default)
 
-    def refuse(self, key: str, why: str = "is not supported") -> PassError:
+    def refusal(self, key: str, why: str = "is not supported") -> PassError:
         """Return the PassError for a key that is not supported."""
         return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: {ORIGINAL_ADVICE}")
 
@@ -125,7 +126,7 @@ def gguf_settings(path: Path) -> dict[str, Any]:
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
-            f"GGUF files of architecture {keys.arch!r} are not read (but {', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
+            f"GGUF architecture {keys.arch!r} is not supported (only {', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
         )
     _refuse_unknown(keys)
     settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZE_SETTINGS.items()} | keys.tokens
@@ -133,7 +134,7 @@ def gguf_settings(path: Path) -> dict[str, Any]:
     rotated = keys.get("rope.dimension_count")
     head_dim = keys.get("attention.key_length") or (rotated if keys.arch == "llama" else None) or hidden // heads
     if keys.get("attention.value_length", head_dim) != head_dim:
-        raise keys.refuse("attention.value_length", f"is not the length of a key, {head_dim}")
+        raise keys.refusal("attention.value_length", f"is not the length of a key, {head_dim}")
     settings |= {
         "num_key_value_heads": keys.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -152,7 +153,9 @@ def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig
     for setting, value in settings.items():
         used = getattr(config, setting, None)
         if used != value and not (isinstance(value, dict) and _within(value, used)):
-            raise PassError(f"{setting} of {name} is {value!r} in the file, but transformers would use {used!r}")
+            raise PassError(
+                f"{setting} of {name} is {value!r} in the file, but transformers would use {used!r}: {ORIGINAL_ADVICE}"
+            )
 
 
 def _within(stated: dict[str, Any], used: Any) -> bool:
@@ -169,11 +172,11 @@ def _refuse_unknown(keys: _Keys) -> None:
         value = keys.get(key)
         if key in NEUTRAL_VALUES:
             if value not in NEUTRAL_VALUES[key]:
-                raise keys.refuse(key)
+                raise keys.refusal(key)
         elif key not in read:
-            raise keys.refuse(key, "is not known")
+            raise keys.refusal(key, "is not known")
         elif isinstance(value, list) and key != "attention.sliding_window_pattern":
-            raise keys.refuse(key, "has a value for each layer, which is not supported")
+            raise keys.refusal(key, "has a value for each layer, which is not supported")
     required = (*SIZE_SETTINGS, "rope.freq_base") if keys.arch == "gemma3" else SIZE_SETTINGS
     for key in required:
         if keys.get(key) is None:
@@ -184,17 +187,17 @@ def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters`. rotated: the number of dimensions of a head that RoPE rotates."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE)}
     if keys.arch == "phi3":
-        share = rotated / head_dim
-        # transformers computes int(head_dim * share), which must not round below `rotated`.
-        found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1)
+        ratio = rotated / head_dim
+        # transformers computes int(head_dim * ratio), which must not round below `rotated`.
+        found["partial_rotary_factor"] = ratio if int(head_dim * ratio) == rotated else math.nextafter(ratio, 1)
     elif rotated != head_dim:
-        raise keys.refuse("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
+        raise keys.refusal("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
     factor, kind = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn") or (kind == "yarn" and keys.arch == "gemma3"):
-        raise keys.refuse("rope.scaling.type")
+        raise keys.refusal("rope.scaling.type")
     if factor and kind != "none":
         if keys.arch == "phi3":
-            raise keys.refuse("rope.scaling.factor", "is not supported by transformers for this architecture")
+            raise keys.refusal("rope.scaling.factor", "is not supported by transformers for this architecture")
         found |= {"rope_type": kind, "factor": factor}
         if kind == "yarn":
             length = keys.get("rope.scaling.original_context_length", keys.get("context_length"))
@@ -204,7 +207,7 @@ def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
                     found["attention_factor" if key == "attn_factor" else key] = value
     if keys.arch != "gemma3":
         return found
-    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_BASE)}
+    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_ROPE_BASE)}
     return {FULL_ATTENTION: found, SLIDING_ATTENTION: local}
 
 
@@ -216,15 +219,15 @@ def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
     if keys.arch == "gemma3":
         if not keys.get("attention.scale") and layers == GEMMA3_27B_LAYERS:
             scale = (settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5
-        pattern = keys.get("attention.sliding_window_pattern", GEMMA3_PATTERN)
+        pattern = keys.get("attention.sliding_window_pattern", GEMMA3_SLIDING_PATTERN)
         slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
         kinds = [SLIDING_ATTENTION if slide and window else FULL_ATTENTION for slide in slides]
         window = window or settings["max_position_embeddings"]  # transformers needs a number
         return {"query_pre_attn_scalar": round(scale**-2), "sliding_window": window, "layer_types": kinds}
     if not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
-        raise keys.refuse("attention.scale", f"is not the one of heads of {head_dim}, which is not supported")
+        raise keys.refusal("attention.scale", f"is not 1/sqrt({head_dim}), which is not supported")
     if keys.arch == "phi3":
         return {"sliding_window": window}
     if window is not None and window < settings["max_position_embeddings"]:
-        raise keys.refuse("attention.sliding_window", "is not supported for this architecture")
+        raise keys.refusal("attention.sliding_window", "is not supported for this architecture")
     return {"sliding_window": None}

@@ -41,26 +41,27 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
         raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: {ORIGINAL_ADVICE}")
     pre, known = stated("pre", "default"), _pre_tokenizers()
     if model == "llama":
-        _prefix_space(tokenizer, wanted=stated("add_space_prefix", True))
+        _set_prefix_space(tokenizer, wanted=stated("add_space_prefix", True))
     elif pre in known:
         tokenizer.backend_tokenizer.pre_tokenizer = known[pre]
     elif pre not in TRUSTED_PRE_TOKENIZERS:
         warnings.warn(
-            f"the tokenizer was rebuilt from {path.name} ({pre}); compare it with the original before trusting it",
+            f"the tokenizer was rebuilt from {path.name} (tokenizer.ggml.pre = {pre!r}); "
+            "compare it with the original before trusting it",
             stacklevel=2,
         )
 
 
-def _prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> None:
+def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> None:
     """Remove the space that the tokenizer adds before a text if `wanted` is False.
 
-    transformers decides this by the architecture, not by the file.
+    transformers decides this by the architecture, not by the file. Raises PassError if it would have to add the space.
     """
     if tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("\u2581") == wanted:
         return
     if wanted:
         raise PassError(
-            "tokenizer.ggml.add_space_prefix is not False, which is not supported for this architecture: "
+            "tokenizer.ggml.add_space_prefix = True is not supported for this architecture (it is the default): "
             f"{ORIGINAL_ADVICE}"
         )
     content = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -13,7 +13,7 @@ of earlier versions store a trained `table`. If such a head was widened, its fil
 first, then the projection's.
 
 The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j. The blocks are those of
-`pass_runtime.bundle.noise`. The CANDIDATES most likely tokens are among the candidates.
+`pass_runtime.bundle.noise`.
 `pass_exporter.tails.definitions` defines the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv
 2402.05109; Clover, arXiv 2405.00263.)
 """
@@ -30,7 +30,7 @@ from pass_runtime.bundle.head import CANDIDATE_BLOCKS, HeadArrays, has_candidate
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 PREFIX = "head."
-TRAINED = ("hidden", "token", "state", "bias", "out")
+TRAINED_TENSORS = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
 SCALED_DIRECTIONS = 96
 """The table is scaled so that the columns of this many first principal directions have a root mean square of 1."""
@@ -39,19 +39,19 @@ SCALED_DIRECTIONS = 96
 class DraftHead(torch.nn.Module):
     """table [V,r], hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m].
 
-    tensors: those of TRAINED, and PROJECTION [H,r] or TABLE, or both.
+    tensors: those of TRAINED_TENSORS, and PROJECTION [H,r] or TABLE, or both.
     embeddings [V,H]: the weight of the model's LM head, from which the projection computes columns of the table.
     The table is rounded to float16, as in bundles.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], embeddings: torch.Tensor) -> None:
         super().__init__()
-        for name in TRAINED:
+        for name in TRAINED_TENSORS:
             self.register_parameter(name, torch.nn.Parameter(tensors[name].float()))
-        self.sources = {name: tensors[name].float() for name in (TABLE, PROJECTION) if name in tensors}
-        parts = [self.sources[TABLE]] if TABLE in self.sources else []
-        if PROJECTION in self.sources:
-            parts.append(_centred(embeddings) @ self.sources[PROJECTION])
+        self.table_tensors = {name: tensors[name].float() for name in (TABLE, PROJECTION) if name in tensors}
+        parts = [self.table_tensors[TABLE]] if TABLE in self.table_tensors else []
+        if PROJECTION in self.table_tensors:
+            parts.append(_centred(embeddings) @ self.table_tensors[PROJECTION])
         self.register_buffer(TABLE, torch.cat(parts, 1).half().float(), persistent=False)
         self.table: torch.Tensor
         self.hidden: torch.nn.Parameter
@@ -71,14 +71,14 @@ class DraftHead(torch.nn.Module):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under their names in a weights file."""
-        trained = {name: getattr(self, name).detach() for name in TRAINED}
-        return {f"{PREFIX}{name}": tensor for name, tensor in (self.sources | trained).items()}
+        trained = {name: getattr(self, name).detach() for name in TRAINED_TENSORS}
+        return {f"{PREFIX}{name}": tensor for name, tensor in (self.table_tensors | trained).items()}
 
     def arrays(self) -> HeadArrays:
         """Return the weights in the layout and dtypes of a bundle's tails."""
-        turned = {name: getattr(self, name).detach().float().cpu().numpy().T for name in TRAINED}
+        transposed = {name: getattr(self, name).detach().float().cpu().numpy().T for name in TRAINED_TENSORS}
         table = self.table.cpu().numpy().astype(np.float16)
-        return HeadArrays(table, **{name: np.ascontiguousarray(array) for name, array in turned.items()})
+        return HeadArrays(table, **{name: np.ascontiguousarray(array) for name, array in transposed.items()})
 
     def forward(
         self, hidden: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor
@@ -88,13 +88,12 @@ class DraftHead(torch.nn.Module):
         hidden [B,R,H]; logits [B,R,V]; tokens [B,R]: the t_j; index [B,R]: the j. Rows of one group are consecutive.
         """
         ids = candidates(logits.detach())
-        read = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
-        states = torch.nn.functional.silu(read)
-        for _ in range(
-            int(index.max()) if index.numel() else 0
-        ):  # After j iterations the states of rows 0..j are final.
+        inputs = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
+        states = torch.nn.functional.silu(inputs)
+        iterations = int(index.max()) if index.numel() else 0
+        for _ in range(iterations):  # After j iterations the states of rows 0..j are final.
             before = torch.nn.functional.pad(states, (0, 0, 1, 0))[:, :-1] * (index > 0)[..., None]
-            states = torch.nn.functional.silu(read + before @ self.state.T)
+            states = torch.nn.functional.silu(inputs + before @ self.state.T)
         added = torch.einsum("brcd,brd->brc", self.table[ids], states @ self.out.T)
         return ids, logits.gather(-1, ids).float() + added
 
@@ -122,7 +121,7 @@ def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.G
     """
     size, rank = embeddings.shape[1], min(rank, embeddings.shape[1])
     tensors = {
-        PROJECTION: _directions(embeddings)[:, :rank],
+        PROJECTION: _principal_directions(embeddings)[:, :rank],
         "hidden": _random(generator, width, size),
         "token": _random(generator, width, rank),
         "state": _random(generator, width, width) * 0.1,
@@ -135,22 +134,17 @@ def new_head(embeddings: torch.Tensor, rank: int, width: int, generator: torch.G
 def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator) -> DraftHead:
     """Return a larger head that computes the same as `head` until it is trained.
 
-    The new elements of the state have random input weights and zero output weights. The weights from the table's new
-    columns, which are the principal directions `head.rank`, `head.rank + 1`, ..., to the old elements are zero.
+    The new elements of the state have random input weights and zero output weights. The table's new columns are the
+    principal directions `head.rank`, `head.rank + 1`, ...; their weights to the old elements are zero.
     rank: at most H is used, as in `new_head`.
     """
     rank = max(min(rank, embeddings.shape[1]), head.rank)
     more, units = rank - head.rank, width - head.width
-    old = {name: getattr(head, name).detach() for name in TRAINED}
-    projection = torch.cat(
-        [
-            head.sources.get(PROJECTION, torch.empty(embeddings.shape[1], 0)),
-            _directions(embeddings)[:, head.rank : rank],
-        ],
-        1,
-    )
+    old = {name: getattr(head, name).detach() for name in TRAINED_TENSORS}
+    projected = head.table_tensors.get(PROJECTION, torch.empty(embeddings.shape[1], 0))
+    projection = torch.cat([projected, _principal_directions(embeddings)[:, head.rank : rank]], 1)
     pad = torch.nn.functional.pad
-    tensors = head.sources | {
+    tensors = head.table_tensors | {
         PROJECTION: projection,
         "hidden": torch.cat([old["hidden"], _random(generator, units, embeddings.shape[1])]),
         "token": torch.cat([pad(old["token"], (0, more)), _random(generator, units, rank)]),
@@ -161,7 +155,7 @@ def widened(head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, ge
     return DraftHead(tensors, embeddings)
 
 
-def _directions(embeddings: torch.Tensor) -> torch.Tensor:
+def _principal_directions(embeddings: torch.Tensor) -> torch.Tensor:
     """[H,H]: the principal directions of embeddings [V,H] as columns, the one of largest variance first.
 
     They are scaled so that the table of the first SCALED_DIRECTIONS has a root mean square of 1.

@@ -22,10 +22,10 @@ from pass_runtime.errors import PassError
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 TIMEOUT_SECONDS = 5.0
-"""The timeout of this request."""
+"""The timeout of the request in `hub_arguments`."""
 
 
-def look_up(repo: str, revision: str | None) -> dict[str, Any]:
+def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
     """Return the keyword arguments with which `from_pretrained` loads a hub model. Raises PassError if it cannot.
 
     Without a connection, a model in the cache is used.
@@ -40,7 +40,7 @@ def look_up(repo: str, revision: str | None) -> dict[str, Any]:
     except RepositoryNotFoundError:
         raise PassError(
             f"there is no directory {repo}, and no such model on the Hugging Face hub: check the name, or log in "
-            "(hf auth login) where it is private or gated"
+            "(hf auth login) if it is private or gated"
         ) from None
     except HfHubHTTPError:  # the hub answered; transformers' own message explains the error better
         return arguments

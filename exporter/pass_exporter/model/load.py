@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gguf
 import numpy as np
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
+from pass_exporter.config import Dtype
 from pass_exporter.model.checkpoint import (
     check_complete,
     check_finite,
@@ -28,16 +29,15 @@ from pass_exporter.model.checkpoint import (
     damaged_file,
     unknown_gguf_tensors,
 )
-from pass_exporter.model.ends import end_tokens
+from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.families import Geometry, geometry
 from pass_exporter.model.gguf_config import check_settings, gguf_settings
 from pass_exporter.model.gguf_tokenizer import fix_gguf_tokenizer
-from pass_exporter.model.hub import look_up
+from pass_exporter.model.hub import hub_arguments
 from pass_exporter.model.registry import NO_REMOTE_CODE, ModelSource
 from pass_runtime.errors import PassError
 
-LoadDtype = Literal["fp32", "fp16", "bf16"]
-TORCH_DTYPES: dict[LoadDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -48,10 +48,10 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerFast
     geometry: Geometry
     eos_token_ids: tuple[int, ...]
-    """The ids of the tokens that end a text or a turn (`ends.py`)."""
+    """The ids of the tokens that end a text or a turn (`end_tokens.py`)."""
 
 
-def stored_dtype(source: ModelSource) -> LoadDtype:
+def stored_dtype(source: ModelSource) -> Dtype:
     """Return the dtype in the model's config; fp16 for a GGUF file, because its scales are fp16."""
     if source.is_gguf:
         return "fp16"
@@ -61,7 +61,7 @@ def stored_dtype(source: ModelSource) -> LoadDtype:
     return next((name for name, known in TORCH_DTYPES.items() if known == dtype), "fp32")
 
 
-def load_model(source: ModelSource, dtype: LoadDtype) -> LoadedModel:
+def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
     """Load a model with weights in `dtype`.
 
     Raises PassError if the model is not supported, before its weights are read, or if the checkpoint does not have
@@ -100,7 +100,7 @@ def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
     """Return the directory or hub id, and the keyword arguments, for `from_pretrained`. They forbid remote code."""
     kwargs: dict[str, Any] = {"trust_remote_code": False}
     if isinstance(source.location, str):
-        return source.location, kwargs | look_up(source.location, source.revision)
+        return source.location, kwargs | hub_arguments(source.location, source.revision)
     if source.is_gguf:
         return str(source.location.parent), kwargs | {"gguf_file": source.location.name}
     return str(source.location), kwargs
@@ -140,11 +140,12 @@ def _load_tokenizer(
     tokenizer = AutoTokenizer.from_pretrained(location, **kwargs)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise PassError(f"{source.name} has no fast tokenizer (tokenizer.json), which the runtime needs")
-    own = _own_tokens(source, location, kwargs)
+    stored = _stored_vocabulary_size(source, location, kwargs)
     dropped = _drop_added_tokens(tokenizer, vocabulary)
-    if noted := [text for text, token in dropped.items() if own is None or token < own]:
+    # Tokens that only transformers added are dropped without a warning.
+    if noted := [text for text, token in dropped.items() if stored is None or token < stored]:
         warnings.warn(
-            f"{source.name} has no embeddings for {', '.join(noted)}, which its tokenizer adds: that is plain text now",
+            f"{source.name} has no embeddings for the added tokens {', '.join(noted)}: they are read as plain text",
             stacklevel=2,
         )
     if source.is_gguf:
@@ -155,7 +156,7 @@ def _load_tokenizer(
     return tokenizer
 
 
-def _own_tokens(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
+def _stored_vocabulary_size(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
     """Return the number of token ids in the checkpoint's files; None if it has no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)

@@ -24,23 +24,24 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import PREFIX, Adapter, linear_layers
-from pass_exporter.model.fingerprint import base_sample, same_base
+from pass_exporter.model.fingerprint import model_fingerprint, same_fingerprint
 from pass_exporter.model.head import PREFIX as HEAD
-from pass_exporter.model.head import PROJECTION, TABLE, TRAINED, DraftHead
+from pass_exporter.model.head import PROJECTION, TABLE, TRAINED_TENSORS, DraftHead
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 FILE_NAME = "lookahead.safetensors"
 BASELINE_NAME = "mean"
 """The value of --lookahead-weights for the untrained baseline."""
-EMBEDDINGS_KEY, SAMPLE_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
+EMBEDDINGS_KEY, FINGERPRINT_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
 
 
 class TrainingRecord(BaseModel):
     """The metadata of a weights file: what was trained, on which text, and how.
 
+    base: the name of the base model. rank: of the adapter; 0 without one.
     acceptance: greedy cumulative acceptance of drafts 1..L. Training measures it on held-out sequences;
-    `pass-train evaluate --record` replaces it by the one on its prompts.
+    `pass-train evaluate --record` replaces it by the acceptance on its prompts.
     acceptance_sampled: the same at temperature 0.8; empty before `--record`.
     """
 
@@ -100,19 +101,16 @@ def write_lookahead(
     embeddings: torch.Tensor,
     adapter: Adapter | None,
     head: DraftHead | None,
-    base: torch.Tensor,
+    base_fingerprint: torch.Tensor,
     record: TrainingRecord,
 ) -> None:
-    """Write a weights file in float16 atomically. base: `base_sample` of the model."""
-    tensors = (
-        {EMBEDDINGS_KEY: embeddings.detach()}
-        | (adapter.tensors() if adapter else {})
-        | (head.tensors() if head else {})
-    )
-    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()} | {SAMPLE_KEY: base}
-    write_whole(
-        path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()})
-    )  # save_file would make the file readable by its owner only.
+    """Write a weights file in float16 atomically."""
+    tensors = {EMBEDDINGS_KEY: embeddings.detach()}
+    tensors |= (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
+    tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()}
+    tensors[FINGERPRINT_KEY] = base_fingerprint  # in float32
+    # save_file would make the file readable by its owner only.
+    write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
 def read_record(path: Path) -> TrainingRecord:
@@ -127,12 +125,12 @@ def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[floa
     write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
-def read_base(path: Path) -> torch.Tensor:
-    """Return the `base_sample` of the model that a file was trained for; empty if the file has none."""
+def read_fingerprint(path: Path) -> torch.Tensor:
+    """Return the `model_fingerprint` of the model that a file was trained for; empty if the file has none."""
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
-            return file.get_tensor(SAMPLE_KEY) if SAMPLE_KEY in names else torch.empty(0)
+            return file.get_tensor(FINGERPRINT_KEY) if FINGERPRINT_KEY in names else torch.empty(0)
     except (OSError, SafetensorError) as error:
         raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
 
@@ -140,7 +138,7 @@ def read_base(path: Path) -> torch.Tensor:
 def _read_trained(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord]:
     tensors, record = _read_file(path)
     if record is None:
-        raise PassError(f"{path} has no training record: acceptance can be stated only in files that pass-train wrote")
+        raise PassError(f"{path} has no training record: give a file that pass-train wrote")
     return tensors, record
 
 
@@ -156,7 +154,8 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
     """Return the first `length` embeddings of a file, with adapter and head. Raises PassError if they do not fit."""
     tensors, record = _read_file(path)
-    if record is not None and not same_base(tensors.get(SAMPLE_KEY, torch.empty(0)), base_sample(model)):
+    trained_for = tensors.get(FINGERPRINT_KEY, torch.empty(0))
+    if record is not None and not same_fingerprint(trained_for, model_fingerprint(model)):
         raise PassError(
             f"{path} was trained for another model ({record.base}); train look-ahead weights for this one "
             "with pass-train, or leave --lookahead-weights out"
@@ -205,13 +204,11 @@ def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedMode
     if not names:
         return None
     layers, factors = linear_layers(model), {}
-    for name in layers:  # in the model's order
-        if name not in names:
-            continue
+    for name in (name for name in layers if name in names):  # in the model's order
         a, b = (tensors.get(f"{PREFIX}{name}.{part}", torch.empty(0, 0)).float() for part in ("lora_A", "lora_B"))
         expected = (layers[name].out_features, layers[name].in_features)
         if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
-            raise PassError(f"{path}: the adapter of {name} does not fit a layer of {expected}")
+            raise PassError(f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}")
         _finite(path, name, a)
         _finite(path, name, b)
         factors[name] = (a, b)
@@ -224,7 +221,7 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
     found = {name.removeprefix(HEAD): tensor.float() for name, tensor in tensors.items() if name.startswith(HEAD)}
     if not found:
         return None
-    if missing := sorted({*TRAINED, TABLE if TABLE in found else PROJECTION} - set(found)):
+    if missing := sorted({*TRAINED_TENSORS, TABLE if TABLE in found else PROJECTION} - set(found)):
         raise PassError(f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head")
     vocabulary, size = int(model.config.vocab_size), int(model.config.hidden_size)
     columns = {name: found[name].shape[-1] for name in (TABLE, PROJECTION) if name in found}
@@ -238,7 +235,7 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
         "bias": (width,),
         "out": (rank, width),
     }
-    for name in (*columns, *TRAINED):
+    for name in (*columns, *TRAINED_TENSORS):
         tensor = found[name]
         if tensor.shape != expected[name]:
             raise PassError(
@@ -251,4 +248,4 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
 
 def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
     if not bool(torch.isfinite(tensor).all()):
-        raise PassError(f"{path}: {name} holds values that are not finite")
+        raise PassError(f"{path}: {name} holds values that are not finite: get the file again, or train it again")

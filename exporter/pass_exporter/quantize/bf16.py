@@ -1,4 +1,4 @@
-"""Runs calibration in bf16 if the CPU multiplies it: twice as fast as float32, with half the memory traffic.
+"""Runs calibration in bf16 if the CPU has bf16 instructions: twice as fast as float32, with half the memory traffic.
 
 bf16's 8 significant bits are enough to write calibration text, to measure channel maxima and to estimate the cost of
 rounding. The weights that are rounded, and the results that are checked, keep the model's dtype.
@@ -16,18 +16,18 @@ CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
 """Names of the bf16 features of x86 and Arm CPUs. On CPUs without them bf16 is slower than float32."""
 
 
-def has_bf16_products(model: PreTrainedModel) -> bool:
-    """Whether the CPU multiplies in bf16, and the model is in float32."""
+def uses_bf16(model: PreTrainedModel) -> bool:
+    """Whether the CPU has bf16 instructions and the model is in float32."""
     found = torch.cpu.get_capabilities()
     return model.dtype == torch.float32 and any(found.get(feature, False) for feature in CPU_FEATURES)
 
 
-def bf16_products(model: PreTrainedModel) -> AbstractContextManager[object]:
-    """Within the block, the model's products are in bf16, if `has_bf16_products`."""
-    return torch.autocast("cpu", torch.bfloat16) if has_bf16_products(model) else nullcontext()
+def bf16_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
+    """Within the block, the model's matrix products are in bf16 if `uses_bf16`."""
+    return torch.autocast("cpu", torch.bfloat16) if uses_bf16(model) else nullcontext()
 
 
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with parameters in bf16, for many small passes: `bf16_products` would convert them in each pass."""
+    """A copy with parameters in bf16, for many small passes: `bf16_autocast` would convert them in each pass."""
     weights = {id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False) for weight in model.parameters()}
     return copy.deepcopy(model, weights)

@@ -16,7 +16,7 @@ import torch
 
 from pass_exporter.quantize.smooth import MIN_MAGNITUDE
 
-EXPONENT = 0.2
+SMOOTHING_EXPONENT = 0.2
 """SmoothQuant's alpha: the share of a channel's magnitude that moves to its weights."""
 ADDED_COLUMNS = 96
 """Columns beyond one per channel. SmolLM2 needs all 96, Qwen2.5-Coder-0.5B needs 64. Each makes the product larger."""
@@ -28,7 +28,7 @@ MAX_CODE = 126.5
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnSplit:
     """The transformation of rows [...,in] to columns [...,n].
 
     divisor [in] float32: the number that each channel is divided by.
@@ -60,18 +60,18 @@ class Columns:
         columns = rows.float()[..., self.channels] * self.factors + self.offsets
         return (columns / self.scale).round_().clamp_(-128, 127)
 
-    def restored(self, codes: torch.Tensor) -> torch.Tensor:
+    def dequantized(self, codes: torch.Tensor) -> torch.Tensor:
         """The rows [...,in] that `codes` [...,n] represent."""
         sums = torch.zeros(*codes.shape[:-1], len(self.copies)).index_add_(-1, self.channels, codes)
         return sums * self.scale * self.divisor
 
 
-def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> Columns:
+def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> ColumnSplit:
     """Chooses divisors and copies. weight [out,in]. maxima [in]: the largest magnitude of each channel in some text."""
     magnitudes, largest = (values.float().clamp(min=MIN_MAGNITUDE) for values in (maxima, weight.abs().amax(0)))
-    divisor = magnitudes**EXPONENT / largest ** (1 - EXPONENT)
+    divisor = magnitudes**SMOOTHING_EXPONENT / largest ** (1 - SMOOTHING_EXPONENT)
     divisor /= divisor.median()
     copies, magnitudes = torch.ones(len(maxima), dtype=torch.int64), magnitudes / divisor
     for _ in range(ADDED_COLUMNS):
         copies[(magnitudes / copies).argmax()] += 1
-    return Columns(divisor, copies, float((magnitudes / copies).max()) * SCALE_MARGIN / MAX_CODE)
+    return ColumnSplit(divisor, copies, float((magnitudes / copies).max()) * SCALE_MARGIN / MAX_CODE)

@@ -19,7 +19,7 @@ from pass_exporter.quantize.weights import QuantizedModel, factor_name, weight_n
 
 
 @dataclass(frozen=True)
-class Rounded:
+class QuantizedInput:
     """A layer's input: int8 codes [1,Q,n], with zero point 0, and their scale."""
 
     codes: npt.NDArray[np.int8]
@@ -33,18 +33,18 @@ class Rounded:
 @contextmanager
 def rounded_activations(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel
-) -> Iterator[dict[str, Rounded]]:
+) -> Iterator[dict[str, QuantizedInput]]:
     """Within the block, the inputs of layers with a static scale, and of their adapters, are rounded.
 
     Yields the rounded inputs of the last pass, by the name of the weight that reads them.
     """
-    read: dict[str, Rounded] = {}
+    inputs: dict[str, QuantizedInput] = {}
 
     def rounded(weight: str, x: torch.Tensor) -> torch.Tensor:
         scale, columns = quantized.activations[weight], quantized.columns.get(weight)
         codes = activation_codes(x, scale) if columns is None else columns.codes(x)
-        read[weight] = Rounded(codes.to(torch.int8).numpy(), scale)
-        return codes * scale if columns is None else columns.restored(codes).to(x.dtype)
+        inputs[weight] = QuantizedInput(codes.to(torch.int8).numpy(), scale)
+        return codes * scale if columns is None else columns.dequantized(codes).to(x.dtype)
 
     def forward(layer: torch.nn.Linear, weight: str) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: torch.nn.functional.linear(rounded(weight, x), layer.weight, layer.bias)
@@ -62,7 +62,7 @@ def rounded_activations(
         adapter.delta = partial(delta, adapter)  # type: ignore[method-assign]
         changed.append((adapter, "delta"))
     try:
-        yield read
+        yield inputs
     finally:
         for module, method in changed:
             delattr(module, method)

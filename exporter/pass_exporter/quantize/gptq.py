@@ -53,7 +53,7 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
                 module = model.lm_head if name == "lm_head" else layers[name]
                 found[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
                 with one_thread():
-                    module.weight = torch.nn.Parameter(found[name].restored(), requires_grad=False)
+                    module.weight = torch.nn.Parameter(found[name].dequantized(), requires_grad=False)
                 forecast.add(rounding_cost(*module.weight.shape))
         step(len(found), len(layers) + 1)
 
@@ -94,8 +94,8 @@ class Forecast:
         self._is_shown = True
         if minutes > FORECAST_MINUTES:
             warnings.warn(
-                f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; --calibrate none rounds to "
-                "the nearest instead, in a small part of that time",
+                f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; --calibrate none is much "
+                "faster: it rounds to the nearest codes",
                 stacklevel=2,
             )
 

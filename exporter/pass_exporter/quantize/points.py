@@ -56,7 +56,7 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
     before_mlp = getattr(layer, "pre_feedforward_layernorm", before_mlp)  # Gemma3 has norms on both sides.
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     parts: tuple[str, ...] = ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
-    values = _values(model, layer.self_attn, f"{attention}.{parts[-1]}")
+    values = _v_outputs(model, layer.self_attn, f"{attention}.{parts[-1]}")
     yield QuantPoint("attention_in", tuple(f"{attention}.{part}" for part in parts), before_attention)
     yield QuantPoint("attention_out", (f"{attention}.o_proj",), values)
     fused = hasattr(layer.mlp, "gate_up_proj")  # Phi3 fuses gate and up, as well as q, k and v.
@@ -67,7 +67,7 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
     yield QuantPoint("mlp_out", (f"{mlp}.down_proj",), up)
 
 
-def _values(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
+def _v_outputs(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
     """The outputs of the layer `name` that are V: the last ones if the layer computes Q and K as well."""
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     head_dim = attention.o_proj.in_features // heads

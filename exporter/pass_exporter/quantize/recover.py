@@ -72,23 +72,23 @@ def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
         and _max_distinct(blocks[: PROBE_OUTPUTS * BLOCK_SIZE]) > MAX_UNSIGNED_CODE["int4"] + 1
     ):
         return None
-    left, rest, answer = torch.arange(len(blocks)), blocks, None
+    unsolved, rest, answer = torch.arange(len(blocks)), blocks, None  # rest: the blocks `unsolved`
     for tolerance, guess in ((tolerance, guess) for tolerance in TOLERANCES[weight.dtype] for guess in form.guesses()):
         scale, zero, offset = guess(rest)
-        scale, offset = _stored(scale, weight.dtype), _stored(offset, weight.dtype)
+        scale, offset = _in_dtype(scale, weight.dtype), _in_dtype(offset, weight.dtype)
         least, most = (0, MAX_UNSIGNED_CODE["int4"]) if scheme.zero_points else (-128, 127)
         codes = (rest - offset).div_(scale).add_(zero).round_().clamp_(least, most)
-        error = _stored((codes - zero) * scale + offset, weight.dtype).sub_(rest).abs_()
+        error = _in_dtype((codes - zero) * scale + offset, weight.dtype).sub_(rest).abs_()
         solved = (error.amax(-1, keepdim=True) <= tolerance * rest.abs().amax(-1, keepdim=True)).flatten()
         if answer is None:
             answer = [codes, scale, zero, offset]  # The first guess solves most blocks.
         else:
             for part, values in zip(answer, (codes, scale, zero, offset), strict=True):
-                part[left[solved]] = values[solved]
+                part[unsolved[solved]] = values[solved]
         if solved.all():
             return _packed(form, answer, weight)
-        left = left[~solved]
-        rest = blocks[left]
+        unsolved = unsolved[~solved]
+        rest = blocks[unsolved]
     return None
 
 
@@ -104,7 +104,7 @@ def _packed(form: _Format, answer: list[torch.Tensor], weight: torch.Tensor) -> 
     )
 
 
-def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _in_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype).float()
 
 
@@ -126,7 +126,7 @@ NUDGES = (0, 1, -1, 2, -2)
 
 
 def _q4_0() -> Iterator[Guess]:
-    """Guesses for Q4_0: the largest magnitude is 8 steps, on the side of zero that has 8 codes; the other has 7.
+    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of zero has 8 codes, the other side has 7.
 
     A quantizer may have chosen a larger scale, so fewer steps are tried as well.
     """
@@ -152,7 +152,7 @@ def _q8_0() -> Iterator[Guess]:
 def _q4_1() -> Iterator[Guess]:
     """Guesses for Q4_1: the least value has code 0 and the largest code 15; then all other pairs of codes.
 
-    A zero point is chosen that makes the offset small, or 0 because that offset may not be representable exactly.
+    Each is tried with the zero point that makes the offset small, and with 0, because that offset may not be exact.
     """
 
     def guess(first: int, last: int, nudge: int, centred: bool, blocks: torch.Tensor) -> Fitted:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from pass_exporter.quantize.columns import Columns
+from pass_exporter.quantize.columns import ColumnSplit
 from pass_exporter.quantize.rounding import QuantizedWeight
 from pass_exporter.quantize.weights import QuantizedModel
 from pass_exporter.trunk.graph import WeightParts, initializer
@@ -87,14 +87,14 @@ class _Rewriter:
             initializer(self._graph, ZERO_POINT, np.array(0, np.int8)),
         ]
         codes = ir.node("QuantizeLinear", [rows, *operands])
-        restored = ir.node("DequantizeLinear", [codes.outputs[0], *operands])
+        dequantized = ir.node("DequantizeLinear", [codes.outputs[0], *operands])
         dtype = ir.DataType.from_numpy(scale.dtype)
-        for output, kind in ((codes.outputs[0], ir.DataType.INT8), (restored.outputs[0], dtype)):
+        for output, kind in ((codes.outputs[0], ir.DataType.INT8), (dequantized.outputs[0], dtype)):
             output.shape, output.dtype = rows.shape, kind
-        self._graph.insert_before(node, [codes, restored])
-        return restored.outputs[0]
+        self._graph.insert_before(node, [codes, dequantized])
+        return dequantized.outputs[0]
 
-    def _split(self, node: ir.Node, weight: str, columns: Columns, dtype: np.dtype[Any]) -> ir.Value:
+    def _split(self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]) -> ir.Value:
         """The columns (see quantize/columns.py) of the input rows of `node`, before they are rounded."""
         rows, channels = node.inputs[0], columns.channels.numpy()
         shape = None if rows is None else rows.shape
@@ -117,7 +117,7 @@ class _Rewriter:
         return found
 
     def _dequantized(
-        self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight], columns: Columns | None
+        self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight], columns: ColumnSplit | None
     ) -> ir.Value:
         """The weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if `columns` has n columns."""
         scheme = parts[0].scheme
@@ -140,15 +140,15 @@ class _Rewriter:
             found = [part.zero_points for part in parts if part.zero_points is not None]
             return _tensor(torch.cat(found), kind, blocks)
 
-        operands = [self._stored(name, kind, (inputs, outputs), codes)]
-        operands.append(self._stored(f"{name}.scale", dtype, blocks, scales))
+        operands = [self._lazy_initializer(name, kind, (inputs, outputs), codes)]
+        operands.append(self._lazy_initializer(f"{name}.scale", dtype, blocks, scales))
         if scheme.zero_points:
-            operands.append(self._stored(f"{name}.zero_point", kind, blocks, zero_points))
+            operands.append(self._lazy_initializer(f"{name}.zero_point", kind, blocks, zero_points))
         layout = {"axis": 1} if size is None else {"axis": 0, "block_size": size}
-        restored = ir.node("DequantizeLinear", operands, layout)
-        restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
-        self._graph.insert_before(node, restored)
-        return restored.outputs[0]
+        dequantized = ir.node("DequantizeLinear", operands, layout)
+        dequantized.outputs[0].shape, dequantized.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
+        self._graph.insert_before(node, dequantized)
+        return dequantized.outputs[0]
 
     def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
         """The sum of each block of the input rows [...,in] of `node`, padded with zeros: [...,sums].
@@ -164,14 +164,14 @@ class _Rewriter:
         kind, scales = ir.DataType.INT4, torch.ones(sums, blocks, dtype=packed.scales.dtype)
         shape, by_block = (packed.inputs, sums), (blocks, sums)
         operands = [
-            self._stored(name, kind, shape, lambda: _tensor(ones, kind, shape)),
-            self._stored(f"{name}.scale", dtype, by_block, lambda: _tensor(scales, dtype, by_block)),
+            self._lazy_initializer(name, kind, shape, lambda: _tensor(ones, kind, shape)),
+            self._lazy_initializer(f"{name}.scale", dtype, by_block, lambda: _tensor(scales, dtype, by_block)),
         ]
-        restored = ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": size})
-        restored.outputs[0].shape, restored.outputs[0].dtype = ir.Shape(shape), dtype
-        product = ir.node("MatMul", [rows, restored.outputs[0]])
+        dequantized = ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": size})
+        dequantized.outputs[0].shape, dequantized.outputs[0].dtype = ir.Shape(shape), dtype
+        product = ir.node("MatMul", [rows, dequantized.outputs[0]])
         product.outputs[0].dtype = dtype
-        self._graph.insert_before(node, [restored, product])
+        self._graph.insert_before(node, [dequantized, product])
         return product.outputs[0]
 
     def _add_offsets(self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> None:
@@ -184,7 +184,7 @@ class _Rewriter:
             return _tensor(torch.nn.functional.pad(stacked, (0, shape[0] - stacked.shape[1])), dtype, shape)
 
         product = ir.node("MatMul", list(node.inputs))
-        of_offsets = ir.node("MatMul", [sums, self._stored(f"{weight.name}.offsets", dtype, shape, offsets)])
+        of_offsets = ir.node("MatMul", [sums, self._lazy_initializer(f"{weight.name}.offsets", dtype, shape, offsets)])
         for made in (product, of_offsets):
             made.outputs[0].dtype = dtype
         self._graph.insert_before(node, [product, of_offsets])
@@ -192,7 +192,7 @@ class _Rewriter:
         node.replace_input_with(0, product.outputs[0])
         node.replace_input_with(1, of_offsets.outputs[0])
 
-    def _stored(
+    def _lazy_initializer(
         self, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
     ) -> ir.Value:
         """The initializer with this name, added if there is none. It is computed only when the graph is saved."""

@@ -40,14 +40,14 @@ class QuantizedWeight:
         pairs = torch.stack((self.data & 15, self.data >> 4), -1).flatten(1)
         return pairs if self.scheme.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
-    def restored(self) -> torch.Tensor:
+    def dequantized(self) -> torch.Tensor:
         """The weight [out,in] that the codes represent, in the scales' dtype."""
-        restored = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
+        dequantized = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
         for rows in chunks(len(self.data), self.inputs):
-            restored[rows] = self._restore(rows)
-        return restored
+            dequantized[rows] = self._dequantize(rows)
+        return dequantized
 
-    def _restore(self, rows: slice) -> torch.Tensor:
+    def _dequantize(self, rows: slice) -> torch.Tensor:
         part = QuantizedWeight(self.scheme, self.data[rows], self.scales[rows], None)
         values = part.codes().float().reshape(*part.scales.shape, -1)
         if self.zero_points is not None:
@@ -55,8 +55,8 @@ class QuantizedWeight:
         values *= part.scales[..., None].float()
         if self.offsets is not None:
             values += self.offsets[rows, :, None].float()
-        restored: torch.Tensor = values.flatten(1).to(self.scales.dtype)
-        return restored
+        dequantized: torch.Tensor = values.flatten(1).to(self.scales.dtype)
+        return dequantized
 
 
 def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
@@ -91,13 +91,13 @@ def choose_scales(
     tried = [_covering(scheme, blocks, factor, dtype) for factor in scheme.shrink_factors]
     scale, zero = tried[0]
     if len(tried) > 1:
-        least = torch.full_like(scale, torch.inf)
-        for other, offset in tried:
-            error = ((nearest(scheme, blocks, other, offset) - offset) * other - blocks).square_()
+        least_error = torch.full_like(scale, torch.inf)
+        for new_scale, new_zero in tried:
+            error = ((nearest(scheme, blocks, new_scale, new_zero) - new_zero) * new_scale - blocks).square_()
             error = error.sum(-1, keepdim=True) if importance is None else (error @ importance)[..., None]
-            better = error < least
-            least, scale = torch.where(better, error, least), torch.where(better, other, scale)
-            zero = torch.where(better, offset, zero)
+            better = error < least_error
+            least_error = torch.where(better, error, least_error)
+            scale, zero = torch.where(better, new_scale, scale), torch.where(better, new_zero, zero)
     return scale, zero
 
 

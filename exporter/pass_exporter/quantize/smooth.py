@@ -60,7 +60,7 @@ def _factors(adapter: Adapter | None) -> dict[str, tuple[torch.Tensor, torch.Ten
 
 
 def _by_output(outputs: LayerOutputs, channels: torch.Tensor) -> torch.Tensor:
-    """[in] -> [count]: for each output, the largest value of the channels that it makes."""
+    """[in] -> [count]: for each output, the largest value of the channels that it determines."""
     return channels.view(-1, outputs.repeats, outputs.width).amax(1).flatten()
 
 

@@ -28,7 +28,7 @@ GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 """The GGUF tensor types whose codes can be kept. All have blocks of 32 values."""
 
 
-def check_source(source: ModelSource) -> None:
+def check_gguf_types(source: ModelSource) -> None:
     """Raises PassError if the weights are not in a .gguf file, or a tensor's type is not in GGUF_TYPES."""
     instead = "choose --weights int4 or int8"
     if not source.is_gguf:
@@ -50,7 +50,7 @@ def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, Quantized
             if INT8.fits(weights[0].shape[1]):
                 for name, part in zip(names, recover_together(names, weights), strict=True):
                     found[name] = part
-                    modules[name].weight = torch.nn.Parameter(part.restored(), requires_grad=False)
+                    modules[name].weight = torch.nn.Parameter(part.dequantized(), requires_grad=False)
             step(len(found), len(modules))
     return found
 
@@ -64,7 +64,7 @@ def recover_together(names: Sequence[str], weights: Sequence[torch.Tensor]) -> l
     kept = []
     for name, weight in zip(names, weights, strict=True):
         if (found := recover(weight)) is None:
-            raise PassError(f"--weights source does not find the codes of {name} again: choose --weights int4 or int8")
+            raise PassError(f"--weights source cannot recover the codes of {name}: choose --weights int4 or int8")
         kept.append(found)
     if len({part.scheme for part in kept}) > 1:
         kept = [_in_int8(part) for part in kept]

@@ -50,15 +50,15 @@ class ActivationScheme:
     token for 0.7, 0.063 for 0.75 and 0.071 for 0.8.
     budget: the largest accepted loss, in nats per token. Quantization points are left out, the most costly first, until
     the others fit the budget. The activations of a point that is left out are not rounded.
-    left_out: the scheme of the weights that read such a point.
+    left_out_weights: the scheme of the weights that read such a point.
     """
 
     exponent: float
     budget: float
-    left_out: WeightScheme
+    left_out_weights: WeightScheme
 
 
-STATIC_INT8 = ActivationScheme(exponent=0.75, budget=0.025, left_out=INT8)
+STATIC_INT8 = ActivationScheme(exponent=0.75, budget=0.025, left_out_weights=INT8)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_exporter.progress import Step
-from pass_exporter.quantize.bf16 import bf16_copy, has_bf16_products
+from pass_exporter.quantize.bf16 import bf16_copy, uses_bf16
 from pass_runtime.errors import PassError
 
 WINDOW_TOKENS = 256
 MAX_WINDOWS = 24
 OWN_SEQUENCES, OWN_TOKENS, SEQUENCES_PER_ROW = 32, 96, 2
-"""Size of the text that the model writes: many short sequences in one batch, because one more costs little. Several are
-joined to one row, because the activations of a row's first token are unlike all others."""
+"""Size of the text that the model writes: many short sequences in one batch, because another one costs little. Each row
+joins several of them, because the activations of a row's first token are unlike all others."""
 SEED = 0
 PROMPTS = (
     "The history of",
@@ -55,7 +55,7 @@ def own_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_leng
     shortest, length = min(len(prompt) for prompt in prompts), min(OWN_TOKENS, max_length // SEQUENCES_PER_ROW)
     random, cache = torch.Generator().manual_seed(SEED), DynamicCache()
     ids = window = torch.tensor([prompt[:shortest] for prompt in prompts]).repeat(OWN_SEQUENCES // len(prompts), 1)
-    writer = bf16_copy(model) if has_bf16_products(model) else model
+    writer = bf16_copy(model) if uses_bf16(model) else model
     while ids.shape[1] < length:
         last = writer.model(input_ids=window, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
         window = _sampled(writer.lm_head(last).float(), random)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.progress import Step
-from pass_exporter.quantize.columns import Columns
+from pass_exporter.quantize.columns import ColumnSplit
 from pass_exporter.quantize.points import find_points
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import QuantSpec, WeightScheme
@@ -33,7 +33,7 @@ class QuantizedModel:
     spec: QuantSpec
     weights: dict[str, QuantizedWeight] = field(default_factory=dict)
     activations: dict[str, float] = field(default_factory=dict)
-    columns: dict[str, Columns] = field(default_factory=dict)
+    columns: dict[str, ColumnSplit] = field(default_factory=dict)
     calibration: str | None = None
 
     @property
@@ -80,8 +80,8 @@ def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: Q
         for done, (name, scheme, module, attribute) in enumerate(jobs):
             weight = getattr(module, attribute)
             if scheme.fits(weight.shape[1]):
-                restored = _rounded(name, scheme, weight.detach().to(model.dtype), quantized)
-                setattr(module, attribute, torch.nn.Parameter(restored, requires_grad=False))
+                dequantized = _rounded(name, scheme, weight.detach().to(model.dtype), quantized)
+                setattr(module, attribute, torch.nn.Parameter(dequantized, requires_grad=False))
             step(done + 1, len(jobs))
 
 
@@ -90,7 +90,7 @@ def _rounded(name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: Q
     columns = quantized.columns.get(name)
     divisor = None if columns is None else columns.divisor.to(weight.dtype)
     found = quantized.weights[name] = round_to(scheme, weight if divisor is None else weight * divisor)
-    return found.restored() if divisor is None else found.restored() / divisor
+    return found.dequantized() if divisor is None else found.dequantized() / divisor
 
 
 Job = tuple[str, WeightScheme, torch.nn.Module, str]
@@ -107,7 +107,7 @@ def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
             if spec.attention_in is not None and layer in attention_in:
                 scheme = spec.attention_in
             elif spec.activations is not None and name not in quantized.activations:
-                scheme = spec.activations.left_out
+                scheme = spec.activations.left_out_weights
             yield name, scheme, module, "weight"
     if spec.lm_head is not None:
         yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"

@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from pass_exporter.model.checkpoint import end_of_text
+from pass_exporter.model.checkpoint import generation_eos
 from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate
 
@@ -28,25 +28,26 @@ def end_tokens(
 ) -> tuple[int, ...]:
     """Return the ids that end a text or a turn, those of the generation config first.
 
-    Ids beyond the vocabulary are left out, because the model cannot emit them.
+    location, kwargs: the arguments of `from_pretrained`. Ids beyond the vocabulary are left out, because the model
+    cannot emit them.
     """
-    places: list[Any] = [end_of_text(model)]
+    stated: list[Any] = [generation_eos(model)]
     if "gguf_file" in kwargs:
         fields = gguf.GGUFReader(str(Path(location) / kwargs["gguf_file"])).fields
-        places += [fields[key].contents() for end in GGUF_ENDS if (key := f"tokenizer.ggml.{end}_token_id") in fields]
+        stated += [fields[key].contents() for end in GGUF_ENDS if (key := f"tokenizer.ggml.{end}_token_id") in fields]
     else:  # The raw file: an object of a configuration class has a default end token if the file states none.
-        places.append(PretrainedConfig.get_config_dict(location, **kwargs)[0].get("eos_token_id"))
-    places += [tokenizer.eos_token_id, list(_template_ends(tokenizer))]
-    found = dict.fromkeys(token for place in places for token in _listed(place))
+        stated.append(PretrainedConfig.get_config_dict(location, **kwargs)[0].get("eos_token_id"))
+    stated += [tokenizer.eos_token_id, list(_template_ends(tokenizer))]
+    found = dict.fromkeys(token for ids in stated for token in _as_sequence(ids))
     return tuple(token for token in found if isinstance(token, int) and 0 <= token < model.config.vocab_size)
 
 
-def _listed(place: Any) -> Iterable[Any]:
-    return () if place is None else place if isinstance(place, list | tuple) else (place,)
+def _as_sequence(ids: Any) -> Iterable[Any]:
+    return () if ids is None else ids if isinstance(ids, list | tuple) else (ids,)
 
 
 def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
-    """Yield the added token that each chat template writes right after an answer."""
+    """Yield the id of the added token that each chat template writes right after an answer."""
     templates: Any = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if template and (end := _template_end(tokenizer, template)) is not None:
@@ -59,22 +60,20 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
         return None
     added = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
     asked, answered = {"role": "user", "content": SAMPLE_QUESTION}, {"role": "assistant", "content": SAMPLE_ANSWER}
+    # It renders in a child process, with limits on time and memory.
+    chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))
 
-    chat = ChatTemplate(
-        template, dict(tokenizer.special_tokens_map)
-    )  # renders in a child process, with limits on time and memory
-
-    def written(*messages: dict[str, str], opened: bool = False) -> str:
-        return chat.render(messages, add_generation_prompt=opened)
+    def rendered(*messages: dict[str, str], generation_prompt: bool = False) -> str:
+        return chat.render(messages, add_generation_prompt=generation_prompt)
 
     try:
-        before, found, after = written(asked, answered).rpartition(SAMPLE_ANSWER)
-        opening = set(added.findall(written(asked, opened=True))) - set(added.findall(written(asked)))
+        before, found, after = rendered(asked, answered).rpartition(SAMPLE_ANSWER)
+        opening = set(added.findall(rendered(asked, generation_prompt=True))) - set(added.findall(rendered(asked)))
     except PassError:  # a template may refuse such a conversation
         return None
     finally:
         chat.close()
     end = added.match(after.lstrip()) if found else None
-    # Some templates write the opening of the next turn after every message. A token that opens a turn does not end one.
+    # Some templates write the opening of the next turn after every message. Tokens that open a turn are no ends.
     opening.update(added.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]
