@@ -123,10 +123,7 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
 
 
 def repeat_attack(url: str, path: str, body: bytes, statuses: Any, stop: Any) -> None:
-    """Repeat an attack until `stop` is set. It runs in its own process, so that it does not delay the victim's.
-
-    statuses: a queue for the status of each request. path: empty for NO_REQUEST.
-    """
+    """Repeat an attack until `stop` is set, in another process than the victim's. statuses: a queue for each status."""
     while not stop.is_set():
         if not path:
             sum(range(100_000))

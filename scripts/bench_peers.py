@@ -6,13 +6,13 @@
 
 It runs the first chat, text and code prompts of `pass-train evaluate`; chat prompts use the chat template. Every
 contestant writes --tokens tokens (plus MARGIN, so that the last counted pass is complete) or up to the end token.
-Contestants take turns at every prompt, in reverse order in every second round (`in_turn`). Each bundle and each peer runs in its
+Contestants take turns at every prompt, in reverse order in every second round. Each bundle and each peer runs in its
 own process, so that no threads of others spin while one is timed. The first prompt of every kind warms up all of them.
 
 A speed is the number of tokens of a kind of prompts divided by the seconds of decoding. A ratio is relative to the
 first contestant, the median over rounds. Greedy text of small models often repeats itself, which makes drafting easy.
 So the ratio is also shown for the prompts that the first contestant answers without a loop, and tau (tokens per pass)
-outside and inside of loops. All plans of a bundle must write the same text, or the exit status is 1. Peers decode
+outside and inside of loops. All plans of a bundle must write the same text, or the exit status is 2. Peers decode
 greedily with their own weight files, so their texts differ; `same` counts the texts that equal those of the first
 contestant with the same engine.
 
@@ -268,7 +268,7 @@ def start_peers(genai: Sequence[Path], openvino: Path | None, llama_cpp: Path | 
 
 
 def in_turn(writers: Mapping[str, Callable[[], TimedText]], rounds: int) -> dict[str, list[TimedText]]:
-    """Let all contestants write in each round, in reverse order in every second round. Return each one's texts."""
+    """Let all contestants write in each round. Return the texts of each."""
     found: dict[str, list[TimedText]] = {name: [] for name in writers}
     for number in range(rounds):
         for name in list(writers)[:: -1 if number % 2 else 1]:
@@ -319,29 +319,27 @@ def figures(texts: Texts, baseline: Texts, reference: Texts, tokens: int) -> dic
     }
 
 
-def differences(
-    contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Request], device: str
-) -> dict[str, list[str]]:
-    """Compare the texts of each bundle's plans with those of its first plan.
+def compare_texts(
+    contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Request], report: Any
+) -> None:
+    """Compare the texts of each bundle's plans with those of its first plan, and add what differs to `report`.
 
-    Returns "near_ties" and "differences". A near-tie is a difference if the backend computes the same logits in windows
-    of every width (`same_entries`). found: texts by contestant, prompt id and round.
+    A near-tie is an error too if the backend computes the same bits in windows of every width (`same_entries`).
+    found: texts by contestant, prompt id and round.
     """
-    lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
     for each in contestants:
         for prompt, (ids, options) in asked.items():
             for ours, theirs in zip(found[each.name][prompt], found[each.reference][prompt], strict=True):
                 if each.bundle is None or ours.tokens == theirs.tokens:
                     continue
-                with load(each.bundle, device) as session:
+                with load(each.bundle, report["device"]) as session:
                     if session.manifest.rule == "rejection" and options["temperature"] > 0:
                         continue  # By this rule plans have the same distribution, not the same text.
                     request = request_of(len(theirs.tokens), **options)
                     difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
                     exact = session.backend.capabilities.same_entries
                 near_tie = difference is not None and difference.is_near_tie and not exact
-                lines["near_ties" if near_tie else "differences"].append(f"{each.name}, {prompt}: {difference}")
-    return lines
+                report["near_ties" if near_tie else "differences"].append(f"{each.name}, {prompt}: {difference}")
 
 
 def bench(
@@ -367,8 +365,7 @@ def bench(
         for each in contestants:
             entry = figures(texts[each.name], texts[contestants[0].name], texts[each.reference], tokens)
             report["runs"].append({"T": options["temperature"], "prompts": kind, "contestant": each.name, **entry})
-    for name, lines in differences(contestants, found, asked, report["device"]).items():
-        report[name] += lines
+    compare_texts(contestants, found, asked, report)
 
 
 def bench_clients(

@@ -69,8 +69,7 @@ class Step:
 def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
     """Return all steps in order: check the device, compare backends with the CPU, time rows; then build engines for the
     bundle and measure its speed on every device. Steps that cannot run have `blocked` set."""
-    no_device, need = machine.missing.get("cuda-python"), LAYER_GIB * layers
-    memory = machine.memory
+    no_device, need, memory = machine.missing.get("cuda-python"), LAYER_GIB * layers, machine.memory
     too_small = f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
     steps = [Step("device", _gpu_step("device"), no_device)]
     steps += [Step(f"tiny {name}", _gpu_step("tiny", "--device", name), machine.missing.get(name)) for name in DEVICES]

@@ -89,9 +89,10 @@ def find_machine() -> Machine:
     target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
     missing = {"cuda": why_not("cuda"), "cuda-python": "" if device else why_no_device()}
     for name, library in LIBRARIES.items():
-        unsupported = library.targets and target not in library.targets
-        no_target = f"{name} has no target {target}; it has {', '.join(library.targets)}" if unsupported else ""
-        missing[name] = no_target or missing["cuda-python"] or why_not(name)
+        if library.targets and target not in library.targets:
+            missing[name] = f"{name} has no target {target}; it has {', '.join(library.targets)}"
+        else:
+            missing[name] = missing["cuda-python"] or why_not(name)
     installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
     memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
     return Machine(gpu, target, memory, installed, {name: why for name, why in missing.items() if why})

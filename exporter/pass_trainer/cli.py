@@ -22,22 +22,16 @@ from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatur
 PATH = click.Path(path_type=Path)
 
 
-class Temperatures(click.ParamType[Any]):
-    """A list of temperatures, such as 0,0.8,1."""
-
-    name = "T,T,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        try:
-            numbers = tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 0,0.8,1", param, ctx)
-        if not all(0 <= number < 100 for number in numbers):
-            self.fail(f"temperatures must be at least 0 and below 100, not {value}", param, ctx)
-        return numbers
+def _read_temperatures(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        temperatures = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 0,0.8,1") from None
+    if not all(0 <= temperature < 100 for temperature in temperatures):
+        raise click.BadParameter(f"temperatures must be at least 0 and below 100, not {value}")
+    return temperatures
 
 
-TEMPERATURES = Temperatures()
 DATA = click.option(
     "--data",
     multiple=True,
@@ -52,9 +46,6 @@ LOOKAHEAD = click.option(
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 TABLE_CHARACTERS = 110
 """Characters in a line of a table if stderr is not a terminal."""
-DTYPE = click.option(
-    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
-)
 
 
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -68,7 +59,7 @@ DTYPE = click.option(
     type=click.Choice(["none", "lora"]),
     default="none",
     show_default=True,
-    help="Adapter of the model's layers, for look-ahead rows only.",
+    help="Adapter for look-ahead rows.",
 )
 @click.option("--rank", type=int, default=32, show_default=True, help="Rank of the adapter.")
 @click.option("--adapter-from", type=int, default=0, show_default=True, help="First layer with an adapter, from 0.")
@@ -103,16 +94,10 @@ DTYPE = click.option(
     help="The loss: KL divergence from the model's distributions, or mostly the probability that a draft is rejected.",
 )
 @click.option(
-    "--sequences",
-    type=int,
-    default=1024,
-    show_default=True,
-    help="Sequences of training text, which the model writes.",
+    "--sequences", type=int, default=1024, show_default=True, help="Sequences of training text, which the model writes."
 )
 @click.option(
-    "--held-out",
-    type=int,
-    help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]",
+    "--held-out", type=int, help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]"
 )
 @click.option(
     "--sequence-length", type=int, default=256, show_default=True, help="Tokens per sequence, including its prompt."
@@ -125,7 +110,8 @@ DTYPE = click.option(
 )
 @click.option(
     "--temperatures",
-    type=TEMPERATURES,
+    metavar="T,T,...",
+    callback=_read_temperatures,
     default="0,0.8,1",
     show_default=True,
     help="Temperatures of training text: every 64 sequences use the next of them; 0 is greedy.",
@@ -137,8 +123,10 @@ DTYPE = click.option(
     show_default=True,
     help="What writes training text: the model in torch, or its w8a8 bundle. auto: the bundle on one CPU process.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
-@DTYPE
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of training text, weights and batches.")
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
+)
 @DEVICE
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in --output, if there is one.")
 @click.option("--checkpoint-minutes", type=float, default=5.0, show_default=True, help="Time between checkpoints.")

@@ -82,13 +82,11 @@ class Drafter(torch.nn.Module):
 
         The look-ahead rows' logits are without the head. The frozen model's logits are for the same positions.
         """
-        (base,) = self._base
         hidden, states = self.hidden_states(tokens, windows)
-        drafts = base.lm_head(hidden)
         with torch.no_grad():
             places = windows.position[..., None].expand(-1, -1, states.shape[-1])
-            targets = base.lm_head(states.gather(1, places))
-        return hidden, drafts, targets
+            targets = self.logits(states.gather(1, places))
+        return hidden, self.logits(hidden), targets
 
     def hidden_states(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the hidden states of the look-ahead rows [B,R,H], and of the frozen model for all tokens [B,N,H]."""
@@ -98,9 +96,8 @@ class Drafter(torch.nn.Module):
         return self._lookahead_states(base, windows, out.past_key_values), out.last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [...,H] of look-ahead rows to their logits [...,V] without the head."""
-        (base,) = self._base
-        logits: torch.Tensor = base.lm_head(hidden)
+        """Map hidden states [...,H] to logits [...,V] by the model's LM head, without the draft head."""
+        logits: torch.Tensor = self._base[0].lm_head(hidden)
         return logits
 
     def _lookahead_states(self, base: PreTrainedModel, windows: Windows, cache: DynamicCache) -> torch.Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, truncated
 from pass_exporter.model.head import DraftHead, new_head, widened
@@ -15,17 +18,16 @@ from pass_trainer.drafter import Drafter, layer_of, new_adapter
 
 def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
     """Return the parts that `config` trains, before the first step. Raises PassError if `start` does not fit."""
-    start = _start(config, loaded)
+    start = read_or_baseline(config.start, config.lookahead, loaded.model)
     generator = torch.Generator().manual_seed(config.seed)
     adapter = _adapter(config, loaded, start, generator) if config.adapter == "lora" else None
     head = _head(config, loaded, start, generator) if config.head else None
     return Drafter(loaded.model, start.embeddings, adapter, head, config.aim)
 
 
-def _start(config: TrainConfig, loaded: LoadedModel) -> Lookahead:
-    if config.start is None:
-        return mean_embedding(loaded.model, config.lookahead)
-    return read_lookahead(config.start, config.lookahead, loaded.model)
+def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
+    """Return the first `lookahead` rows of a weights file, with adapter and head; the untrained baseline for None."""
+    return mean_embedding(model, lookahead) if path is None else read_lookahead(path, lookahead, model)
 
 
 def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator) -> Adapter:

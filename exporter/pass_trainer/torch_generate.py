@@ -22,13 +22,9 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 @torch.no_grad()
 def continue_prompts(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    eos_token_ids: Sequence[int],
-    **sampling: Any,
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: int, eos_token_ids: Sequence[int], **sampling: Any
 ) -> list[list[int]]:
-    """Return up to `max_new_tokens` tokens for each prompt. sampling: arguments of transformers' `generate`.
+    """Return up to `tokens` new tokens for each prompt. sampling: arguments of transformers' `generate`.
 
     All rows of the batch have the same length, so a row may have padding after its end token; `until_end` removes it.
     """
@@ -40,7 +36,7 @@ def continue_prompts(
     out = model.generate(
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=tokens,
         eos_token_id=list(eos_token_ids) or None,
         pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
         cache_implementation="static",  # a dynamic cache is copied at every step: 1.5 times the time on a CPU

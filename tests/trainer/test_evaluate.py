@@ -228,7 +228,7 @@ def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
         whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
         tokens[12:15] = whole[6, :3].tolist()
     whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
-    part = drafts_of(drafter, tokens, range(4, 20), 4, greedy, skip_after_wrong=True)
+    part = drafts_of(drafter, tokens, range(4, 20), 4, greedy, stop_at_wrong=True)
     for place, anchor in enumerate(range(4, 20)):
         made = len(right_in_row(whole[place].tolist(), [*tokens[anchor + 2 :], *[-2] * 4]))
         assert part[place, :made].tolist() == whole[place, :made].tolist()

@@ -88,9 +88,8 @@ class SplitCounts:
         return self.in_loops.places / places if places else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        return self.outside_loops.as_json() | {
-            "looping": {"share": round(self.loop_share, 4)} | self.in_loops.as_json()
-        }
+        loops = {"share": round(self.loop_share, 4)} | self.in_loops.as_json()
+        return self.outside_loops.as_json() | {"looping": loops}
 
 
 Report = dict[str, dict[str, SplitCounts]]

@@ -22,20 +22,14 @@ PADDING_TOKEN = -2
 
 @torch.no_grad()
 def drafts_of(
-    drafter: Drafter,
-    tokens: list[int],
-    anchors: range,
-    lookahead: int,
-    sample: Sample,
-    *,
-    skip_after_wrong: bool = False,
+    drafter: Drafter, tokens: list[int], anchors: range, lookahead: int, sample: Sample, *, stop_at_wrong: bool = False
 ) -> Ids:
     """Return drafts [anchors, lookahead]. Those of anchor a are for the tokens a + 2, a + 3, ..., given tokens[:a + 2].
 
     With a head, a draft depends on the drafts before it, as in the runtime.
 
-    skip_after_wrong: do not compute drafts after a wrong one, which are never accepted; they are SKIPPED_DRAFT. This
-    saves time, because most drafts follow a wrong one.
+    stop_at_wrong: do not compute drafts after a wrong one, which are never accepted; they are SKIPPED_DRAFT. This saves
+    time, because most drafts follow a wrong one.
     """
     if not anchors:
         return np.zeros((0, lookahead), np.int64)
@@ -47,7 +41,7 @@ def drafts_of(
         before = np.concatenate([text[positions[active, :1] - 1], drafts[active, :step]], 1)
         logits = last_logits(drafter, hidden[active, : step + 1], torch.from_numpy(before))
         drafts[active, step] = sample(logits.cpu().numpy(), positions[active, step])
-        if skip_after_wrong:
+        if stop_at_wrong:
             active = active[drafts[active, step] == text[positions[active, step]]]
         if not len(active):
             break

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.progress import Step
 from pass_runtime.bundle.integrity import cache_directory
@@ -23,6 +21,7 @@ from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
 from pass_trainer.evaluation.counts import Report, SplitCounts, by_kind, count_drafts
 from pass_trainer.evaluation.drafts import drafts_of
+from pass_trainer.initial_drafter import read_or_baseline
 from pass_trainer.run import TrainProgress, make_accelerator, model_cache_key
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
@@ -92,7 +91,7 @@ class AnsweredPrompt:
 
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     """Return the counts by temperature and kind of prompt."""
-    drafter, texts_at = load_and_answer(config, progress)
+    drafter, texts_at = answer_all(config, progress)
     report = {}
     for temperature, texts in texts_at.items():
         step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
@@ -103,10 +102,8 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     return report
 
 
-def load_and_answer(
-    config: EvaluateConfig, progress: TrainProgress
-) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
-    """Return the drafter, and the answered prompts by temperature."""
+def answer_all(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
+    """Load the model. Return the drafter, and the answered prompts by temperature."""
     prompts = read_use(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
@@ -115,7 +112,7 @@ def load_and_answer(
     encoded = [encode(loaded.tokenizer, prompt) for prompt in prompts]
     _check_lengths(config, loaded, prompts, encoded)
     loaded.model.to(accelerator.device)
-    lookahead = _lookahead(config, loaded)
+    lookahead = read_or_baseline(config.weights, config.lookahead, loaded.model)
     drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(accelerator.device)
     writer = AnswerWriter(
         loaded.model, loaded.eos_token_ids, config.tokens + MARGIN, f"{model_cache_key(loaded.model)} {config.dtype}"
@@ -137,14 +134,14 @@ def _answer_by_kind(
     written: dict[int, Answer] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
-        report = partial(_report_part, progress, len(written), len(prompts))
+        before = len(written)
+
+        def report(done: int, _of_kind: int, before: int = before) -> None:
+            progress(before + done, len(prompts))
+
         answers = writer.answers(cache_directory(), [seeded[i] for i in chosen], report)
         written |= zip(chosen, answers, strict=True)
     return [written[i] for i in range(len(prompts))]
-
-
-def _report_part(progress: Step, before: int, total: int, done: int, _part: int) -> None:
-    progress(before + done, total)
 
 
 def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> SplitCounts:
@@ -154,7 +151,7 @@ def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> 
         text.anchors(config.tokens),
         config.lookahead,
         lambda logits, positions: sample(logits, positions, text.sampling),
-        skip_after_wrong=True,
+        stop_at_wrong=True,
     )
     return count_drafts(drafts, text.answer.tokens, config.tokens)
 
@@ -171,9 +168,3 @@ def _check_lengths(
                 f"the prompt {prompt.id} has {len(ids)} tokens, and at most {most} leave room for "
                 f"{config.tokens} tokens of an answer; shorten it, or give fewer --tokens"
             )
-
-
-def _lookahead(config: EvaluateConfig, loaded: LoadedModel) -> Lookahead:
-    if config.weights is None:
-        return mean_embedding(loaded.model, config.lookahead)
-    return read_lookahead(config.weights, config.lookahead, loaded.model)
