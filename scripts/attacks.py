@@ -140,7 +140,7 @@ def repeat_attack(url: str, path: str, body: bytes, statuses: Any, stop: Any) ->
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--threads", default=0, help="[default: the engine's choice]")
 @click.option("--tokens", default=96, show_default=True, help="Tokens of the victim's stream.")
-@click.option("--rounds", default=2, show_default=True, help="Streams alone and streams during it, per attack.")
+@click.option("--rounds", default=2, show_default=True, help="Streams alone, and as many during each attack.")
 @click.option("--attack", "chosen", multiple=True, type=click.Choice(list(ATTACKS)), help="[default: all]")
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:

@@ -105,9 +105,7 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    widths = sorted(
-        {plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans}
-    )  # The engines have exactly these.
+    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # those of engines
     for name in DEVICES:
         rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
@@ -125,10 +123,8 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     return steps
 
 
-def run_steps(
-    steps: Sequence[Step], budget: float, log: Path, on_result: Callable[[list[Result]], None]
-) -> list[Result]:
-    """Run the steps one after another. budget: seconds for all steps. on_result: called with all results after each."""
+def run_steps(steps: Sequence[Step], budget: float, log: Path, report: Callable[[list[Result]], None]) -> list[Result]:
+    """Run the steps one after another. budget: seconds for all steps. report: called with all results after each."""
     started, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory() as scratch:
         limit_factor = max(1.0, budget / DEFAULT_BUDGET_SECONDS)
@@ -137,7 +133,7 @@ def run_steps(
             reason = why_skip(step, results, left)
             skipped = Result(step.name, "skipped", 0, reason) if reason else None
             results.append(skipped or run_step(step, left, log, scratch, limit_factor))
-            on_result(results)
+            report(results)
     return results
 
 
@@ -227,12 +223,12 @@ def main(bundle: Path, output: Path, minutes: float, tokens: int, layers: int, o
     steps = [step for step in plan_steps(machine, bundle, tokens, layers) if not only or step.name.startswith(only)]
     progress = Console(stderr=True)
 
-    def on_result(results: list[Result]) -> None:
+    def report(results: list[Result]) -> None:
         write_report(output, bundle, machine, results)
         last = results[-1]
         progress.print(Text(f"{last.name:27} {last.status:8} {last.seconds:4.0f} s  {last.reason}"))
 
-    results = run_steps(steps, 60 * minutes, output / "gpu_check.log", on_result)
+    results = run_steps(steps, 60 * minutes, output / "gpu_check.log", report)
     click.echo(write_report(output, bundle, machine, results))
     name, why = verdict(machine, results)
     click.echo(f"VERDICT: {name} ({why})")

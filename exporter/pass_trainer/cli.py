@@ -81,7 +81,7 @@ TABLE_CHARACTERS = 110
     type=float,
     default=2e-3,
     show_default=True,
-    help="Learning rate of the adapter; the embeddings' is 10 times that.",
+    help="Learning rate of adapter and head; the embeddings' is 10 times that.",
 )
 @click.option(
     "--decay", type=float, default=0.8, show_default=True, help="Loss weight of a draft relative to the one before it."

@@ -49,7 +49,7 @@ class Drafter(torch.nn.Module):
         any case. With the aim `acceptance`, this loss has the weight DISTRIBUTION_SHARE, and the probability that the
         draft is rejected has the remaining weight.
         """
-        hidden, drafts, targets = self.hidden_and_logits(tokens, windows)
+        hidden, drafts, targets = self.row_outputs(tokens, windows)
         target, draft = targets.float().log_softmax(-1), drafts.float().log_softmax(-1)
         loss = torch.nn.functional.kl_div(draft, target, reduction="none", log_target=True).sum(-1)
         if self.head is not None:
@@ -68,16 +68,14 @@ class Drafter(torch.nn.Module):
 
         If there is a head, it reads the true previous tokens.
         """
-        hidden, drafts, targets = self.hidden_and_logits(tokens, windows)
+        hidden, drafts, targets = self.row_outputs(tokens, windows)
         drafts = drafts.float()
         if self.head is not None:
             ids, adjusted = self.head(hidden, drafts, tokens.gather(1, windows.position), windows.lookahead_index)
             drafts = torch.full_like(drafts, -torch.inf).scatter(-1, ids, adjusted)
         return drafts.log_softmax(-1), targets.float().log_softmax(-1)
 
-    def hidden_and_logits(
-        self, tokens: torch.Tensor, windows: Windows
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def row_outputs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return hidden states [B,R,H] and logits [B,R,V] of look-ahead rows, and the frozen model's logits [B,R,V].
 
         The look-ahead rows' logits are without the head. The frozen model's logits are for the same positions.

@@ -23,7 +23,7 @@ from pass_trainer.windows import Windows, make_windows, sample_groups
 
 WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 EMBEDDING_LR_RATIO = 10.0
-"""The embeddings' learning rate divided by the adapter's."""
+"""The embeddings' learning rate divided by that of adapter and head."""
 MAX_GRADIENT_NORM = 1.0
 ADAM_BETAS = (0.9, 0.98)
 

@@ -115,7 +115,7 @@ def test_the_head_knows_the_token_before(model: PreTrainedModel):
     groups = [0] * 20
     groups[5], groups[6], groups[11] = 4, 1, 2
     windows = make_windows([groups], 20)
-    hidden, logits, _ = drafter.hidden_and_logits(tokens, windows)
+    hidden, logits, _ = drafter.row_outputs(tokens, windows)
     drafts, _ = drafter.log_probs(tokens, windows)
     state = torch.zeros(8)
     for row, (index, depth) in enumerate(

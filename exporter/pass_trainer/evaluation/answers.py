@@ -55,9 +55,8 @@ class AnswerWriter:
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
         """Return an answer for each prompt, from the directory `cache`. Writes them there first if they are missing."""
-        key = json.dumps(
-            [self.identity, self.max_tokens, noise.SCHEME, [[p.prompt, asdict(p.sampling)] for p in prompts]]
-        )
+        settings = [self.identity, self.max_tokens, noise.SCHEME]
+        key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
