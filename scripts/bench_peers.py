@@ -394,9 +394,7 @@ def cell(value: Any) -> str:
 @click.option("--prompts", "count", type=click.IntRange(1), default=12, show_default=True, help="Prompts of each kind.")
 @click.option("--kinds", default=",".join(CORE_KINDS), show_default=True, help="Kinds of prompts.")
 @click.option("--prompt-file", type=PATH, default=PROMPTS, help="JSON lines: id, kind, prompt.  [default: evaluate's]")
-@click.option(
-    "--tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens of an answer that count."
-)
+@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="Measured tokens per answer.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each prompt.")
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--top-k", default=0, show_default=True)
