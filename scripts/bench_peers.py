@@ -116,7 +116,7 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
     def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> TimedText:
         request = request_of(tokens, **options)
         if request.sampling.sampler not in warm:
-            session.warm_up(request.sampling)  # as servers do; otherwise rows would be timed at random moments
+            session.warm_up(request.sampling)  # as servers do; otherwise `auto` would time passes later
         warm.add(request.sampling.sampler)
         with ThreadPoolExecutor(clients) as pool:
             started = perf_counter()

@@ -26,7 +26,7 @@ if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" 
     cp "$target/lookahead.safetensors" "$output/start.safetensors"
 fi
 start=()
-# Weights that are trained further can draft already, so their loss is the probability of acceptance.
+# Weights that are trained further can draft already, so they are trained for the probability of acceptance.
 [ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors" --aim acceptance)
 pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
     --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" \

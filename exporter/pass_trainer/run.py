@@ -36,7 +36,7 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run. The run calls what `phase` returns with (steps done, all steps)."""
+    """Shows the phases of a run. In a phase of known length, the run calls what `phase` returned as a `NotedStep`."""
 
     def phase(self, name: str) -> NotedStep: ...
 
@@ -134,8 +134,8 @@ def distill(
     distiller = Distiller(writer, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
     distiller.check()
     directory = cache / distiller.directory_name
-    mine = range(accelerator.process_index, distiller.shard_count, accelerator.num_processes)
-    distiller.write_missing(directory, mine, progress.phase("writing training text"))
+    own_shards = range(accelerator.process_index, distiller.shard_count, accelerator.num_processes)
+    distiller.write_missing(directory, own_shards, progress.phase("writing training text"))
     accelerator.wait_for_everyone()
     return distiller.read(directory)
 
