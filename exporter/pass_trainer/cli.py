@@ -18,6 +18,7 @@ from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
+from pass_trainer.corpus import SELF_NAME
 
 PATH = click.Path(path_type=Path)
 
@@ -148,7 +149,6 @@ def main(context: click.Context, /, **options: Any) -> None:
     with importing():
         from pass_trainer.checkpoint import planned_steps
         from pass_trainer.config import TrainConfig
-        from pass_trainer.corpus import SELF_NAME
         from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
     recipe = Recipe(
@@ -239,7 +239,7 @@ def _refuse_unused_options(options: dict[str, Any]) -> None:
         refuse_given("there is no adapter without --adapter lora", "rank", "adapter_from")
     if not options["head"]:
         refuse_given("there is no draft head without --head", "head_rank", "head_width")
-    if set(options["data"]) <= {Path("self")}:
+    if set(options["data"]) <= {Path(SELF_NAME)}:
         refuse_given("the model writes whole prompts (see --data)", "prompt_tokens", "chat_share")
 
 

@@ -61,6 +61,11 @@ class Recipe:
         if self.sequences < 2:
             raise PassError(f"--sequences must be at least 2, not {self.sequences}")
 
+    @property
+    def max_message_tokens(self) -> int:
+        """The most tokens of a prompt that is a chat message: half of a sequence."""
+        return self.length // 2
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -160,7 +165,7 @@ class Distiller:
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
         """Return the prompts of the `count` sequences from number `first` on. The sources take turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
-        by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.length // 2)
+        by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.max_message_tokens)
         count_by_model = sum(source is None for source in sources)
         self_prompts = iter(by_model.write(count_by_model, rng) if count_by_model else ())
         return [next(self_prompts) if source is None else self._prompt(rng, source) for source in sources]
@@ -176,7 +181,7 @@ class Distiller:
                 ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))
             else:
                 ids = list(self.tokenizer(text)["input_ids"])
-            if len(ids) <= self.recipe.length // 2:
+            if len(ids) <= self.recipe.max_message_tokens:
                 return ids
         raise PassError(f"{source.name}: its messages are too long; use a larger --sequence-length")
 
@@ -197,4 +202,4 @@ class Distiller:
 
     def _as_chat(self, ids: list[int]) -> list[int]:
         text = chat_prompt(self.tokenizer, self.tokenizer.decode(ids))
-        return plain_ids(self.tokenizer, text)[: self.recipe.length // 2]
+        return plain_ids(self.tokenizer, text)[: self.recipe.max_message_tokens]
