@@ -2,9 +2,9 @@
 
     python scripts/attacks.py build/smollm2-135m-w8a8 --threads 2
 
-It starts `pass-run serve` on a free loopback port. A client, the neighbour, streams completions, while another process
-repeats each attack. The table has the gaps between the neighbour's tokens in milliseconds, alone and during the attack,
-the statuses of the attack's requests, and the memory of the server and its child processes. The neighbour is measured
+It starts `pass-run serve` on a free loopback port. A client, the victim, streams completions, while another process
+repeats each attack. The table has the gaps between the victim's tokens in milliseconds, alone and during the attack,
+the statuses of the attack's requests, and the memory of the server and its child processes. The victim is measured
 alone before every attack, so that both figures of a row are from the same minute.
 """
 
@@ -31,12 +31,12 @@ from pass_runtime.cli.tables import show_rows
 from pass_runtime.errors import PassError
 
 NO_REQUEST = "no request: a process that computes"
-"""A process that computes without sending requests, for comparison: it delays the neighbour by using the CPU."""
+"""For comparison with attacks: this process delays the victim only by using the CPU."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "Once upon a time"
 
 
-def schema_of(schema: Any) -> dict[str, Any]:
+def schema_request(schema: Any) -> dict[str, Any]:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     return {"prompt": "x", "max_tokens": 64, "response_format": form}
 
@@ -53,39 +53,39 @@ def chained_all_of(count: int) -> dict[str, Any]:
     return schema
 
 
-def lark(*lines: str, tokens: int = 64) -> dict[str, Any]:
+def lark_request(*lines: str, tokens: int = 64) -> dict[str, Any]:
     return {"prompt": "x", "max_tokens": tokens, "structured_outputs": {"grammar": "\n".join(lines)}}
 
 
-def patterns(count: int) -> dict[str, Any]:
-    return schema_of({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, count + 1)]})
+def patterns_request(count: int) -> dict[str, Any]:
+    return schema_request({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, count + 1)]})
 
 
-def stops(count: int, size: int) -> dict[str, Any]:
+def stops_request(count: int, size: int) -> dict[str, Any]:
     words = [" " * (size - i) + "x" for i in range(count)]
     return {"prompt": " " * 64, "max_tokens": 64, "ignore_eos": True, "stop": words}
 
 
-def choices(count: int) -> dict[str, Any]:
+def choices_request(count: int) -> dict[str, Any]:
     words = [f"choice number {i}" for i in range(count)]
     return {"prompt": "x", "max_tokens": 64, "structured_outputs": {"choice": words}}
 
 
-RULES = (*(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"')
-ANY_TEXT = ("a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/")
+CHAINED_RULES = (*(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"')
+ANY_TEXT_RULES = ("a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/")
 ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
     NO_REQUEST: lambda: ("", {}),
     "one short request after another": lambda: (COMPLETIONS, {"prompt": "x", "max_tokens": 8}),
-    "1,000 chained $ref": lambda: (COMPLETIONS, schema_of(chained_refs(1000))),
-    "400 nested allOf": lambda: (COMPLETIONS, schema_of(chained_all_of(400))),
-    "5,000 chained Lark rules": lambda: (COMPLETIONS, lark("start: r0", *RULES)),
-    "allOf of 23 patterns": lambda: (COMPLETIONS, patterns(23)),
-    "allOf of 39 patterns": lambda: (COMPLETIONS, patterns(39)),
-    "2,500 choices": lambda: (COMPLETIONS, choices(2500)),
-    "an ambiguous grammar": lambda: (COMPLETIONS, lark("start: a", 'a: a a | a a a | "x" | "y"')),
-    "an ambiguous grammar of all text": lambda: (COMPLETIONS, lark("start: a*", *ANY_TEXT)),
-    "16 stops of 58,000 spaces": lambda: (COMPLETIONS, stops(16, 58_000)),
-    "4 stops of 256 spaces": lambda: (COMPLETIONS, stops(4, 256)),
+    "1,000 chained $ref": lambda: (COMPLETIONS, schema_request(chained_refs(1000))),
+    "400 nested allOf": lambda: (COMPLETIONS, schema_request(chained_all_of(400))),
+    "5,000 chained Lark rules": lambda: (COMPLETIONS, lark_request("start: r0", *CHAINED_RULES)),
+    "allOf of 23 patterns": lambda: (COMPLETIONS, patterns_request(23)),
+    "allOf of 39 patterns": lambda: (COMPLETIONS, patterns_request(39)),
+    "2,500 choices": lambda: (COMPLETIONS, choices_request(2500)),
+    "an ambiguous grammar": lambda: (COMPLETIONS, lark_request("start: a", 'a: a a | a a a | "x" | "y"')),
+    "an ambiguous grammar of all text": lambda: (COMPLETIONS, lark_request("start: a*", *ANY_TEXT_RULES)),
+    "16 stops of 58,000 spaces": lambda: (COMPLETIONS, stops_request(16, 58_000)),
+    "4 stops of 256 spaces": lambda: (COMPLETIONS, stops_request(4, 256)),
     "a prompt of 300,000 objects": lambda: (COMPLETIONS, {"prompt": [{}] * 300_000}),
     "a prompt of 200,000 floats": lambda: (COMPLETIONS, {"prompt": [0.5] * 200_000}),
     "a prompt of 200,000 ids and a text": lambda: (COMPLETIONS, {"prompt": [*[5] * 200_000, "x"]}),
@@ -99,7 +99,7 @@ ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
 }
 
 
-def resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     """Return the resident bytes of a process and its descendants."""
     found, server = 0, psutil.Process(pid)
     for process in (server, *server.children(recursive=True)):
@@ -115,15 +115,15 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
     times = []
     with httpx.stream("POST", f"{url}{COMPLETIONS}", json=body, timeout=600) as response:
         if response.status_code != 200:
-            raise PassError(f"the neighbour's request was refused: {response.read().decode()[:300]}")
+            raise PassError(f"the victim's request was refused: {response.read().decode()[:300]}")
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 times.append(time.perf_counter())
     return [after - before for before, after in pairwise(times)]
 
 
-def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop: Any) -> None:
-    """Repeat an attack until `stop` is set. It runs in its own process, so that it does not delay the neighbour's."""
+def repeat_attack(url: str, path: str, body: bytes, statuses: Any, stop: Any) -> None:
+    """Repeat an attack until `stop` is set, in another process than the victim's. statuses: a queue for each status."""
     while not stop.is_set():
         if not path:
             sum(range(100_000))
@@ -131,16 +131,16 @@ def attack_again_and_again(url: str, path: str, body: bytes, answers: Any, stop:
         try:
             headers = {"Content-Type": "application/json"}
             response = httpx.post(f"{url}{path}", content=body, headers=headers, timeout=600)
-            answers.put(str(response.status_code))
+            statuses.put(str(response.status_code))
         except httpx.HTTPError as error:
-            answers.put(type(error).__name__)
+            statuses.put(type(error).__name__)
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--threads", default=0, help="[default: the engine's choice]")
-@click.option("--tokens", default=96, show_default=True, help="Tokens of the neighbour's stream.")
-@click.option("--rounds", default=2, show_default=True, help="Streams without and with each attack, alternating.")
+@click.option("--tokens", default=96, show_default=True, help="Tokens of the victim's stream.")
+@click.option("--rounds", default=2, show_default=True, help="Streams alone, and as many during each attack.")
 @click.option("--attack", "chosen", multiple=True, type=click.Choice(list(ATTACKS)), help="[default: all]")
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:
@@ -150,35 +150,35 @@ def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str
         for name in chosen or ATTACKS:
             path, body = ATTACKS[name]()
             body["model"] = model
-            alone, beside, answers, most = [], [], Counter[str](), 0
+            alone, during, statuses, max_bytes = [], [], Counter[str](), 0
             for _ in range(rounds):
                 alone += stream_gaps(url, model, tokens)
                 queue: Any = multiprocessing.Queue()
                 stop = multiprocessing.Event()
                 attacker = multiprocessing.Process(
-                    target=attack_again_and_again, args=(url, path, json.dumps(body).encode(), queue, stop)
+                    target=repeat_attack, args=(url, path, json.dumps(body).encode(), queue, stop)
                 )
                 attacker.start()
                 time.sleep(0.3)
-                beside += stream_gaps(url, model, tokens)
-                most = max(most, resident(pid))
+                during += stream_gaps(url, model, tokens)
+                max_bytes = max(max_bytes, resident_bytes(pid))
                 stop.set()
                 attacker.join()
                 while not queue.empty():
-                    answers[queue.get()] += 1
+                    statuses[queue.get()] += 1
             rows.append(
                 {
                     "attack": name,
-                    "answers": ", ".join(f"{count} x {status}" for status, count in answers.items()),
+                    "answers": ", ".join(f"{count} x {status}" for status, count in statuses.items()),
                     "median": f"{1e3 * statistics.median(alone):.1f}",
-                    "beside": f"{1e3 * statistics.median(beside):.1f}",
+                    "during": f"{1e3 * statistics.median(during):.1f}",
                     "worst": f"{1e3 * max(alone):.1f}",
-                    "worst beside": f"{1e3 * max(beside):.1f}",
-                    "MiB": f"{most >> 20}",
+                    "worst during": f"{1e3 * max(during):.1f}",
+                    "MiB": f"{max_bytes >> 20}",
                 }
             )
             click.echo("  ".join(rows[-1].values()), err=True)
-    show_rows(f"a neighbour's gaps between tokens, ms: {bundle.name}", rows)
+    show_rows(f"a victim's gaps between tokens, ms: {bundle.name}", rows)
 
 
 if __name__ == "__main__":

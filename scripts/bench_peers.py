@@ -11,8 +11,8 @@ own process, so that no threads of others spin while one is timed. The first pro
 
 A speed is the number of tokens of a kind of prompts divided by the seconds of decoding. A ratio is relative to the
 first contestant, the median over rounds. Greedy text of small models often repeats itself, which makes drafting easy.
-So the ratio is also shown for those prompts after which the first contestant does not loop, and tau (tokens per pass)
-outside and inside of loops. All plans of a bundle must write the same text, or the exit status is 1. Peers decode
+So the ratio is also shown for the prompts that the first contestant answers without a loop, and tau (tokens per pass)
+outside and inside of loops. All plans of a bundle must write the same text, or the exit status is 2. Peers decode
 greedily with their own weight files, so their texts differ; `same` counts the texts that equal those of the first
 contestant with the same engine.
 
@@ -66,10 +66,10 @@ PATH = click.Path(exists=True, path_type=Path)
 
 
 @dataclass(frozen=True)
-class Written:
+class TimedText:
     """A text and its time.
 
-    timed: the number of tokens that were decoded in `seconds`; prefill is not timed.
+    timed: the number of tokens that were decoded in `seconds`. Prefill is not timed.
     sizes: the number of tokens of every pass; () if the engine does not report it.
     """
 
@@ -79,24 +79,24 @@ class Written:
     sizes: Sequence[int] = ()
 
 
-Write = Callable[..., Written]
-"""(prompt ids, number of tokens, **options of the engine) -> Written."""
-Texts = Sequence[Sequence[Written]]
+Write = Callable[..., TimedText]
+"""(prompt ids, number of tokens, **options of the engine) -> TimedText."""
+Texts = Sequence[Sequence[TimedText]]
 """The texts of a contestant, by prompt and round."""
-Asked = tuple[list[int], Mapping[str, Any]]
-"""The tokens of a prompt, and options for `request_of`."""
+Request = tuple[list[int], Mapping[str, Any]]
+"""The token ids of a prompt, and options for `request_of`."""
 
 
 @dataclass(frozen=True)
 class Contestant:
     """A plan of a bundle, or another engine (a peer) with its settings.
 
-    first: the name of the first contestant with the same engine. bundle: None for a peer.
+    reference: the name of the first contestant with the same engine. bundle: None for a peer.
     """
 
     name: str
     write: Write
-    first: str
+    reference: str
     bundle: Path | None = None
 
 
@@ -106,11 +106,11 @@ def request_of(
     return GenerateOptions(tokens, SamplingParams(temperature, top_k, seed=seed), **options)
 
 
-def decode(session: Session, ids: list[int], tokens: int, **options: Any) -> Written:
+def decode(session: Session, ids: list[int], tokens: int, **options: Any) -> TimedText:
     """Decode in a session. options: those of `request_of`."""
     stream = session.generate_ids(ids, request_of(tokens, **options))
     sizes = [len(emitted) for emitted in stream]
-    return Written(stream.token_ids, stream.stats.generated_tokens, stream.stats.decode_seconds, sizes)
+    return TimedText(stream.token_ids, stream.stats.generated_tokens, stream.stats.decode_seconds, sizes)
 
 
 def open_pass(bundle: Path, threads: int, device: str) -> Write:
@@ -122,15 +122,15 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
     session = load(bundle, device, threads=threads, max_batch_size=slots, prefix_cache=False)
     warm = set[object]()
 
-    def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> Written:
+    def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> TimedText:
         request = request_of(tokens, **options)
         if request.sampling.sampler not in warm:
-            session.warm_up(request.sampling)  # as servers do; otherwise rows would be timed at random moments
+            session.warm_up(request.sampling)  # as servers do; otherwise `auto` would time passes later
         warm.add(request.sampling.sampler)
         with ThreadPoolExecutor(clients) as pool:
             started = perf_counter()
             count = sum(pool.map(lambda ids: len(session.generate_ids(ids, request).result().token_ids), prompts))
-            return Written((), count, perf_counter() - started)
+            return TimedText((), count, perf_counter() - started)
 
     return write
 
@@ -144,7 +144,7 @@ def open_genai(directory: Path, threads: int) -> Write:
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     model = og.Model(config)
 
-    def write(ids: list[int], tokens: int, *, ngram: bool = False, ignore_eos: bool = False) -> Written:
+    def write(ids: list[int], tokens: int, *, ngram: bool = False, ignore_eos: bool = False) -> TimedText:
         params, total = og.GeneratorParams(model), len(ids) + tokens
         params.set_search_options(max_length=total, min_length=total if ignore_eos else 0, do_sample=False)
         if ngram:
@@ -155,7 +155,7 @@ def open_genai(directory: Path, threads: int) -> Write:
         while len(written) < tokens and not generator.is_done():
             generator.generate_next_token()
             written += map(int, generator.get_next_tokens())
-        return Written(written, len(written), perf_counter() - started)
+        return TimedText(written, len(written), perf_counter() - started)
 
     return write
 
@@ -166,17 +166,15 @@ def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
     settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
     pipeline = genai.LLMPipeline(str(model), "CPU", **settings, **({"prompt_lookup": True} if lookup else {}))
 
-    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
+    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> TimedText:
         config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=ignore_eos, do_sample=False)
         if lookup:
-            config.num_assistant_tokens, config.max_ngram_size = (
-                NGRAM_OPTIONS["max_draft_tokens"],
-                NGRAM_OPTIONS["ngram_size"],
-            )
+            config.num_assistant_tokens = NGRAM_OPTIONS["max_draft_tokens"]
+            config.max_ngram_size = NGRAM_OPTIONS["ngram_size"]
         found = pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config)
         written, times = list(map(int, found.tokens[0])), found.perf_metrics
         decoding = (times.get_generate_duration().mean - times.get_ttft().mean) / 1000  # milliseconds
-        return Written(written, len(written) - 1, decoding)
+        return TimedText(written, len(written) - 1, decoding)
 
     return write
 
@@ -185,21 +183,22 @@ def open_llama_cpp(model: Path, threads: int) -> Write:
     """Return greedy decoding of a GGUF file by llama.cpp."""
     llama = import_module("llama_cpp").Llama(str(model), n_ctx=2048, n_threads=threads or None, verbose=False)
 
-    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> Written:
+    def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> TimedText:
         stream = llama.generate(ids, temp=0.0, repeat_penalty=1.0)
         written = [next(stream)]  # prefill
         started = perf_counter()
         while len(written) < tokens and (ignore_eos or written[-1] != llama.token_eos()):
             written.append(next(stream))
-        return Written(written, len(written) - 1, perf_counter() - started)
+        return TimedText(written, len(written) - 1, perf_counter() - started)
 
     return write
 
 
 def build_genai(bundle: Path, directory: Path) -> Path:
-    """Return `directory`, with onnxruntime-genai's own CPU export of the bundle's base model.
+    """Return `directory`, which has onnxruntime-genai's own CPU export of the bundle's base model.
 
-    A missing one is exported; its name, int4 or fp32, is the precision. Raises PassError for any other name.
+    If it has none, the model is exported in the precision that the directory's name says: int4 or fp32. Raises
+    PassError for any other name.
     """
     if not (directory / "genai_config.json").is_file():
         if directory.name not in ("int4", "fp32"):
@@ -217,7 +216,7 @@ def build_genai(bundle: Path, directory: Path) -> Path:
     return directory
 
 
-def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
+def start_process(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
     """Open an engine in another process, and return its decoding."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
@@ -230,9 +229,9 @@ def start(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Wri
         except EOFError:
             raise PassError(f"the process that runs {path} ended; see its messages above") from None
 
-    def write(*request: Any, **options: Any) -> Written:
+    def write(*request: Any, **options: Any) -> TimedText:
         here.send((request, options))
-        written: Written = answer()
+        written: TimedText = answer()
         return written
 
     answer()  # Wait, so that engines load one after the other, which needs less memory.
@@ -257,7 +256,7 @@ def our_plans(
         GenerateOptions(**options)
     found = []
     for bundle in bundles:
-        write, prefix = start(engine, bundle, threads), f"{bundle.name} " if len(bundles) > 1 else ""
+        write, prefix = start_process(engine, bundle, threads), f"{bundle.name} " if len(bundles) > 1 else ""
         for plan, options in chosen.items():
             found.append(Contestant(prefix + plan, partial(write, **options), prefix + plans[0], bundle))
     return found
@@ -266,103 +265,104 @@ def our_plans(
 def start_peers(genai: Sequence[Path], openvino: Path | None, llama_cpp: Path | None, threads: int) -> list[Contestant]:
     found = []
     for directory in genai:
-        write, name = start(open_genai, directory, threads), f"genai {directory.name}"
+        write, name = start_process(open_genai, directory, threads), f"genai {directory.name}"
         found += [Contestant(name, write, name), Contestant(f"{name}, n-gram", partial(write, ngram=True), name)]
     if openvino is not None:
         for name, lookup in {"openvino": False, "openvino, n-gram": True}.items():
             engine = partial(open_openvino, lookup=lookup)
-            found.append(Contestant(name, start(engine, openvino, threads), "openvino"))
+            found.append(Contestant(name, start_process(engine, openvino, threads), "openvino"))
     if llama_cpp is not None:
-        found.append(Contestant("llama.cpp", start(open_llama_cpp, llama_cpp, threads), "llama.cpp"))
+        found.append(Contestant("llama.cpp", start_process(open_llama_cpp, llama_cpp, threads), "llama.cpp"))
     return found
 
 
-def in_turn(writers: Mapping[str, Callable[[], Written]], rounds: int) -> dict[str, list[Written]]:
-    """Let all contestants write in each round, in reverse order in every second round. Return the texts by round."""
-    found: dict[str, list[Written]] = {name: [] for name in writers}
+def in_turn(writers: Mapping[str, Callable[[], TimedText]], rounds: int) -> dict[str, list[TimedText]]:
+    """Let all contestants write in each round. Return the texts of each."""
+    found: dict[str, list[TimedText]] = {name: [] for name in writers}
     for number in range(rounds):
         for name in list(writers)[:: -1 if number % 2 else 1]:
             found[name].append(writers[name]())
     return found
 
 
-def rate(texts: Iterable[Written]) -> float:
+def rate(texts: Iterable[TimedText]) -> float:
     """Return the tokens per second."""
     texts = list(texts)
     return sum(text.timed for text in texts) / sum(text.seconds for text in texts)
 
 
+def ratios_by_round(ours: Texts, theirs: Texts) -> list[float]:
+    rounds = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
+    return [rate(a) / rate(b) for a, b in rounds]
+
+
 def ratio(ours: Texts, theirs: Texts) -> float:
     """Return the median over rounds of the ratio of rates."""
-    rounds = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
-    return statistics.median(rate(a) / rate(b) for a, b in rounds)
+    return statistics.median(ratios_by_round(ours, theirs))
 
 
-def passes_of(text: Written, tokens: int) -> tuple[PassCounts, PassCounts]:
+def passes_of(text: TimedText, tokens: int) -> tuple[PassCounts, PassCounts]:
     """Return the counts of passes that begin within the first `tokens` tokens: outside of loops, and in loops."""
-    outside, inside = (real_use.count_passes(text.sizes, where) for where in split_at_loop(text.tokens, tokens))
+    outside, inside = (real_use.count_passes(text.sizes, indices) for indices in split_at_loop(text.tokens, tokens))
     return outside, inside
 
 
-def figures(texts: Texts, plain: Texts, first: Texts, tokens: int) -> dict[str, Any]:
+def figures(texts: Texts, baseline: Texts, reference: Texts, tokens: int) -> dict[str, Any]:
     """Return the figures of a contestant.
 
-    plain: the texts of the first contestant of all, for ratios. first: those of the first with the same engine.
+    baseline: the texts of the first contestant, for ratios. reference: those of the first one with the same engine.
     """
-    straight = [i for i, (text, *_) in enumerate(plain) if not split_at_loop(text.tokens, tokens)[1]]
+    loop_free = [i for i, (text, *_) in enumerate(baseline) if not split_at_loop(text.tokens, tokens)[1]]
     passes = [passes_of(text, tokens) for text, *_ in texts]
     outside, inside = (sum(parts, PassCounts()).tau or None for parts in zip(*passes, strict=True))
-    without_loops = ratio([texts[i] for i in straight], [plain[i] for i in straight]) if straight else None
+    without_loops = ratio([texts[i] for i in loop_free], [baseline[i] for i in loop_free]) if loop_free else None
     return {
         "tokens/s": rate(itertools.chain(*texts)),
-        "ratio": ratio(texts, plain),
-        "by_prompt": [ratio([a], [b]) for a, b in zip(texts, plain, strict=True)],
+        "ratio": ratio(texts, baseline),
+        "by_prompt": [ratio([a], [b]) for a, b in zip(texts, baseline, strict=True)],
         "without_loops": without_loops,
-        "looping": len(plain) - len(straight),
+        "looping": len(baseline) - len(loop_free),
         "tau": outside,
         "in_loops": inside,
-        "same": sum(a[0].tokens == b[0].tokens for a, b in zip(texts, first, strict=True)),
+        "same": sum(a[0].tokens == b[0].tokens for a, b in zip(texts, reference, strict=True)),
     }
 
 
-def differences(
-    contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Asked], device: str
-) -> dict[str, list[str]]:
-    """Compare the texts of each bundle's plans with those of its first plan.
+def compare_texts(
+    contestants: Sequence[Contestant], found: Mapping[str, Any], asked: Mapping[str, Request], report: Any
+) -> None:
+    """Compare the texts of each bundle's plans with those of its first plan, and add what differs to `report`.
 
-    Returns the differences that are near-ties, if windows of different widths may round differently, and all others.
+    A near-tie is an error too if the backend computes the same bits in windows of every width (`same_entries`).
     found: texts by contestant, prompt id and round.
     """
-    lines: dict[str, list[str]] = {"near_ties": [], "differences": []}
     for each in contestants:
         for prompt, (ids, options) in asked.items():
-            for ours, theirs in zip(found[each.name][prompt], found[each.first][prompt], strict=True):
+            for ours, theirs in zip(found[each.name][prompt], found[each.reference][prompt], strict=True):
                 if each.bundle is None or ours.tokens == theirs.tokens:
                     continue
-                with load(each.bundle, device) as session:
+                with load(each.bundle, report["device"]) as session:
                     if session.manifest.rule == "rejection" and options["temperature"] > 0:
                         continue  # By this rule plans have the same distribution, not the same text.
                     request = request_of(len(theirs.tokens), **options)
                     difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
-                    alike = session.backend.capabilities.same_entries
-                near_tie = difference is not None and difference.is_near_tie and not alike
-                lines["near_ties" if near_tie else "differences"].append(f"{each.name}, {prompt}: {difference}")
-    return lines
+                    exact = session.backend.capabilities.same_entries
+                near_tie = difference is not None and difference.is_near_tie and not exact
+                report["near_ties" if near_tie else "differences"].append(f"{each.name}, {prompt}: {difference}")
 
 
 def bench(
-    contestants: Sequence[Contestant], prompts: Sequence[Prompt], asked: Mapping[str, Asked], report: Any
+    contestants: Sequence[Contestant], prompts: Sequence[Prompt], asked: Mapping[str, Request], report: Any
 ) -> None:
     """Run the contestants on every prompt, and add their figures by kind of prompt to `report`."""
-    tokens, found = report["tokens"], {each.name: dict[str, list[Written]]() for each in contestants}
+    tokens, found = report["tokens"], {each.name: dict[str, list[TimedText]]() for each in contestants}
     warm: list[str] = []
     for prompt in prompts:
         ids, options = asked[prompt.id]
-        of_peers = {"ignore_eos": options["ignore_eos"]}
-        kept = {each.name: options if each.bundle else of_peers for each in contestants}
-        writers = {
-            each.name: partial(each.write, ids, tokens + EXTRA_TOKENS, **kept[each.name]) for each in contestants
-        }
+        writers = {}
+        for each in contestants:
+            used = options if each.bundle else {"ignore_eos": options["ignore_eos"]}
+            writers[each.name] = partial(each.write, ids, tokens + EXTRA_TOKENS, **used)
         if prompt.kind not in warm:
             in_turn(writers, 1)
             warm.append(prompt.kind)
@@ -372,11 +372,9 @@ def bench(
         chosen = [prompt.id for prompt in prompts if kind in (prompt.kind, ALL_KINDS)]
         texts = {name: [by_prompt[prompt] for prompt in chosen] for name, by_prompt in found.items()}
         for each in contestants:
-            entry = figures(texts[each.name], texts[contestants[0].name], texts[each.first], tokens)
-            temperature = next(iter(asked.values()))[1]["temperature"]
-            report["runs"].append({"T": temperature, "prompts": kind, "contestant": each.name, **entry})
-    for name, lines in differences(contestants, found, asked, report["device"]).items():
-        report[name] += lines
+            entry = figures(texts[each.name], texts[contestants[0].name], texts[each.reference], tokens)
+            report["runs"].append({"T": options["temperature"], "prompts": kind, "contestant": each.name, **entry})
+    compare_texts(contestants, found, asked, report)
 
 
 def bench_clients(
@@ -388,7 +386,7 @@ def bench_clients(
     in_turn({name: partial(call, prompts[:clients]) for name, call in write.items()}, 1)  # warms up
     found = in_turn({name: partial(call, prompts) for name, call in write.items()}, report["rounds"])
     for name, rounds in found.items():
-        by_round = [rate([a]) / rate([b]) for a, b in zip(rounds, found[plans[0].name], strict=True)]
+        by_round = ratios_by_round([rounds], [found[plans[0].name]])
         entry = {"tokens/s": rate(rounds), "ratio": statistics.median(by_round), "by_round": by_round}
         report["runs"].append({"T": options["temperature"], "clients": clients, "contestant": name, **entry})
 
@@ -405,9 +403,7 @@ def cell(value: Any) -> str:
 @click.option("--prompts", "count", type=click.IntRange(1), default=12, show_default=True, help="Prompts of each kind.")
 @click.option("--kinds", default=",".join(CORE_KINDS), show_default=True, help="Kinds of prompts.")
 @click.option("--prompt-file", type=PATH, default=PROMPTS, help="JSON lines: id, kind, prompt.  [default: evaluate's]")
-@click.option(
-    "--tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens of an answer that count."
-)
+@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="Measured tokens per answer.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each prompt.")
 @click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8), show_default=True)
 @click.option("--top-k", default=0, show_default=True)
@@ -440,8 +436,8 @@ def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Pat
     report |= {"tokens": given["tokens"], "rounds": given["rounds"], "near_ties": [], "differences": []}
     for temperature in temperatures:
         options = {"temperature": temperature, "top_k": given["top_k"], "ignore_eos": given["ignore_eos"]}
-        for number in clients:
-            bench_clients(contestants, [*ids.values()], number, options, report)
+        for count in clients:
+            bench_clients(contestants, [*ids.values()], count, options, report)
         if not clients:
             asked = {prompt.id: (ids[prompt.id], options | {"seed": prompt.seed}) for prompt in prompts}
             bench([each for each in contestants if each.bundle or not temperature], prompts, asked, report)
@@ -452,7 +448,7 @@ def main(bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Pat
         for line in report[name]:
             click.echo(f"{name.replace('_', ' ')}: {line}", err=True)
     if report["differences"]:
-        raise PassError(f"{len(report['differences'])} texts are not those of the same bundle's first plan")
+        raise PassError(f"{len(report['differences'])} texts differ from those of the same bundle's first plan")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; address, undefined, or both with a comma
-#     scripts/build_cpp.sh --no-tests             # no ctest; --target NAME: one target; --into DIRECTORY
+#     scripts/build_cpp.sh --no-tests             # no ctest; --target NAME: one target; --into DIRECTORY: build there
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments of cmake
 #
 # PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another onnxruntime.
@@ -48,7 +48,7 @@ packages() {
         die "installing failed; see $cache/apt.log"
 }
 
-# --- ONNX Runtime's library: of a Python environment ----------------------------------------------------------------
+# --- ONNX Runtime's library: from a Python environment -------------------------------------------------------------
 find_library() {
     [ -z "${ONNXRUNTIME_LIBRARY:-}" ] || { echo "$ONNXRUNTIME_LIBRARY"; return; }
     local python
@@ -69,7 +69,7 @@ library() {
 }
 
 # --- ONNX Runtime's headers: no wheel has them, Debian's libonnxruntime-dev does --------------------------------------
-# The newest first: sid's know plugin execution providers. Headers may be older than the library, not newer.
+# sid is tried first, because its headers have plugin execution providers. Headers must not be newer than the library.
 headers() {
     [ -z "${ONNXRUNTIME_INCLUDE:-}" ] || { echo "$ONNXRUNTIME_INCLUDE"; return; }
     local suite newest
@@ -84,7 +84,7 @@ headers() {
     done
     die "no headers of ONNX Runtime found; name a release's include directory: ONNXRUNTIME_INCLUDE=... $0"
 }
-fetch_headers() { # suite, directory: unpack the package from this system's mirror, without installing it
+fetch_headers() { # suite, directory: unpacks the suite's package from this system's mirror, without installing it
     local root=$2 mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
     mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 2>/dev/null | awk '$1 == "Debian" { print $2; exit }')
     [ -n "$mirror" ] || return 1
@@ -103,7 +103,7 @@ fetch_headers() { # suite, directory: unpack the package from this system's mirr
     touch "$root/done"
 }
 
-# --- TensorRT's headers: of a Python package; without them the engine sets of a bundle cannot be run -------------------
+# --- TensorRT's headers: from a Python package; without them the engine sets of a bundle cannot be run ----------------
 tensorrt() {
     [ -z "${TENSORRT_INCLUDE:-}" ] || { echo "$TENSORRT_INCLUDE"; return; }
     local package=kernel-lens==2.0.1 target=$cache/tensorrt python
@@ -118,10 +118,10 @@ tensorrt() {
     if [ -e "$target/done" ]; then echo "$PWD/$target/kernel_lens/include/tensorrt"; else say "that failed; see $target.log"; fi
 }
 
-genai() { # for text input; everything else works without it
-    local beside
-    beside=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
-    if [ -e "$beside" ]; then echo "$beside"; fi
+genai() { # onnxruntime: the path of onnxruntime-genai's library beside it, if there is one. Only text input needs it.
+    local library
+    library=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
+    if [ -e "$library" ]; then echo "$library"; fi
 }
 
 packages

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks of the C++ sources besides building and testing: clang-format, clang-tidy, fuzzing. build_cpp.sh builds.
+# Checks the C++ sources with clang-format, clang-tidy and fuzzing. scripts/build_cpp.sh builds and tests them.
 #
 #     scripts/check_cpp.sh format           # clang-format; --fix writes
-#     scripts/check_cpp.sh tidy [FILE...]   # clang-tidy, on what build_cpp.sh built; default: all sources (minutes, once:
-#                                           # a file that was clean is left out until it or a header of it changes)
-#     scripts/check_cpp.sh fuzz [SECONDS]   # 60 s of damaged manifests; MANIFEST: one to begin with (pass_config.json)
+#     scripts/check_cpp.sh tidy [FILE...]   # clang-tidy; default: all sources. Run build_cpp.sh first. Files that were
+#                                           # clean are skipped until they or their headers change.
+#     scripts/check_cpp.sh fuzz [SECONDS]   # damaged manifests for 60 s; MANIFEST=pass_config.json: also variants of it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,14 +37,14 @@ tidy)
     ninja -C build/cpp/release -t deps >build/cpp/tidy/included
     [ $# -gt 0 ] || set -- $(find runtime/cpp/src runtime/cpp/cli -name "*.cpp" | sort)
     printf '%s\0' "$@" | xargs -0 -n 1 -P "${CPP_JOBS:-2}" bash scripts/check_cpp.sh tidy-one ;;
-tidy-one) # a file; build/cpp/tidy has a hash of everything that the result of a clean file depended on
+tidy-one) # FILE. For each clean file, build/cpp/tidy has a hash of all inputs of clang-tidy.
     clean=build/cpp/tidy/${1//\//-}
-    decides=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy; cat "$1" $(included "$1"); } | sha256sum)
-    [ "$(cat "$clean" 2>/dev/null)" != "$decides" ] || exit 0
+    inputs=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy; cat "$1" $(included "$1"); } | sha256sum)
+    [ "$(cat "$clean" 2>/dev/null)" != "$inputs" ] || exit 0
     found=$(clang-tidy --quiet -p build/cpp/release "$1" 2>&1) || { echo "$found"; exit 1; }
-    echo "$decides" >"$clean" ;;
+    echo "$inputs" >"$clean" ;;
 fuzz)
-    # Without clang: the target's own mutations, under the sanitizers of the default compiler.
+    # Without clang there is no libFuzzer: the program then makes its own mutations.
     fuzzer=build/cpp/fuzz
     if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # a configured build directory keeps its compiler
     scripts/build_cpp.sh --no-tests --into "$fuzzer" --sanitize address,undefined --target manifest_fuzz -- \
@@ -60,6 +60,6 @@ fuzz)
     else
         "$fuzzer/manifest_fuzz" "${1:-60}" "$fuzzer"/corpus/*
     fi ;;
-get) need "$1" ;; # for other scripts
+get) need "$1" ;; # installs a tool for other scripts
 *) sed -n '2,7s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
 esac

@@ -16,7 +16,7 @@ fi
 . scripts/environment.sh
 environment export
 
-# With 8-bit dot products, a w8a8 pass over several rows takes little longer than over one; without them it is inexact.
+# With 8-bit dot products, a w8a8 pass over several rows takes little longer than over one. Without them it is inexact.
 if grep -qE 'avx512_vnni|avx_vnni|amx_int8|asimddp' /proc/cpuinfo 2>/dev/null; then best=w8a8; else best=int4; fi
 weights=${PASS_WEIGHTS:-$best}
 bundle=build/$model-$weights
@@ -29,6 +29,6 @@ prompt="Explain in a few sentences why the sky is blue."
 printf '\n> %s\n' "$prompt"
 pass-run generate "$bundle" --chat --prompt "$prompt" --max-new-tokens 96
 
-printf '\nThe same bundle on nine prompts that nothing was trained on, in about a minute: plain\n'
-printf 'decoding (ar), and auto with look-ahead drafts only and with all drafts:\n'
+printf '\nThe same bundle on nine prompts that nothing was trained on, in about a minute: plain decoding\n'
+printf '(ar), the plan auto with look-ahead drafts, and auto with all drafts:\n'
 pass-run bench "$bundle"

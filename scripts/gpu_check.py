@@ -35,21 +35,21 @@ from pass_runtime.errors import PassError
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, BUNDLE, LOOKAHEAD = "smollm2-135m", ROOT / "build/smollm2-135m-fp16", 4
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
-PLANS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
+PLAN_FLAGS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
 DEVICES = ("cuda", *LIBRARIES)
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
 """The prompt for the C++ runtime, as token ids of SmolLM2, because it needs another library for text."""
 OUTPUT_PLACEHOLDER = "{output}"
-"""In a command, it is replaced by the file into which the step writes its JSON."""
-SEQUENCE_TOKENS, LAYER_GIB = 2048, 0.65
-"""The sequence length of engines in tokens; the GPU memory that a layer of the random 7B model needs."""
+"""Stands in a command for the file into which the step writes its JSON."""
+MAX_SEQ_LEN, LAYER_GIB = 2048, 0.65
+"""The longest sequence of engines in tokens; the GPU memory that a layer of the random 7B model needs."""
 STEP_SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (40, 240), "export": (40, 180), "build": (30, 180)}
 STEP_SECONDS |= {"rows": (15, 60), "batch": (15, 60), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
 STEP_SECONDS |= {"attention": (40, 240)}
-"""By the first word of a step's name: the seconds that must be left to start it, and its time limit, if all steps have
-USUAL_SECONDS. If they have more, the limits grow in proportion."""
-USUAL_SECONDS = 600.0
+"""By the first word of a step's name: the seconds that must be left to start it, and its time limit in seconds. If all
+steps have more than DEFAULT_BUDGET_SECONDS together, the limits grow in proportion."""
+DEFAULT_BUDGET_SECONDS = 600.0
 PYTHON_MODULE = (sys.executable, "-m")
 
 
@@ -66,53 +66,46 @@ class Step:
     after: Sequence[str] = ()
 
 
-def plan_steps(found: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
+def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
     """Return all steps in order: check the device, compare backends with the CPU, time rows; then build engines for the
     bundle and measure its speed on every device. Steps that cannot run have `blocked` set."""
-    no_device, need = found.missing.get("cuda-python"), LAYER_GIB * layers
-    small = f"{layers} layers need {need:.0f} GiB, this GPU has {found.memory:.1f}" if found.memory < need else None
+    no_device, need, memory = machine.missing.get("cuda-python"), LAYER_GIB * layers, machine.memory
+    too_small = f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
     steps = [Step("device", _gpu_step("device"), no_device)]
-    steps += [Step(f"tiny {name}", _gpu_step("tiny", "--device", name), found.missing.get(name)) for name in DEVICES]
+    steps += [Step(f"tiny {name}", _gpu_step("tiny", "--device", name), machine.missing.get(name)) for name in DEVICES]
     for name in DEVICES:
-        blocked = found.missing.get(name) or no_device or small
+        blocked = machine.missing.get(name) or no_device or too_small
         steps.append(Step(f"layers {name}", _gpu_step("layers", "--device", name, f"--layers={layers}"), blocked))
-    steps += _bundle_steps(found, bundle, tokens)
+    steps += _bundle_steps(machine, bundle, tokens)
     flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]  # the project's addopts need plugins that may be missing
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
     steps.append(Step("tests", (*PYTHON_MODULE, "pytest", *flags, *TESTS), blocked))
     group_query = _gpu_step("layers", "--device=cuda", "--cuda-attention=group-query", f"--layers={layers}")
-    steps.append(Step("attention cuda", group_query, found.missing.get("cuda") or no_device or small, ("layers cuda",)))
-    return steps if found.gpu else [replace(step, blocked="no NVIDIA GPU") for step in steps]
+    blocked = machine.missing.get("cuda") or no_device or too_small
+    steps.append(Step("attention cuda", group_query, blocked, ("layers cuda",)))
+    return steps if machine.gpu else [replace(step, blocked="no NVIDIA GPU") for step in steps]
 
 
 def _gpu_step(*words: str) -> tuple[str, ...]:
     return sys.executable, str(ROOT / "scripts/gpu_steps.py"), *words, "-o", OUTPUT_PLACEHOLDER
 
 
-def _bundle_steps(found: Machine, bundle: Path, tokens: int) -> list[Step]:
+def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     """Return the steps that build engines for the bundle and measure it on every device."""
-    manifest, missing = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None, found.missing
-    length = min(SEQUENCE_TOKENS, manifest.model.max_capacity) if manifest else SEQUENCE_TOKENS
+    manifest, missing = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None, machine.missing
+    length = min(MAX_SEQ_LEN, manifest.model.max_capacity) if manifest else MAX_SEQ_LEN
     export = f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 -o".split()
     steps = [] if manifest else [Step("export", (*PYTHON_MODULE, *export, str(bundle)))]
     exported = () if manifest else ("export",)
     for name in LIBRARIES:
-        command = (
-            *PYTHON_MODULE,
-            "pass_exporter.cli",
-            "build",
-            str(bundle),
-            "--engine",
-            name,
-            "--max-seq-len",
-            str(length),
-        )
+        flags = f"--engine {name} --max-seq-len {length}".split()
+        command = (*PYTHON_MODULE, "pass_exporter.cli", "build", str(bundle), *flags)
         steps.append(Step(f"build {name}", command, missing.get(name), exported))
     bench = (*PYTHON_MODULE, "pass_runtime.cli.main", "bench", str(bundle))
-    unbuilt = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
+    no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines have these
+    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # those of engines
     for name in DEVICES:
         rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
@@ -121,26 +114,26 @@ def _bundle_steps(found: Machine, bundle: Path, tokens: int) -> list[Step]:
     )
     steps.append(Step("batch cuda", (*bench, *batch), missing.get("cuda"), after["cuda"]))
     for name in DEVICES:
-        flags = f"{PLANS} --device {name} --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
+        flags = f"{PLAN_FLAGS} --device {name} --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
         for kind, sampling in {"greedy": "", "sampled": "--temperature 0.8 --seed 1"}.items():
             command = (*bench, *flags, *sampling.split())
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after[name]))
         command = (str(PROGRAM), "bench", str(bundle), *flags, "--prompt-ids", PROMPT)
-        steps.append(Step(f"cpp {name}", command, missing.get(name) or unbuilt, after[name]))
+        steps.append(Step(f"cpp {name}", command, missing.get(name) or no_program, after[name]))
     return steps
 
 
-def run_steps(steps: Sequence[Step], budget: float, log: Path, done: Callable[[list[Result]], None]) -> list[Result]:
-    """Run the steps one after another. done: called with all results after each step. budget: seconds for all steps."""
+def run_steps(steps: Sequence[Step], budget: float, log: Path, report: Callable[[list[Result]], None]) -> list[Result]:
+    """Run the steps one after another. budget: seconds for all steps. report: called with all results after each."""
     started, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory() as scratch:
+        limit_factor = max(1.0, budget / DEFAULT_BUDGET_SECONDS)
         for step in steps:
             left = budget - (time.monotonic() - started)
             reason = why_skip(step, results, left)
-            longer = max(1.0, budget / USUAL_SECONDS)
             skipped = Result(step.name, "skipped", 0, reason) if reason else None
-            results.append(skipped or run_step(step, left, log, scratch, longer))
-            done(results)
+            results.append(skipped or run_step(step, left, log, scratch, limit_factor))
+            report(results)
     return results
 
 
@@ -155,13 +148,13 @@ def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
     return None if left >= least else f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
 
 
-def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1.0) -> Result:
+def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: float = 1.0) -> Result:
     """Run a step in a new process group, which is ended at the step's time limit or on Ctrl-C.
 
-    left: the remaining seconds of the budget. longer: the factor of the time limit.
+    left: the remaining seconds of the budget. limit_factor: multiplies the time limit.
     """
     output, kind = Path(scratch, f"{step.name}.json"), step.name.split()[0]
-    limit, started = min(longer * STEP_SECONDS[kind][1], left), time.monotonic()
+    limit, started = min(limit_factor * STEP_SECONDS[kind][1], left), time.monotonic()
     command = [str(output) if word == OUTPUT_PLACEHOLDER else word for word in step.command]
     with log.open("a+b") as file:
         file.write(f"\n=== {step.name}: {' '.join(command)}\n".encode())
@@ -183,13 +176,13 @@ def run_step(step: Step, left: float, log: Path, scratch: str, longer: float = 1
             if process is not None:
                 _end(process)
         file.seek(begin)
-        said = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    if kind == "build" and status == "failed" and "has engines" in "".join(said[-1:]):
+        output_lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    if kind == "build" and status == "failed" and "has engines" in "".join(output_lines[-1:]):
         status = "ok"  # An earlier run built them.
     elif kind == "tests" and status == "ok":  # pytest ends with status 0 even if it skips everything
-        status, reason = "ok" if " passed" in said[-1] else "skipped", said[-1].strip("= ")
+        status, reason = "ok" if " passed" in output_lines[-1] else "skipped", output_lines[-1].strip("= ")
     elif status == "failed":
-        reason = reason or " / ".join(said[-3:]) or f"status {process.returncode}"
+        reason = reason or " / ".join(output_lines[-3:]) or f"status {process.returncode}"
     data = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
     return Result(step.name, status, time.monotonic() - started, reason, data)
 
@@ -225,19 +218,19 @@ def main(bundle: Path, output: Path, minutes: float, tokens: int, layers: int, o
     bundle, output = bundle.absolute(), output.absolute()
     if bundle != BUNDLE and not (bundle / FILE_NAME).is_file():
         raise PassError(f"{bundle} is not a bundle; make one with pass-export")
-    found = inspect_machine()
+    machine = inspect_machine()
     output.mkdir(parents=True, exist_ok=True)
-    steps = [step for step in plan_steps(found, bundle, tokens, layers) if not only or step.name.startswith(only)]
+    steps = [step for step in plan_steps(machine, bundle, tokens, layers) if not only or step.name.startswith(only)]
     progress = Console(stderr=True)
 
-    def done(results: list[Result]) -> None:
-        write_report(output, bundle, found, results)
+    def report(results: list[Result]) -> None:
+        write_report(output, bundle, machine, results)
         last = results[-1]
         progress.print(Text(f"{last.name:27} {last.status:8} {last.seconds:4.0f} s  {last.reason}"))
 
-    results = run_steps(steps, 60 * minutes, output / "gpu_check.log", done)
-    click.echo(write_report(output, bundle, found, results))
-    name, why = verdict(found, results)
+    results = run_steps(steps, 60 * minutes, output / "gpu_check.log", report)
+    click.echo(write_report(output, bundle, machine, results))
+    name, why = verdict(machine, results)
     click.echo(f"VERDICT: {name} ({why})")
     sys.exit(VERDICTS[name])
 

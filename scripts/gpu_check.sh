@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A verdict on a machine with a GPU, in one command: does the device work, do all backends, what do rows cost; then
-# engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP]     (see --help)
-# Runs with the Python at hand (PYTHON=...): GPU machines bring their own torch, onnxruntime-gpu and TensorRT.
+# Checks in one command if the toolkit works on a machine with a GPU: the device and all backends, the time of passes by
+# rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP] (see --help)
+# It uses python3, or PYTHON, and its packages: GPU machines bring their own torch, onnxruntime-gpu and TensorRT.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
@@ -9,11 +9,11 @@ python=${PYTHON:-python3}
 if ! "$python" -c 'import pass_runtime, pass_exporter' 2>/dev/null; then
     export PYTHONPATH="$root/exporter:$root/runtime${PYTHONPATH:+:$PYTHONPATH}"
 fi
-if ! missing=$("$python" -c 'import pass_runtime.cli.main' 2>&1); then
-    echo "error: $python cannot run the toolkit (${missing##*$'\n'}); run: $python -m pip install '$root[export]'" >&2
+if ! error=$("$python" -c 'import pass_runtime.cli.main' 2>&1); then
+    echo "error: $python cannot run the toolkit (${error##*$'\n'}); run: $python -m pip install '$root[export]'" >&2
     exit 2
 fi
-# CUDA libraries from wheels: torch finds them by itself, onnxruntime does not, and pass-cpp does not find TensorRT's.
+# torch finds CUDA libraries from wheels by itself; onnxruntime does not, and pass-cpp does not find TensorRT's.
 wheels=$("$python" -c '
 import glob, importlib.util
 def places(name):

@@ -41,9 +41,9 @@ GPU_STEPS = (*TABLES, "tests")
 VERDICTS = {"works": 0, "wrong": 1, "nothing ran": 3, "works but not captured": 4}
 """Verdicts and their exit statuses."""
 LAYERS_OF_7B, GROUP_QUERY_FLAG = 32, "--cuda-attention group-query"
-LOGITS_LIMIT, MAX_FASTER_RATIO = 3e-2, 0.98
-"""Limits for comparing two attention operators: the largest accepted difference of logits, relative to the largest
-logit, in fp16; the largest ratio of times that counts as faster, because of measurement noise."""
+MAX_LOGIT_DIFFERENCE, MAX_TIME_RATIO = 3e-2, 0.98
+"""Limits for advising another attention operator: the difference of its fp16 logits, relative to the largest logit, and
+its time, relative to the time of the first operator. A larger ratio of times may be noise."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Machine:
 
     gpu: nvidia-smi's fields of GPU 0; empty without a GPU. target: such as `sm90`. memory: GiB.
     versions: of installed packages.
-    missing: for those of cuda (ONNX Runtime), tensorrt, tensorrt-rtx and cuda-python that cannot be used, the reason.
+    missing: the reasons why some of cuda (ONNX Runtime), tensorrt, tensorrt-rtx and cuda-python cannot be used; only
+    the key gpu without a GPU.
     """
 
     gpu: Mapping[str, str] = field(default_factory=dict)
@@ -74,22 +75,24 @@ class Result:
 
 
 def inspect_machine() -> Machine:
-    """Run `find` in another process, so that its libraries use no GPU memory while steps are timed."""
+    """Run `find_machine` in another process, so that its libraries use no GPU memory while steps are timed."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(find).result()
+        return pool.submit(find_machine).result()
 
 
-def find() -> Machine:
-    gpu, device, smi = nvidia_smi(), find_device(), "shows none" if shutil.which("nvidia-smi") else "is not installed"
+def find_machine() -> Machine:
+    gpu, device = nvidia_smi(), find_device()
     if not gpu and device is None:
+        smi = "shows none" if shutil.which("nvidia-smi") else "is not installed"
         return Machine(missing={"gpu": f"nvidia-smi {smi}; {why_no_device()}"})
     gpu = gpu or {"name": device.name, "memory.total": f"{device.total >> 20} MiB"}
     target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
     missing = {"cuda": why_not("cuda"), "cuda-python": "" if device else why_no_device()}
     for name, library in LIBRARIES.items():
-        foreign = library.targets and target not in library.targets
-        wrong = f"{name} has no target {target}; it has {', '.join(library.targets)}" if foreign else ""
-        missing[name] = wrong or missing["cuda-python"] or why_not(name)
+        if library.targets and target not in library.targets:
+            missing[name] = f"{name} has no target {target}; it has {', '.join(library.targets)}"
+        else:
+            missing[name] = missing["cuda-python"] or why_not(name)
     installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
     memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
     return Machine(gpu, target, memory, installed, {name: why for name, why in missing.items() if why})
@@ -117,15 +120,15 @@ def why_not(name: str) -> str:
     return ""
 
 
-def verdict(found: Machine, results: Sequence[Result]) -> tuple[str, str]:
+def verdict(machine: Machine, results: Sequence[Result]) -> tuple[str, str]:
     """Return one of VERDICTS, and its reason."""
     failed = [result for result in results if result.status == "failed" and not result.name.startswith("attention")]
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     if failed:
         return "wrong", f"{failed[0].name} failed: {failed[0].reason}{more}"
     ran = [result for result in results if result.status == "ok" and result.name.split()[0] in GPU_STEPS]
-    if not ran and not found.gpu:
-        return "nothing ran", f"no NVIDIA GPU: {found.missing['gpu']}"
+    if not ran and not machine.gpu:
+        return "nothing ran", f"no NVIDIA GPU: {machine.missing['gpu']}"
     skipped = [result.reason for result in results if result.status == "skipped"]
     if not ran:
         return "nothing ran", skipped[0] if skipped else "no step was chosen"
@@ -135,43 +138,44 @@ def verdict(found: Machine, results: Sequence[Result]) -> tuple[str, str]:
     return "works", f"{len(ran)} steps on the GPU" + (f", {len(skipped)} skipped" if skipped else "")
 
 
-def tables(found: Machine, results: Sequence[Result]) -> dict[str, list[dict[str, str]]]:
+def tables(machine: Machine, results: Sequence[Result]) -> dict[str, list[dict[str, str]]]:
     """Return the rows of each table of the report by its title: the machine, the steps, and their measurements."""
-    facts = {**found.gpu, **found.versions, **{name: f"not usable: {why}" for name, why in found.missing.items()}}
+    unusable = {name: f"not usable: {why}" for name, why in machine.missing.items()}
+    facts = {**machine.gpu, **machine.versions, **unusable}
     shown = {"GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()], "steps": []}
     data = {step.name: step.data for step in results if step.data}
     bandwidth = data.get("device", {}).get("copy_bandwidth")
     for step in results:
-        said = attention_advice(step, data.get("layers cuda")) if step.name.startswith("attention") else step.reason
-        row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}", "reason": said}
+        reason = attention_advice(step, data.get("layers cuda")) if step.name.startswith("attention") else step.reason
+        row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}", "reason": reason}
         shown["steps"].append(row)
         entries, keys = TABLES.get(step.name.split()[0], ("", ()))
         for entry in step.data[entries] if entries and step.data else ():
-            line = entry | (_bounds(entry, bandwidth) if "layer_bytes" in entry else {})
+            line = entry | (_extrapolate(entry, bandwidth) if "layer_bytes" in entry else {})
             shown.setdefault(step.name, []).append({key.replace("_", " "): _cell(line.get(key)) for key in keys})
     return shown
 
 
 def attention_advice(step: Result, plain: Any) -> str:
-    """Return advice on exporting with GROUP_QUERY_FLAG. step: its result with the flag. plain: data without it."""
+    """Return advice on exporting with GROUP_QUERY_FLAG. step: the result with the flag. plain: the data without it."""
     if step.status != "ok":
         return f"leave out {GROUP_QUERY_FLAG}: {step.reason}" if step.status == "failed" else step.reason
     if plain is None:
         return f"run the step layers cuda, too, to compare {GROUP_QUERY_FLAG} with"
     scale = max(map(abs, plain["logits"]))
     difference = max(abs(a - b) for a, b in zip(plain["logits"], step.data["logits"], strict=True)) / scale
-    if not difference <= LOGITS_LIMIT:
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         return f"leave out {GROUP_QUERY_FLAG}: it computes other logits, by {difference:.2g} of the largest"
     pairs = zip(step.data["cells"], plain["cells"], strict=True)
     ratio = statistics.mean(new["milliseconds"] / old["milliseconds"] for new, old in pairs)
-    return f"{'export with' if ratio < MAX_FASTER_RATIO else 'leave out'} {GROUP_QUERY_FLAG}: {ratio:.2f} of the time"
+    return f"{'export with' if ratio < MAX_TIME_RATIO else 'leave out'} {GROUP_QUERY_FLAG}: {ratio:.2f} of the time"
 
 
-def _bounds(cell: Mapping[str, Any], bandwidth: float | None) -> dict[str, float]:
-    """Extrapolate from a pass of some layers of the random 7B model.
+def _extrapolate(cell: Mapping[str, Any], bandwidth: float | None) -> dict[str, float]:
+    """Return two columns for a pass of some layers of the random 7B model.
 
     "of the bound": the time of copying the bytes that the pass reads, divided by its time. "7B, extrapolated": the
-    milliseconds with all layers, in proportion to the bytes read.
+    milliseconds of a pass with all layers, in proportion to the bytes read. bandwidth: bytes per second.
     """
     read, whole = (cell["other_bytes"] + count * cell["layer_bytes"] for count in (cell["layers"], LAYERS_OF_7B))
     bound = {"of the bound": 1e3 * read / bandwidth / cell["milliseconds"]} if bandwidth else {}
@@ -184,13 +188,13 @@ def _cell(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
 
 
-def write_report(directory: Path, bundle: Path, found: Machine, results: Sequence[Result]) -> str:
+def write_report(directory: Path, bundle: Path, machine: Machine, results: Sequence[Result]) -> str:
     """Write report.json and report.md atomically. Return the text of report.md."""
-    name, why = verdict(found, results)
-    report = {"verdict": name, "why": why, "bundle": str(bundle), **asdict(found)}
+    name, why = verdict(machine, results)
+    report = {"verdict": name, "why": why, "bundle": str(bundle), **asdict(machine)}
     write_json(report | {"steps": [asdict(result) for result in results]}, directory / "report.json")
     text = f"**VERDICT: {name}** ({why})\n\n"
-    for title, rows in tables(found, results).items():
+    for title, rows in tables(machine, results).items():
         headings = [*rows[0]] if rows else []
         lines = [headings, ["---"] * len(headings), *(row.values() for row in rows)]
         shown = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)

@@ -47,7 +47,7 @@ FP16_BYTES, SAVED_LOGITS = 2, 512
 
 
 def check_device(api: Any) -> dict[str, Any]:
-    """Check copies and their capture. Return the results, what could not be captured, and the copy bandwidth.
+    """Check copies, and their capture in a CUDA graph. Return the checks, what was not captured, and the bandwidth.
 
     copy_bandwidth: bytes per second that copies in GPU memory read and write. Raises PassError if the device fails, or
     changes the copied bytes.
@@ -131,7 +131,7 @@ def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: A
 
 
 def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
-    """Return for every plan if `found` writes the plain text of `expected`, and if its passes are captured."""
+    """Return for every plan if `found` writes what `expected` writes without drafts, and if its passes are captured."""
     prompt, plans = list(range(3, 30)), []
     for plan in PLANS:
         same = True
@@ -146,14 +146,14 @@ def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
 
 
 def time_rows(session: Session, rows: Sequence[int], capacity: int, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Time the trunk by number of rows, with a cache that is full except for the widest window.
+    """Time the trunk by number of rows, with a KV cache that is full except for the widest window.
 
     Returns its milliseconds, and the bytes that a pass reads for each layer and for the LM head.
     """
     widest = max(*rows, session.backend.capabilities.least_width)
     request = RowsOptions(SamplingParams(), tuple(rows), cached=capacity - widest)
-    keys, hidden = sizes["hidden"] // sizes["heads"] * sizes["kv-heads"], sizes["hidden"]
-    layer = hidden * (2 * hidden + 2 * keys + 3 * sizes["intermediate"]) + 2 * keys * capacity
+    key_size, hidden = sizes["hidden"] // sizes["heads"] * sizes["kv-heads"], sizes["hidden"]
+    layer = hidden * (2 * hidden + 2 * key_size + 3 * sizes["intermediate"]) + 2 * key_size * capacity
     read = {"layers": sizes["layers"], "layer_bytes": FP16_BYTES * layer, "capacity": capacity}
     read["other_bytes"] = FP16_BYTES * hidden * sizes["vocab"]
     return [
@@ -175,7 +175,7 @@ DEVICE = click.option("--device", default="cuda", show_default=True)
 @OUTPUT
 @one_line_errors
 def device(output: Path | None) -> None:
-    """Check that GPU 0 copies and captures."""
+    """Check that copies to and in GPU 0 work, and that they can be captured in a CUDA graph."""
     report = check_device(import_api())
     write_json(report, output)
     for each in report["checks"]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON: the server and its Python
-# backend from NVIDIA's pytriton wheel, an environment for models (this project with numpy 1, which that backend was compiled
-# against), and the client that the tests use. Then: build/triton/tritonserver --model-repository REPOSITORY
-# A second call installs nothing while nothing has changed. Python 3.11 or 3.12: PYTHON=/path/to/python3.12 names one.
+# backend from NVIDIA's pytriton wheel, an environment for models (this project with numpy 1, because the backend was
+# compiled with it), and the client that the tests use. Then: build/triton/tritonserver --model-repository REPOSITORY
+# A second call installs nothing if nothing has changed. It needs Python 3.11 or 3.12 (PYTHON=/path/to/python3.12).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 server_version=0.7.0 # of nvidia-pytriton: tritonserver 2.51.0
@@ -25,7 +25,7 @@ into=${PASS_TRITON:-build/triton}
 mkdir -p "$into"
 into=$(cd "$into" && pwd)
 exec 9>"$into/lock"
-flock 9 # of two calls at once, one installs and the other waits
+flock 9 # If there are two calls at once, one installs and the other waits.
 
 stamp="$("$python" -c 'import sys; print(sys.version)') $PWD $into $(cat "$0" pyproject.toml constraints.txt | cksum)"
 if [ "$(cat "$into/stamp" 2>/dev/null)" = "$stamp" ]; then

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 WEIGHT_SCALE = 0.98
-"""The standard deviation of a weight is this divided by the square root of its number of inputs. Logits then differ
-enough that near-ties are rare."""
+"""Standard deviation of a matrix's weights times the square root of its number of inputs. With it, logits differ enough
+that near-ties are rare."""
 DEFAULT_VOCAB = 32000
 """The vocabulary size of a new tokenizer, whose words are w0, w1, ..."""
 
@@ -58,12 +58,12 @@ def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None
         layer |= {mlp.format("down"): (hidden, intermediate), "input_layernorm": (hidden,)}
         layer |= {"post_attention_layernorm": (hidden,)}
         shards[f"layer-{number}"] = {f"model.layers.{number}.{name}": size for name, size in layer.items()}
-    random, places = np.random.default_rng(0), {}
+    random, weight_map = np.random.default_rng(0), {}
     for name, parts in shards.items():
         tensors = {f"{part}.weight": weight(random, size) for part, size in parts.items()}
         save_file(tensors, output / f"{name}.safetensors", {"format": "pt"})
-        places |= dict.fromkeys(tensors, f"{name}.safetensors")
-    (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        weight_map |= dict.fromkeys(tensors, f"{name}.safetensors")
+    (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     click.echo(output)
 
 

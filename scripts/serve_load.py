@@ -4,10 +4,10 @@ the number of clients, with and without speculation. It also measures the overhe
     python scripts/serve_load.py build/smollm2-135m-w8a8 --threads 2
 
 Prompts are the chat prompts of `pass-train evaluate`; answers are greedy and streamed. Each client sends its next
-request after the last answer. aiperf is installed into a separate environment, build/aiperf. For the overhead of HTTP,
-the server and a session in this process answer each prompt in turn, with one client and plain decoding (`ar`). The time
-of whole answers, prefill included, is compared, and the median of the ratios is printed. Nothing else should run
-meanwhile.
+request when its last answer is complete. aiperf is installed into a separate environment, build/aiperf. For the
+overhead of HTTP, the server and a session in this process answer each prompt in turn, with one client and plain
+decoding (`ar`). The times of whole answers, including prefill, are compared, and the median of the ratios is printed.
+Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from pass_runtime.measuring.real_use import read_prompt_set
 AIPERF = "aiperf==0.13.0"
 AIPERF_VENV = Path(__file__).parents[1] / "build" / "aiperf"
 PLANS = {"off": "ar", "on": "auto"}
+"""The plan without speculation, and the plan with it."""
 COLUMNS = ("clients", "speculation", "TTFT p50", "p99", "ITL p50", "tokens/s", "each", "requests", "errors")
 
 
@@ -109,7 +110,7 @@ def ask(url: str, model: str, prompt: str, tokens: int) -> float:
     return time.perf_counter() - started
 
 
-def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads: int, tokens: int) -> list[float]:
+def http_time_ratios(bundle: Path, url: str, model: str, prompts: list[str], threads: int, tokens: int) -> list[float]:
     """Return the ratio of seconds, server over session, for every prompt except the first, which warms up both."""
     options, ratios = GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True), []
     with load(bundle, threads=threads) as session:
@@ -125,7 +126,7 @@ def cost_of_http(bundle: Path, url: str, model: str, prompts: list[str], threads
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @click.option("--clients", default="1,4,16", show_default=True, help="Concurrent clients.")
 @click.option("--requests", default=24, show_default=True, help="Requests per run; at least two per client are sent.")
-@click.option("--tokens", default=64, show_default=True, help="The longest answer.")
+@click.option("--tokens", default=64, show_default=True, help="Most tokens of an answer.")
 @click.option("--threads", default=0, help="CPU threads of the server.  [default: the engine's choice]")
 @click.option("--slots", default=16, show_default=True, help="Slots of the server.")
 @click.option("--prompts", "count", default=12, show_default=True, help="Number of different prompts.")
@@ -140,15 +141,15 @@ def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, s
         config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
         lines = "".join(json.dumps({"text": prompt}) + "\n" for prompt in prompts)
         (place / "prompts.jsonl").write_text(lines, encoding="utf-8")
-        ratios = cost_of_http(bundle, url, model, prompts, threads, tokens)
+        ratios = http_time_ratios(bundle, url, model, prompts, threads, tokens)
         low, middle, high = statistics.quantiles(ratios, n=4)
         click.echo(f"one client, server by session: {middle:.3f} (quartiles {low:.3f} to {high:.3f})\n")
         click.echo("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
-        for at_a_time in map(int, clients.split(",")):
+        for concurrency in map(int, clients.split(",")):
             for speculation, plan in PLANS.items():
-                most = max(requests, 2 * at_a_time)
-                found = run_aiperf(program, place, url, model, at_a_time, plan, most, tokens)
-                click.echo("| " + " | ".join(map(str, row(at_a_time, speculation, found))) + " |")
+                total = max(requests, 2 * concurrency)
+                found = run_aiperf(program, place, url, model, concurrency, plan, total, tokens)
+                click.echo("| " + " | ".join(map(str, row(concurrency, speculation, found))) + " |")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pass_server.serve_options import ServeOptions, check_exposure, read_keys
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOptions, scaling: dict[str, int]) -> Any:
+def deployment(bundle: Path, opened: LoadOptions, slots: int, options: ServeOptions, scaling: dict[str, int]) -> Any:
     """Return a Ray Serve deployment. slots: of each replica. scaling: min_replicas and max_replicas."""
     from ray import serve
 
@@ -43,13 +43,13 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, allowed: ServeOpti
         if session.chat_template is not None:
             session.chat_template.check()
         session.warm_up()
-        return make_app(session, allowed)
+        return make_app(session, options)
 
     @serve.deployment(
         name="pass",
         ray_actor_options={"num_cpus": opened.threads, "num_gpus": gpus_of_replica(opened.device)},
         autoscaling_config={**scaling, "target_ongoing_requests": slots},
-        max_ongoing_requests=slots + allowed.max_queue,
+        max_ongoing_requests=slots + options.max_queue,
         health_check_period_s=5,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=1,
@@ -89,8 +89,8 @@ def main(
     names one."""
     most, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
     if not 1 <= replicas <= most or slots < 1:
-        raise PassError("replicas and max-batch-size must be at least 1, and max-replicas no less than replicas")
-    allowed = ServeOptions(
+        raise PassError("--replicas and --max-batch-size must be at least 1, and --max-replicas at least --replicas")
+    serve_options = ServeOptions(
         keys=read_keys(api_key_file) if api_key_file is not None else (),
         model_name=options.pop("model_name"),
         max_queue=options.pop("max_queue"),
@@ -99,14 +99,14 @@ def main(
     opened = opts.load_options(options)
     opened = replace(opened, threads=opened.threads or 1)
     gpus_of_replica(opened.device)
-    check_exposure(host, allowed.keys, allow_no_key=allow_no_key)
+    check_exposure(host, serve_options.keys, allow_no_key=allow_no_key)
     try:
         import ray
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
     opts.open_bundle(bundle, opened).close()  # reports errors of the bundle here, not in a replica's log
-    made = deployment(bundle.absolute(), opened, slots, allowed, {"min_replicas": replicas, "max_replicas": most})
+    made = deployment(bundle.absolute(), opened, slots, serve_options, {"min_replicas": replicas, "max_replicas": most})
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})

@@ -1,4 +1,4 @@
-"""Typical users' messages to a chat model, which ask for lists, mail, dialogue, JSON, tables, code, and so on.
+"""Typical messages of users to a chat model, which ask for lists, mail, dialogue, JSON, tables, code, and so on.
 
 `fetch_corpus.py` writes them as training text. A message is a template with a topic or the head of a Python function.
 """
@@ -55,12 +55,12 @@ TOPICS = (
     "swimming", "dinosaurs", "photosynthesis", "the stock market", "elections", "museums", "trains", "airports",
     "online shopping", "mental health at work", "teaching children to read", "writing a novel", "podcasts", "tea",
 )  # fmt: skip
-MAX_STUB_CHARACTERS = 600
-"""The most characters of a function's head in a message."""
+MAX_HEAD_CHARACTERS = 600
+"""The most characters of a function's head (signature and docstring) in a message."""
 
 
 def task_messages(titles: Iterable[str], modules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, message). titles: more topics; modules: (name, Python source), whose functions are to be written."""
+    """Yield (name, message). titles: more topics. modules: (name, Python source) of functions to ask for."""
     for number, (template, topic) in enumerate(itertools.product(TEMPLATES, (*TOPICS, *titles))):
         yield f"task-{number}", template.format(topic)
     for name, source in modules:
@@ -74,5 +74,5 @@ def function_heads(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and ast.get_docstring(node):
             head = "\n".join(line[node.col_offset :] for line in lines[node.lineno - 1 : node.body[0].end_lineno])
-            if len(head) <= MAX_STUB_CHARACTERS:
+            if len(head) <= MAX_HEAD_CHARACTERS:
                 yield head

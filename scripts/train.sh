@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Trains look-ahead weights for a model of models/registry.toml and puts them, with measured acceptance, into models/:
 #   scripts/train.sh MODEL [STEPS [OPTION...]]
-# It takes hours on a CPU, less with a GPU; run again, it continues where it was, and more STEPS extend it. Weights that
-# the model has already are trained further. OPTIONs are pass-train's, for shorter runs above all. The variables LOOKAHEAD,
-# SOURCES (where prompts come from, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
-# `pass-train evaluate`. What models/*/README.md says of a model's training was run like this.
+# It takes hours on a CPU, less with a GPU. A second call continues an interrupted run, and more STEPS extend it. If the
+# model has weights already, they are trained further. OPTIONs are those of pass-train, for example for shorter runs. The
+# variables LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
+# `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?usage: scripts/train.sh MODEL [STEPS [OPTION...]], with a name from models/registry.toml}
@@ -15,7 +15,7 @@ environment train
 corpus=build/corpus output=build/train/$model target=models/$model
 [ -f "$corpus/train/tasks.jsonl" ] || python scripts/fetch_corpus.py "$corpus"
 
-# Of seven prompts the model writes three, two ask for what people ask for, and two are the beginnings of texts and code.
+# Sources take turns. The model writes three of seven prompts, two are tasks, one is an excerpt of text and one of code.
 data=()
 for source in ${SOURCES:-self self self tasks tasks wikipedia python}; do
     if [ "$source" = self ]; then data+=(--data self); else data+=(--data "$corpus/train/$source.jsonl"); fi
@@ -26,7 +26,7 @@ if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" 
     cp "$target/lookahead.safetensors" "$output/start.safetensors"
 fi
 start=()
-# Weights that draft already are trained for acceptance itself.
+# Weights that are trained further can draft already, so they are trained for the probability of acceptance.
 [ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors" --aim acceptance)
 pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
     --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" \

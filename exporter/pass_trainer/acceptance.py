@@ -7,14 +7,14 @@ import torch
 MIN_DENOMINATOR = 1e-30
 
 
-def agreement(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     """Return the probability [...] that the model and the draft sample the same token with the same noise.
 
     target, draft [...,C]: log-probabilities p and q of the same C tokens. The draft's sum to 1; the model may give
     other tokens a probability, too.
 
-    By the exact-match rule, both are sampled with the same exponential noise E: the model's token has the least
-    E_i / p_i, the draft the least E_i / q_i (equivalent to Gumbel noise added to log-probabilities). Both choose token
+    The exact-match rule samples both with the same exponential noise E: the model's token has the least E_i / p_i, and
+    the draft has the least E_i / q_i (equivalent to Gumbel noise added to log-probabilities). Both choose token
     i if E_j >= E_i max(p_j / p_i, q_j / q_i) for every other token j. Given E_i, this has the probability exp(-E_i S),
     with S the sum of these maxima over the other tokens. The mean over E_i is 1 / (1 + S), so
 

@@ -18,14 +18,14 @@ from pass_runtime.errors import PassError
 CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
 STATE_FILE = "progress.json"
 FLAG_NAMES = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
-"""Settings -> flags with another name. Each setting in `recipe` has its own flag."""
+"""The flags of settings whose flag has another name."""
 DEFAULT_SETTINGS = {"aim": "distribution"}
-"""Values of flags that checkpoints of earlier versions do not contain."""
+"""Values of the flags that are missing in checkpoints of earlier versions."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: from step `start` on, the learning rate follows the schedule for `steps` steps in total."""
+    """A part of a run: from step `start` on, the learning rate follows the schedule of a run of `steps` steps."""
 
     start: int
     steps: int
@@ -55,37 +55,37 @@ class Checkpoint:
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
         self._accelerator, self._minutes = accelerator, minutes
         self._path = output / CHECKPOINT
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
 
     def is_due(self) -> bool:
-        due = time.monotonic() - self._saved > 60 * self._minutes
+        due = time.monotonic() - self._saved_at > 60 * self._minutes
         flag = torch.tensor(float(due), device=self._accelerator.device)
         return bool(self._accelerator.reduce(flag, "sum") > 0)  # Either all processes save, or none.
 
     def save(self, step: int, history: History) -> None:
-        accelerator, part = self._accelerator, self._path.with_suffix(".partial")
+        accelerator, partial = self._accelerator, self._path.with_suffix(".partial")
         if accelerator.is_main_process:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         accelerator.wait_for_everyone()
-        accelerator.save_state(str(part))
-        accelerator.wait_for_everyone()  # every process has written its file
+        accelerator.save_state(str(partial))
+        accelerator.wait_for_everyone()  # Now every process has written its file.
         if accelerator.is_main_process:
             state = {"step": step, "settings": self._settings} | asdict(history)
-            (part / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
-            replace_directory(part, self._path)
+            (partial / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            replace_directory(partial, self._path)
         accelerator.wait_for_everyone()
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
 
     def check(self) -> None:
         """Raise PassError if there is a checkpoint from which this run cannot continue."""
-        path = find(self._path)
+        path = find_checkpoint(self._path)
         if path is not None:
             self._check(_read_state(path))
 
     def load(self) -> tuple[int, History]:
         """Load the checkpoint. Return the next step and the history; 0 and an empty history if there is none."""
         steps = self._settings["steps"]
-        if find(self._path) not in (None, self._path) and self._accelerator.is_main_process:
+        if find_checkpoint(self._path) not in (None, self._path) and self._accelerator.is_main_process:
             self._path.with_suffix(OLD_SUFFIX).rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
@@ -104,14 +104,14 @@ class Checkpoint:
         return step, history
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        before = DEFAULT_SETTINGS | _flags(state["settings"])
+        saved = DEFAULT_SETTINGS | _flags(state["settings"])
         for flag, value in _flags(self._settings).items():
-            known = before.get(flag)
-            if flag == "steps" and isinstance(known, int) and value >= known:
+            saved_value = saved.get(flag)
+            if flag == "steps" and isinstance(saved_value, int) and value >= saved_value:
                 continue
-            if value != known:
-                less = ", and a run goes on with as many or more" if flag == "steps" else ""
-                shown = "" if flag == "data" else f" ({_shown(known)}{less})"
+            if value != saved_value:
+                least = "; give at least as many" if flag == "steps" else ""
+                shown = "" if flag == "data" else f" ({_shown(saved_value)}{least})"
                 raise PassError(
                     f"{self._path} was made with another --{flag}{shown}; give the same options, or another -o"
                 )
@@ -119,17 +119,17 @@ class Checkpoint:
 
 def planned_steps(output: Path) -> int | None:
     """Return the `steps` of the run whose checkpoint is in `output`; None if there is no checkpoint."""
-    path = find(output / CHECKPOINT)
+    path = find_checkpoint(output / CHECKPOINT)
     return None if path is None else int(_read_state(path)["settings"]["steps"])
 
 
-def find(path: Path) -> Path | None:
+def find_checkpoint(path: Path) -> Path | None:
     """Return `path`, or its old copy if a save was interrupted between its two renames, or None."""
     return next((found for found in (path, path.with_suffix(OLD_SUFFIX)) if found.is_dir()), None)
 
 
 def replace_directory(part: Path, path: Path) -> None:
-    """Replace `path` by the finished directory `part`. After a crash during it, the old or the new one is complete."""
+    """Replace `path` by the finished directory `part`. After a crash in between, the old or the new one is complete."""
     old = path.with_suffix(OLD_SUFFIX)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():

@@ -18,43 +18,35 @@ from pass_runtime.cli.tables import show_table
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
+from pass_trainer.corpus import SELF_NAME
 
 PATH = click.Path(path_type=Path)
 
 
-class Temperatures(click.ParamType[Any]):
-    """A list of temperatures, such as 0,0.8,1."""
-
-    name = "T,T,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        try:
-            numbers = tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 0,0.8,1", param, ctx)
-        if not all(0 <= number < 100 for number in numbers):
-            self.fail(f"temperatures are 0 or more, not {value}", param, ctx)
-        return numbers
+def _read_temperatures(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        temperatures = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 0,0.8,1") from None
+    if not all(0 <= temperature < 100 for temperature in temperatures):
+        raise click.BadParameter(f"temperatures must be at least 0 and below 100, not {value}")
+    return temperatures
 
 
-TEMPERATURES = Temperatures()
 DATA = click.option(
     "--data",
     multiple=True,
     type=PATH,
     help="Source of prompts: a text file, a directory, JSON lines, or `self`: the model writes them (default). "
-    "Repeatable; each source gives equally many.",
+    "Repeatable; each source gives the same number of prompts.",
 )
 MODEL = click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 LOOKAHEAD = click.option(
-    "--lookahead", type=int, default=4, show_default=True, help=f"L, look-ahead rows: 1..{MAX_LOOKAHEAD}."
+    "--lookahead", type=int, default=4, show_default=True, help=f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}."
 )
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-TABLE_COLUMNS = 110
-"""Width of a table, in characters, if stderr is not a terminal."""
-DTYPE = click.option(
-    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
-)
+TABLE_CHARACTERS = 110
+"""Characters in a line of a table if stderr is not a terminal."""
 
 
 @click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -63,52 +55,54 @@ DTYPE = click.option(
 @DATA
 @click.option("-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card.")
 @LOOKAHEAD
-@click.option("--adapter", type=click.Choice(["none", "lora"]), default="none", show_default=True)
+@click.option(
+    "--adapter",
+    type=click.Choice(["none", "lora"]),
+    default="none",
+    show_default=True,
+    help="Adapter for look-ahead rows.",
+)
 @click.option("--rank", type=int, default=32, show_default=True, help="Rank of the adapter.")
-@click.option("--adapter-from", type=int, default=0, show_default=True, help="The first adapted layer.")
-@click.option("--head", is_flag=True, help="Train a draft head too: it reads the token before each draft.")
-@click.option("--head-rank", type=int, help="Columns of the head's table.  [default: 96, or --start's]")
-@click.option("--head-width", type=int, help="Size of the head's state.  [default: 384, or --start's]")
+@click.option("--adapter-from", type=int, default=0, show_default=True, help="First layer with an adapter, from 0.")
+@click.option("--head", is_flag=True, help="Also train a draft head, which reads the token before each draft.")
+@click.option("--head-rank", type=int, help="Rank of the head's token table.  [default: 96, or --start's]")
+@click.option("--head-width", type=int, help="Size of the head's hidden state.  [default: 384, or --start's]")
 @click.option("--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated.")
 @click.option(
     "--steps",
     type=int,
-    help="With --resume, a larger number extends the run.  [default: 2000, or the run's]",
+    help="Optimizer steps. With --resume, a larger number extends the run.  [default: 2000, or the run's]",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences per step and process.")
 @click.option(
-    "--anchors", type=int, default=48, show_default=True, help="Places per sequence at which drafts are trained."
+    "--anchors", type=int, default=48, show_default=True, help="Tokens per sequence after which drafts are trained."
 )
 @click.option(
     "--lr",
     type=float,
     default=2e-3,
     show_default=True,
-    help="Learning rate of the adapter; the embeddings' is 10 times that.",
+    help="Learning rate of adapter and head; the embeddings' is 10 times that.",
 )
 @click.option(
-    "--decay", type=float, default=0.8, show_default=True, help="Weight of a draft relative to the one before it."
+    "--decay", type=float, default=0.8, show_default=True, help="Loss weight of a draft relative to the one before it."
 )
 @click.option(
     "--aim",
     type=click.Choice(["distribution", "acceptance"]),
     default="distribution",
     show_default=True,
-    help="The loss: the distance to the model's distributions, or mostly the probability that a draft is rejected.",
+    help="The loss: KL divergence from the model's distributions, or mostly the probability that a draft is rejected.",
 )
 @click.option(
-    "--sequences",
-    type=int,
-    default=1024,
-    show_default=True,
-    help="Sequences that the model writes.",
+    "--sequences", type=int, default=1024, show_default=True, help="Sequences of training text, which the model writes."
 )
 @click.option(
-    "--held-out",
-    type=int,
-    help="Sequences for measuring, ten times in a run, that are not trained on.  [default: one in 16, at most 32]",
+    "--held-out", type=int, help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]"
 )
-@click.option("--sequence-length", type=int, default=256, show_default=True, help="Tokens, the prompt included.")
+@click.option(
+    "--sequence-length", type=int, default=256, show_default=True, help="Tokens per sequence, including its prompt."
+)
 @click.option(
     "--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most tokens of a prompt."
 )
@@ -117,23 +111,26 @@ DTYPE = click.option(
 )
 @click.option(
     "--temperatures",
-    type=TEMPERATURES,
+    metavar="T,T,...",
+    callback=_read_temperatures,
     default="0,0.8,1",
     show_default=True,
-    help="For writing text: each 64 sequences use the next one in turn; 0 is greedy.",
+    help="Temperatures of training text: every 64 sequences use the next of them; 0 is greedy.",
 )
 @click.option(
     "--write-with",
     type=click.Choice(["auto", "torch", "w8a8"]),
     default="auto",
     show_default=True,
-    help="How the model writes training text: in torch, or as a w8a8 bundle (auto: on a CPU, because it is faster).",
+    help="What writes training text: the model in torch, or its w8a8 bundle. auto: the bundle on one CPU process.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
-@DTYPE
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of training text, weights and batches.")
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
+)
 @DEVICE
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in --output, if there is one.")
-@click.option("--checkpoint-minutes", type=float, default=5.0, show_default=True)
+@click.option("--checkpoint-minutes", type=float, default=5.0, show_default=True, help="Time between checkpoints.")
 @click.pass_context
 @one_line_errors
 def main(context: click.Context, /, **options: Any) -> None:
@@ -152,7 +149,6 @@ def main(context: click.Context, /, **options: Any) -> None:
     with importing():
         from pass_trainer.checkpoint import planned_steps
         from pass_trainer.config import TrainConfig
-        from pass_trainer.corpus import SELF_NAME
         from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
     recipe = Recipe(
@@ -185,7 +181,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".')
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of prompts to answer.")
 @click.option("--each", type=click.IntRange(1), help="Number of prompts of each kind.  [default: all]")
-@click.option("--tokens", type=int, default=128, show_default=True, help="Tokens of each answer that count.")
+@click.option("--tokens", type=int, default=128, show_default=True, help="Measured tokens per answer.")
 @click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Temperatures to measure; 0 is greedy.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Top-k of sampled answers; 0 is off.")
 @LOOKAHEAD
@@ -208,7 +204,7 @@ def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temp
     with importing():
         from pass_trainer.evaluation import evaluate as evaluation
         from pass_trainer.evaluation.counts import report_as_json
-        from pass_trainer.evaluation.record import check_recordable, record_acceptance_of
+        from pass_trainer.evaluation.record import check_recordable, write_results
     config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS)
     if record:
         check_recordable(config)
@@ -216,7 +212,7 @@ def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temp
         counts = evaluation.evaluate(config, progress)
     report = config.as_json() | {"temperatures": report_as_json(counts)}
     if record:
-        record_acceptance_of(config, report)
+        write_results(config, report)
     if as_json:
         click.echo(to_json(report))
     else:
@@ -232,7 +228,7 @@ def _print_evaluation(report: dict[str, Any]) -> None:
     for row in rows_of(report):
         table.add_row(*row)
     console = Console(stderr=True)
-    console.width = console.width if console.is_terminal else TABLE_COLUMNS
+    console.width = console.width if console.is_terminal else TABLE_CHARACTERS
     show_table(console, table)
 
 
@@ -243,8 +239,8 @@ def _refuse_unused_options(options: dict[str, Any]) -> None:
         refuse_given("there is no adapter without --adapter lora", "rank", "adapter_from")
     if not options["head"]:
         refuse_given("there is no draft head without --head", "head_rank", "head_width")
-    if set(options["data"]) <= {Path("self")}:
-        refuse_given("the model writes whole prompts itself (see --data)", "prompt_tokens", "chat_share")
+    if set(options["data"]) <= {Path(SELF_NAME)}:
+        refuse_given("the model writes whole prompts (see --data)", "prompt_tokens", "chat_share")
 
 
 def _quiet_libraries() -> None:

@@ -33,11 +33,11 @@ class TrainConfig:
     head: also train a draft head with `head_rank` columns in its table and a state of size `head_width`. None means
     the sizes of `start`, or HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
     start: a weights file to start from; its adapter is truncated to `rank`.
-    write_with: how the training text is written: by torch or by a w8a8 bundle.
-    steps: optimizer steps. batch: sequences per step and process. anchors: places per sequence at which drafts are
+    write_with: what writes the training text, see `run.text_writer_name`. recipe: how it is made.
+    steps: optimizer steps. batch: sequences per step and process. anchors: tokens per sequence after which drafts are
     trained.
-    lr: the adapter's learning rate; the embeddings' is ten times as high.
-    decay: the weight of a draft relative to the one before it. aim: the loss, see `Drafter.forward`.
+    lr: the learning rate of adapter and head; the embeddings' is ten times as high.
+    decay: the loss weight of a draft relative to the one before it. aim: the loss, see `Drafter.forward`.
     held_out: number of sequences that are measured and not trained on; None means one in 16, at most MAX_HELD_OUT.
     dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints.
     """

@@ -18,9 +18,9 @@ from pass_runtime.files import lines_of
 
 SELF_NAME = "self"
 """The value of --data for prompts that the model writes itself."""
-TEXT, PROMPT, MESSAGE = NAMES = "text", "prompt", "message"
-"""The keys of a line of a .jsonl file: "text" or "prompt" is text, a part of which becomes a prompt; "message" is a
-user's message to a chat model."""
+TEXT, PROMPT, MESSAGE = DOCUMENT_KEYS = "text", "prompt", "message"
+"""The keys of a line of a .jsonl file. Excerpts of a "text" or "prompt" become prompts. A "message" is a user's whole
+message to a chat model."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 """The suffixes of files that are read in a directory."""
 
@@ -63,7 +63,7 @@ def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
 
 
 def digest(sources: Sequence[TextSource | None]) -> str:
-    """Return the SHA-256 of all text and its division into sources. Names of caches and model cards contain it."""
+    """Return the SHA-256 of all text and its division into sources, for names of caches and for model cards."""
     total = hashlib.sha256()
     for source in sources:
         if source is not None and source.messages:
@@ -79,23 +79,23 @@ def _read_source(path: Path) -> TextSource:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         if not files:
-            raise PassError(f"{path} holds no {', '.join(SUFFIXES)} file")
-        found = [each for file in files for each in documents_of(file)]
+            raise PassError(f"{path} has no {', '.join(SUFFIXES)} file; give a directory with text")
+        found = [each for file in files for each in read_documents(file)]
     else:
-        found = list(documents_of(path))
-    found = [(name, text) for name, text in found if text.strip()]
+        found = list(read_documents(path))
+    found = [(key, text) for key, text in found if text.strip()]
     if not found:
         raise PassError(f"{path} is empty: there is nothing to train on")
-    messages = {name == MESSAGE for name, _ in found}
+    messages = {key == MESSAGE for key, _ in found}
     if len(messages) > 1:
         raise PassError(f'{path} has "{MESSAGE}" and other text; put them in two files, and give each with --data')
     return TextSource(path.name, tuple(text for _, text in found), messages.pop())
 
 
-def documents_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each document of a file, the name being one of NAMES.
+def read_documents(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of each document of a file. The key is one of DOCUMENT_KEYS.
 
-    A .jsonl file has a document per line, under the first name that the line has. Any other file is one "text".
+    A .jsonl file has a document per line, under the first of the keys that the line has. Any other file is one "text".
     """
     try:
         data = path.read_bytes()
@@ -120,9 +120,9 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _document_of(value: dict[str, Any]) -> tuple[str, str]:
-    name = next((name for name in NAMES if name in value), None)
-    if name is None:
-        raise PassError("expected " + " or ".join(f'{{"{name}": ...}}' for name in NAMES))
-    if not isinstance(value[name], str):
-        raise PassError(f'"{name}" must be a string, not {json.dumps(value[name])[:40]}')
-    return name, str(value[name])
+    key = next((key for key in DOCUMENT_KEYS if key in value), None)
+    if key is None:
+        raise PassError("expected " + " or ".join(f'{{"{key}": ...}}' for key in DOCUMENT_KEYS))
+    if not isinstance(value[key], str):
+        raise PassError(f'"{key}" must be a string, not {json.dumps(value[key])[:40]}')
+    return key, str(value[key])

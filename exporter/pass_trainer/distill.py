@@ -1,4 +1,4 @@
-"""Self-distillation data: prompts from the model or a corpus, continued by the model and kept on disk in shards.
+"""Makes training text: the model continues prompts, its own or a corpus's, and the text is kept on disk in shards.
 
 A draft is accepted if the model would have written it, so the model's own text is the right text for training.
 The name of the shards' directory is a hash of everything that they depend on. An interrupted run continues with the
@@ -31,8 +31,9 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 SHARD_SEQUENCES = 64
 """Sequences that are written together and stored in one file. The last file may have fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
+"""Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
-"""Random draws from a source after which it is rejected if none gave a valid prompt."""
+"""Random draws from a source. If none gives a valid prompt, the source is rejected."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +55,35 @@ class Recipe:
     def __post_init__(self) -> None:
         fewest, most = self.prompt
         if not 1 <= fewest <= most < self.length:
-            raise PassError(
-                f"--prompt-tokens {fewest} {most}: give the fewest, then the most, both below {self.length}, the length"
-            )
+            raise PassError(f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below --sequence-length")
         if not 0 <= self.chat <= 1:
             raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
         if self.sequences < 2:
             raise PassError(f"--sequences must be at least 2, not {self.sequences}")
+
+    @property
+    def max_message_tokens(self) -> int:
+        """The most tokens of a prompt that is a chat message: half of a sequence."""
+        return self.length // 2
 
 
 @dataclass(frozen=True)
 class Sequences:
     """Sequences of token ids.
 
-    tokens [n,N] int64: row i is valid up to lengths[i]; its first prompts[i] tokens are the prompt.
+    tokens [n,N], prompt_lengths [n], lengths [n], all int64: row i has lengths[i] tokens, then padding. Its first
+    prompt_lengths[i] tokens are the prompt.
     """
 
     tokens: torch.Tensor
-    prompts: torch.Tensor
+    prompt_lengths: torch.Tensor
     lengths: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def part(self, rows: slice) -> Sequences:
-        return Sequences(self.tokens[rows], self.prompts[rows], self.lengths[rows])
+        return Sequences(self.tokens[rows], self.prompt_lengths[rows], self.lengths[rows])
 
 
 @dataclass(frozen=True)
@@ -95,12 +100,12 @@ class Distiller:
     recipe: Recipe
 
     @property
-    def shards(self) -> int:
+    def shard_count(self) -> int:
         return -(-self.recipe.sequences // SHARD_SEQUENCES)
 
     @property
-    def name(self) -> str:
-        """The name of the directory. It depends on everything in the recipe except the number of sequences."""
+    def directory_name(self) -> str:
+        """The name of the shards' directory. It depends on everything in the recipe except the number of sequences."""
         recipe = asdict(self.recipe) | {"sequences": None}
         key = json.dumps([self.writer.name, digest(self.sources), recipe, SHARD_SEQUENCES])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -111,23 +116,23 @@ class Distiller:
             if source is not None:
                 self._prompt(random.Random(self.recipe.seed), source)
 
-    def generate(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
+    def write_missing(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
         """Write the missing ones of `shards`. Call `progress(sequences done, all sequences)` after each."""
         directory.mkdir(parents=True, exist_ok=True)
         done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
             path = self._path(directory, shard)
             if not path.is_file():
-                write_whole(path, save(self._complete(shard)))
+                write_whole(path, save(self._make_shard(shard)))
             done += self._size(shard)
             progress(done, total)
 
     def read(self, directory: Path) -> Sequences:
-        """Return all sequences of the recipe, whose shards must exist."""
+        """Return all sequences of the recipe. Their shards must exist."""
         try:
-            shards = [load_file(self._path(directory, i)) for i in range(self.shards)]
+            shards = [load_file(self._path(directory, i)) for i in range(self.shard_count)]
         except (OSError, SafetensorError) as error:
-            raise PassError(f"{directory} is damaged ({error}); delete it, it will be made again") from None
+            raise PassError(f"{directory} is damaged ({error}); delete it, and it will be made again") from None
         tensors = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
         return Sequences(tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long())
 
@@ -135,14 +140,14 @@ class Distiller:
         return min(SHARD_SEQUENCES, self.recipe.sequences - shard * SHARD_SEQUENCES)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """An incomplete shard has a different name, so that a shard of another, longer run is not taken for it."""
+        """A shard with fewer sequences has another name, so that a run with more sequences does not read it."""
         part = "" if self._size(shard) == SHARD_SEQUENCES else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
-    def _complete(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return tokens [n,N] int32, and prompts [n] and lengths [n], which include the end token.
+    def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
+        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts [n] (their lengths) and lengths [n].
 
-        A text that begins to repeat itself is cut there.
+        An end token is a part of the text. A text that begins to repeat itself is cut there.
         """
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
         prompts = self._prompts(rng, shard * SHARD_SEQUENCES, self._size(shard))
@@ -160,10 +165,10 @@ class Distiller:
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
         """Return the prompts of the `count` sequences from number `first` on. The sources take turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
-        wanted = sum(source is None for source in sources)
-        by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.length // 2)
-        own = iter(by_model.write(wanted, rng) if wanted else ())
-        return [next(own) if source is None else self._prompt(rng, source) for source in sources]
+        by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.max_message_tokens)
+        count_by_model = sum(source is None for source in sources)
+        self_prompts = iter(by_model.write(count_by_model, rng) if count_by_model else ())
+        return [next(self_prompts) if source is None else self._prompt(rng, source) for source in sources]
 
     def _prompt(self, rng: random.Random, source: TextSource) -> list[int]:
         return self._message(rng, source) if source.messages else self._excerpt(rng, source)
@@ -176,7 +181,7 @@ class Distiller:
                 ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))
             else:
                 ids = list(self.tokenizer(text)["input_ids"])
-            if len(ids) <= self.recipe.length // 2:
+            if len(ids) <= self.recipe.max_message_tokens:
                 return ids
         raise PassError(f"{source.name}: its messages are too long; use a larger --sequence-length")
 
@@ -197,4 +202,4 @@ class Distiller:
 
     def _as_chat(self, ids: list[int]) -> list[int]:
         text = chat_prompt(self.tokenizer, self.tokenizer.decode(ids))
-        return plain_ids(self.tokenizer, text)[: self.recipe.length // 2]
+        return plain_ids(self.tokenizer, text)[: self.recipe.max_message_tokens]

@@ -1,6 +1,6 @@
 """Measures the greedy agreement of drafts with the model, by distance, on held-out sequences of the training data.
 
-It shows whether training still helps. Such sequences are often repetitive, which makes drafting easy.
+The agreement shows whether training still helps. Held-out sequences are often repetitive, which makes drafting easy.
 `pass_trainer.evaluation` measures acceptance in real use.
 """
 
@@ -14,15 +14,15 @@ import torch
 from pass_runtime.errors import PassError
 from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
-from pass_trainer.windows import full_groups, pack
+from pass_trainer.windows import full_groups, make_windows
 
 STRIDE_TOKENS = 6
-"""The distance between two places at which drafts are measured."""
+"""The distance between two anchors after which drafts are measured."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Shares of places at which a condition holds.
+    """How often drafts agree with the model: shares of the `places` anchors after which they were measured.
 
     match[i]: draft i is the model's greedy choice, regardless of the drafts before it.
     cumulative[i]: all of drafts 0..i are the model's greedy choices.
@@ -36,7 +36,7 @@ class Agreement:
 
     @property
     def accepted(self) -> float:
-        """The mean number of accepted drafts per place."""
+        """The mean number of accepted drafts per anchor."""
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
@@ -56,27 +56,27 @@ class Agreement:
 
 @torch.no_grad()
 def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
-    """Measure drafts at every STRIDE_TOKENS-th place of the text that the model wrote, one sequence at a time.
+    """Measure drafts after every STRIDE_TOKENS-th token of the text that the model wrote, one sequence at a time.
 
     Sequences that are too short for L drafts are left out. Raises PassError if all are.
     """
     device = drafter.lookahead.device
-    right, near = [], []
+    right, in_top4 = [], []
     for index in range(len(data)):
-        prompt, length = int(data.prompts[index]), int(data.lengths[index])
+        prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
         groups = full_groups(prompt, length, STRIDE_TOKENS, lookahead)
         if any(groups):
             tokens = data.tokens[index : index + 1, :length].to(device)
-            drafts, targets = drafter.log_probs(tokens, pack([groups], length).to(device))
+            drafts, targets = drafter.log_probs(tokens, make_windows([groups], length).to(device))
             choice = targets[0].argmax(-1)
             right.append((drafts[0].argmax(-1) == choice).view(-1, lookahead).cpu())
-            near.append((drafts[0].topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu())
+            in_top4.append((drafts[0].topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu())
     if not right:
         raise PassError(f"no sequence has room for {lookahead} drafts; give more text")
-    matches, near_matches = torch.cat(right).float(), torch.cat(near).float()
+    matches, top4 = torch.cat(right).float(), torch.cat(in_top4).float()
     return Agreement(
         len(matches),
         tuple(matches.mean(0).tolist()),
         tuple(matches.cumprod(1).mean(0).tolist()),
-        tuple(near_matches.mean(0).tolist()),
+        tuple(top4.mean(0).tolist()),
     )

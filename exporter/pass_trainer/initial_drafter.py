@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, truncated
 from pass_exporter.model.head import DraftHead, new_head, widened
@@ -15,37 +18,36 @@ from pass_trainer.drafter import Drafter, layer_of, new_adapter
 
 def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
     """Return the parts that `config` trains, before the first step. Raises PassError if `start` does not fit."""
-    start = _start(config, loaded)
-    random = torch.Generator().manual_seed(config.seed)
-    adapter = _adapter(config, loaded, start, random) if config.adapter == "lora" else None
-    head = _head(config, loaded, start, random) if config.head else None
+    start = read_or_baseline(config.start, config.lookahead, loaded.model)
+    generator = torch.Generator().manual_seed(config.seed)
+    adapter = _adapter(config, loaded, start, generator) if config.adapter == "lora" else None
+    head = _head(config, loaded, start, generator) if config.head else None
     return Drafter(loaded.model, start.embeddings, adapter, head, config.aim)
 
 
-def _start(config: TrainConfig, loaded: LoadedModel) -> Lookahead:
-    if config.start is None:
-        return mean_embedding(loaded.model, config.lookahead)
-    return read_lookahead(config.start, config.lookahead, loaded.model)
+def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
+    """Return the first `lookahead` rows of a weights file, with adapter and head; the untrained baseline for None."""
+    return mean_embedding(model, lookahead) if path is None else read_lookahead(path, lookahead, model)
 
 
-def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: torch.Generator) -> Adapter:
+def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator) -> Adapter:
     layers = int(loaded.model.config.num_hidden_layers)
     if not 0 <= config.adapter_from < layers:
         raise PassError(f"--adapter-from must be 0 to {layers - 1}, a layer of the model, not {config.adapter_from}")
     if start.adapter is None:
-        return new_adapter(loaded.model, config.rank, random, config.adapter_from)
+        return new_adapter(loaded.model, config.rank, generator, config.adapter_from)
     if start.adapter.rank < config.rank:
         raise PassError(
             f"{config.start} has an adapter of rank {start.adapter.rank}; use --rank {start.adapter.rank} or less"
         )
-    upper = [i for i, name in enumerate(start.adapter.names) if layer_of(name) >= config.adapter_from]
-    return truncated(start.adapter.subset(upper), config.rank).requires_grad_(True)
+    kept = [i for i, name in enumerate(start.adapter.names) if layer_of(name) >= config.adapter_from]
+    return truncated(start.adapter.subset(kept), config.rank).requires_grad_(True)
 
 
-def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: torch.Generator) -> DraftHead:
+def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator) -> DraftHead:
     embeddings, head = loaded.model.get_output_embeddings().weight, start.head
     if head is None:
-        return new_head(embeddings, config.head_rank or HEAD_RANK, config.head_width or HEAD_WIDTH, random)
+        return new_head(embeddings, config.head_rank or HEAD_RANK, config.head_width or HEAD_WIDTH, generator)
     rank, width = config.head_rank or head.rank, config.head_width or head.width
     if rank < head.rank or width < head.width:
         raise PassError(
@@ -54,4 +56,4 @@ def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, random: to
         )
     if (rank, width) == (head.rank, head.width):
         return head.requires_grad_(True)
-    return widened(head, embeddings, rank, width, random)
+    return widened(head, embeddings, rank, width, generator)

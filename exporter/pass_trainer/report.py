@@ -13,6 +13,7 @@ from pass_trainer.held_out import Agreement
 
 METRICS_FILE, CURVES_FILE, CARD_FILE = "metrics.json", "curves.png", "README.md"
 SMOOTHING_FACTOR = 0.98
+"""The weight of earlier steps in the smoothed loss."""
 
 
 def write_report(directory: Path, record: TrainingRecord, history: History, agreement: Agreement) -> None:
@@ -38,7 +39,7 @@ def draw_curves(path: Path, history: History) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     left.plot(history.loss, color="0.85", linewidth=0.6, label="step")
     left.plot(smooth(history.loss), color="C0", label="smoothed")
-    left.set(xlabel="step", ylabel="KL, nats per anchor", title="Training loss")
+    left.set(xlabel="step", ylabel="loss per anchor", title="Training loss")
     left.legend()
     steps = [found["step"] for found in history.evaluations]
     for distance in range(len(history.evaluations[-1]["match"]) if history.evaluations else 0):
@@ -63,7 +64,7 @@ def smooth(values: list[float]) -> list[float]:
     return out
 
 
-def with_section(text: str, name: str, content: str) -> str | None:
+def replace_section(text: str, name: str, content: str) -> str | None:
     """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has no such section."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
     text, found = re.subn(pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S)
@@ -71,9 +72,10 @@ def with_section(text: str, name: str, content: str) -> str | None:
 
 
 def card(record: TrainingRecord, agreement: Agreement) -> str:
-    """Return the model card in Markdown. `pass-train evaluate --record` fills its first section (`with_section`)."""
+    """Return the model card in Markdown. `pass-train evaluate --record` fills its first section."""
     recipe = record.recipe
-    kind = "embeddings only" if record.adapter == "none" else f"embeddings and {record.adapter} rank {record.rank}"
+    adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
+    head = f", draft head rank {record.head_rank}" if record.head_rank else ""
     rows = "\n".join(
         f"| {i + 1} | {match:.3f} | {top4:.3f} | {all_right:.3f} |"
         for i, (match, top4, all_right) in enumerate(
@@ -83,8 +85,8 @@ def card(record: TrainingRecord, agreement: Agreement) -> str:
     tau = agreement.tau()
     return f"""# Look-ahead weights for {record.base}
 
-`{FILE_NAME}`: {record.lookahead} look-ahead rows, {kind}, {record.steps} steps. The base model is frozen; output with
-these weights is the base model's own, token for token.
+`{FILE_NAME}`: {record.lookahead} look-ahead rows{adapter}{head}, {record.steps} steps. The base model is frozen; output
+with these weights is the base model's own, token for token.
 
 ## Drafts in real use
 
@@ -95,9 +97,9 @@ here.
 
 ## Held-out sequences
 
-Greedy agreement with the base model at {agreement.places} places of sequences that were not trained on
-(their documents may have been). Small models' greedy text repeats itself, which makes drafting easy. "Cumulative" is
-the share of places where this draft and all before it are right.
+Greedy agreement with the base model after {agreement.places} tokens of sequences that were not trained on (their
+documents may have been). Small models' greedy text repeats itself, which makes drafting easy. "Cumulative" is the share
+of these tokens after which this draft and all before it are right.
 
 | distance | top-1 | top-4 | cumulative |
 |---|---|---|---|
@@ -111,8 +113,8 @@ Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2
 
 The base model continued prompts from {", ".join(recipe["data"])} (SHA-256 of all text {recipe["data_sha256"][:16]}):
 {recipe["recipe"]["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
-{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: KL divergence from the base model's distribution, a draft
-weighted {recipe["decay"]} of the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]} sequences
+{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`, a draft weighted
+{recipe["decay"]} of the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]} sequences
 per step and process, learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
 Versions: {", ".join(f"{name} {number}" for name, number in record.tools.items())}.
 """

@@ -1,4 +1,4 @@
-"""Runs a training: loads the model, writes training text, trains, and writes the weights."""
+"""A training run: loads the model, writes training text, trains, and writes the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.progress import NotedStep
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
-from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find
+from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find_checkpoint
 from pass_trainer.config import MAX_HELD_OUT, TrainConfig
 from pass_trainer.corpus import TextSource, digest, read_sources
 from pass_trainer.distill import Distiller, Sequences
@@ -36,7 +36,7 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run. If a phase has a known length, the run calls the returned step during it."""
+    """Shows the phases of a run. In a phase of known length, the run calls what `phase` returned as a `NotedStep`."""
 
     def phase(self, name: str) -> NotedStep: ...
 
@@ -56,14 +56,14 @@ def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
     sources = read_sources(config.data)
     accelerator = make_accelerator(config.device)
     text = digest(sources)
-    settings = config.resume_settings() | {"data_sha256": text, "write_with": writer_name(config, accelerator)}
+    settings = config.resume_settings() | {"data_sha256": text, "write_with": text_writer_name(config, accelerator)}
     checkpoint = Checkpoint(config.output, settings, accelerator, config.checkpoint_minutes)
     checkpoint.check()
     source = resolve(config.model, config.revision)
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
     check_length(config.recipe.length, source.name, loaded)
-    drafter = make_drafter(config, loaded)  # before hours of writing text, because it may raise PassError
+    drafter = make_drafter(config, loaded)  # It may raise PassError, so it is made before hours of writing text.
     loaded.model.to(accelerator.device)
     make_output(config)
     data, held_out = split(distill(config, loaded, sources, accelerator, progress), config.held_out)
@@ -89,12 +89,12 @@ def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raise PassError if `output` has a run and `resume` is off, or `resume` is on and there is no checkpoint."""
+    """Raise PassError if `output` has a run and `resume` is off, or has weights without a checkpoint."""
     trained = (config.output / FILE_NAME).exists()
-    known = find(config.output / CHECKPOINT) is not None
-    if not config.resume and (trained or known):
+    resumable = find_checkpoint(config.output / CHECKPOINT) is not None
+    if not config.resume and (trained or resumable):
         raise PassError(f"{config.output} holds a training run; continue it with --resume, or give another -o")
-    if config.resume and trained and not known:
+    if config.resume and trained and not resumable:
         weights = config.output / FILE_NAME
         raise PassError(f"{config.output} has no checkpoint to resume from; use --start {weights}, and another -o")
 
@@ -129,36 +129,37 @@ def distill(
     accelerator: Accelerator,
     progress: TrainProgress,
 ) -> Sequences:
-    """Return the sequences of the run. Each process writes a part of the missing shards."""
-    cache = cache_directory() / "distilled" / fingerprint(loaded.model)
-    writer = make_writer(config, loaded, cache, accelerator, progress)
+    """Return all sequences of the run. Each process first writes its part of the missing shards."""
+    cache = cache_directory() / "distilled" / model_cache_key(loaded.model)
+    writer = make_text_writer(config, loaded, cache, accelerator, progress)
     distiller = Distiller(writer, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
     distiller.check()
-    directory = cache / distiller.name
-    mine = range(accelerator.process_index, distiller.shards, accelerator.num_processes)
-    distiller.generate(directory, mine, progress.phase("writing training text"))
+    directory = cache / distiller.directory_name
+    own_shards = range(accelerator.process_index, distiller.shard_count, accelerator.num_processes)
+    distiller.write_missing(directory, own_shards, progress.phase("writing training text"))
     accelerator.wait_for_everyone()
     return distiller.read(directory)
 
 
-def make_writer(
+def make_text_writer(
     config: TrainConfig, loaded: LoadedModel, cache: Path, accelerator: Accelerator, progress: TrainProgress
 ) -> TextWriter:
-    if writer_name(config, accelerator) == TorchTextWriter.name:
+    if text_writer_name(config, accelerator) == TorchTextWriter.name:
         return TorchTextWriter(loaded.model, loaded.eos_token_ids)
     return BundleTextWriter(config.model, cache, config.recipe.length, progress, revision=config.revision)
 
 
-def writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
+def text_writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
     """Return the writer's name. auto: the w8a8 bundle on a CPU; torch on a GPU or with several processes, because each
     process would export the bundle."""
-    by_torch = accelerator.device.type != "cpu" or accelerator.num_processes > 1
-    chosen = config.write_with
-    return TorchTextWriter.name if chosen == "torch" or (chosen == "auto" and by_torch) else BundleTextWriter.name
+    if config.write_with != "auto":
+        return config.write_with
+    on_one_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
+    return BundleTextWriter.name if on_one_cpu else TorchTextWriter.name
 
 
-def fingerprint(model: torch.nn.Module) -> str:
-    """Return a name for the cache of texts that a model writes."""
+def model_cache_key(model: torch.nn.Module) -> str:
+    """Return a hash of a sample of the model's weights. It names the cache of texts that the model writes."""
     sample = model_fingerprint(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
 

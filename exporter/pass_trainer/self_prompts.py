@@ -18,23 +18,27 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 TEMPERATURE, TOP_P = 1.0, 0.95
 MIN_MESSAGE_TOKENS, MAX_MESSAGE_TOKENS = 4, 96
-"""Length of a user's message. Messages that do not end by then are discarded: a third of SmolLM2-135M's."""
+"""Length of a user's message. A message without an end token by then is discarded, as a third of SmolLM2-135M's are."""
 MAX_BATCHES = 12
-"""Batches after which the model is rejected if it has not written enough prompts."""
-PLACEHOLDER = "pass-marks-the-users-turn"
+"""The most batches of messages that the model writes to get enough prompts."""
+MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"
+"""Stands for the user's message to find its beginning in the chat template."""
 
 
 @dataclass(frozen=True)
 class SelfPrompts:
-    """Writes prompts of at most `longest` token ids, up to where the answer begins."""
+    """Writes prompts of at most `max_tokens` token ids. The model's answer follows a prompt directly."""
 
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
     writer: TextWriter
-    longest: int
+    max_tokens: int
 
     def write(self, count: int, rng: random.Random) -> list[list[int]]:
-        """Return `count` prompts, distinct for a chat model. Raises PassError if too few of its messages end."""
+        """Return `count` prompts, which are distinct if the model has a chat template.
+
+        Raises PassError if too few of the messages that it writes have an end token.
+        """
         if not self.tokenizer.chat_template:
             return [[self._start()]] * count
         opening, prompts = self._opening(), dict[tuple[int, ...], None]()
@@ -42,21 +46,21 @@ class SelfPrompts:
             lines = self.writer.write(
                 [opening] * count, len(opening) + MAX_MESSAGE_TOKENS, TEMPERATURE, TOP_P, rng.getrandbits(31)
             )
-            turns = [text for line in lines if (text := self._turn(line[len(opening) :]))]
-            found = (tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))) for text in turns)
-            prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.longest)
+            messages = [text for line in lines if (text := self._message(line[len(opening) :]))]
+            found = (tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))) for text in messages)
+            prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.max_tokens)
             if len(prompts) >= count:
                 return [list(ids) for ids in list(prompts)[:count]]
-        raise PassError("the model hardly ends the user's turns that it writes; give text to take prompts from: --data")
+        raise PassError("the model writes too few user messages that end; give text to take prompts from: --data")
 
     def _opening(self) -> list[int]:
         """Return the chat template up to the user's message."""
-        text = chat_prompt(self.tokenizer, PLACEHOLDER)
-        if PLACEHOLDER not in text:
-            raise PassError("the chat template does not show the user's words; give text to take prompts from: --data")
-        return plain_ids(self.tokenizer, text.split(PLACEHOLDER)[0])
+        text = chat_prompt(self.tokenizer, MESSAGE_PLACEHOLDER)
+        if MESSAGE_PLACEHOLDER not in text:
+            raise PassError("the chat template omits the user's message; give text to take prompts from: --data")
+        return plain_ids(self.tokenizer, text.split(MESSAGE_PLACEHOLDER)[0])
 
-    def _turn(self, written: Sequence[int]) -> str | None:
+    def _message(self, written: Sequence[int]) -> str | None:
         """Return the user's message; None if it is too short or has no end token."""
         if len(written) <= MIN_MESSAGE_TOKENS or written[-1] not in self.eos_token_ids:
             return None
@@ -67,5 +71,5 @@ class SelfPrompts:
         if start is None:
             start = next(iter(self.eos_token_ids), None)
         if start is None:
-            raise PassError("the model has no start token to write from; give text to take prompts from: --data")
+            raise PassError("the model has no start token to begin with; give text to take prompts from: --data")
         return int(start)

@@ -1,7 +1,7 @@
-"""Writes training text: by the frozen model in torch, or by its w8a8 bundle, which is four times as fast on a CPU.
+"""Writes training text with the frozen model in torch, or with its w8a8 bundle, which is four times as fast on a CPU.
 
-The bundle's rounding (its perplexity is 1.04 times the model's) only changes the text that is trained on. The target
-distributions of look-ahead rows always come from the frozen model.
+The bundle rounds (its perplexity is 1.04 times the model's), but this changes only the text that is trained on. The
+target distributions of look-ahead rows always come from the frozen model.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class TorchTextWriter:
         # These override a generation_config.json, because drafts are verified against the model's plain distribution.
         sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         sampling |= {"top_k": 0, "top_p": top_p}
-        most = length - min(map(len, prompts))
-        lines = continue_prompts(self.model, prompts, most, self.eos_token_ids, **sampling)
+        max_new_tokens = length - min(map(len, prompts))
+        lines = continue_prompts(self.model, prompts, max_new_tokens, self.eos_token_ids, **sampling)
         return [
             [*prompt, *until_end(line[: length - len(prompt)], self.eos_token_ids)]
             for line, prompt in zip(lines, prompts, strict=True)
@@ -67,7 +67,7 @@ class TorchTextWriter:
 
 
 class BundleTextWriter:
-    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. longest: tokens of a sequence.
+    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. max_tokens: of a sequence.
 
     The first call exports the bundle into `directory` if it is missing.
     """
@@ -75,11 +75,11 @@ class BundleTextWriter:
     name = "w8a8"
 
     def __init__(
-        self, model: str, directory: Path, longest: int, progress: Progress, *, revision: str | None = None
+        self, model: str, directory: Path, max_tokens: int, progress: Progress, *, revision: str | None = None
     ) -> None:
         self._model, self._bundle, self._progress = model, directory / self.name, progress
         self._revision = revision
-        self._capacity = -(-longest // 4) * 4
+        self._capacity = -(-max_tokens // 4) * 4
 
     def write(
         self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int

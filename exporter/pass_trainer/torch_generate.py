@@ -1,4 +1,4 @@
-"""Tokenizes prompts, and continues a batch of them by the frozen model in torch."""
+"""Tokenizes prompts, and continues a batch of them with the frozen model in torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
-    """Return the chat template with `text` as the user's message, up to where the answer begins."""
+    """Return the text that the chat template makes of a user's message `text`. The answer follows it directly."""
     messages = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
@@ -22,33 +22,33 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 @torch.no_grad()
 def continue_prompts(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], most: int, ends: Sequence[int], **sampling: Any
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: int, eos_token_ids: Sequence[int], **sampling: Any
 ) -> list[list[int]]:
-    """Return up to `most` new tokens for each prompt. sampling: arguments of transformers' `generate`.
+    """Return up to `tokens` new tokens for each prompt. sampling: arguments of transformers' `generate`.
 
     All rows of the batch have the same length, so a row may have padding after its end token; `until_end` removes it.
     """
-    widest = max(map(len, prompts))
-    ids, mask = torch.zeros(2, len(prompts), widest, dtype=torch.long)
+    width = max(map(len, prompts))
+    ids, mask = torch.zeros(2, len(prompts), width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
-        ids[row, widest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, widest - len(prompt) :] = 1
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
     out = model.generate(
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
-        max_new_tokens=most,
-        eos_token_id=list(ends) or None,
-        pad_token_id=ends[0] if ends else 0,
+        max_new_tokens=tokens,
+        eos_token_id=list(eos_token_ids) or None,
+        pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
         cache_implementation="static",  # a dynamic cache is copied at every step: 1.5 times the time on a CPU
         disable_compile=True,
         repetition_penalty=1.0,  # overrides generation_config.json
         **sampling,
     )
-    lines: list[list[int]] = out[:, widest:].tolist()
+    lines: list[list[int]] = out[:, width:].tolist()
     return lines
 
 
-def until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """Return the tokens up to and including the first of `ends`, after which there is padding."""
-    at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+def until_end(tokens: list[int], eos_token_ids: Sequence[int]) -> list[int]:
+    """Return the tokens up to and including the first end token, or all if there is none."""
+    at = next((i for i, token in enumerate(tokens) if token in eos_token_ids), len(tokens) - 1)
     return tokens[: at + 1]

@@ -19,11 +19,11 @@ from pass_trainer.checkpoint import Checkpoint, History, Stage
 from pass_trainer.config import TrainConfig
 from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
-from pass_trainer.windows import Windows, pack, sample_groups
+from pass_trainer.windows import Windows, make_windows, sample_groups
 
 WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 EMBEDDING_LR_RATIO = 10.0
-"""The embeddings' learning rate divided by the adapter's."""
+"""The embeddings' learning rate divided by that of adapter and head."""
 MAX_GRADIENT_NORM = 1.0
 ADAM_BETAS = (0.9, 0.98)
 
@@ -32,8 +32,8 @@ ADAM_BETAS = (0.9, 0.98)
 class Hooks:
     """Functions that the loop calls.
 
-    step: after every step, with its number and loss. evaluate: after every tenth of a run, with the drafter and the
-    step; it measures held-out sequences.
+    step(steps done, loss): after every step. evaluate(drafter, steps done): after every tenth of a run; it measures
+    held-out sequences.
     """
 
     step: Callable[[int, float], None]
@@ -48,9 +48,9 @@ def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=0.0)
 
 
-def schedule(step: int, stage: Stage) -> float:
-    """Return the factor of the learning rates: a cosine over the whole run, which ends at FINAL_LR_RATIO, times a
-    linear warm-up at the beginning of the stage."""
+def learning_rate_factor(step: int, stage: Stage) -> float:
+    """Return the factor of the learning rates: a cosine from step 0 to `stage.steps`, which ends at FINAL_LR_RATIO,
+    times a linear warm-up of WARMUP_STEPS from `stage.start` on."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
     return min(1.0, (step - stage.start + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 
@@ -67,11 +67,11 @@ def train(
     optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     step, history = checkpoint.load()
-    every = max(config.steps // 10, 1)
+    steps_per_evaluation = max(config.steps // 10, 1)
     while step < config.steps:
-        tokens, windows = batch_of(config, data, step, accelerator.process_index, accelerator.num_processes)
+        tokens, windows = make_batch(config, data, step, accelerator.process_index, accelerator.num_processes)
         for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * schedule(step, history.stages[-1])
+            group["lr"] = group["base_lr"] * learning_rate_factor(step, history.stages[-1])
         loss = wrapped(tokens.to(accelerator.device), windows.to(accelerator.device))
         optimizer.zero_grad()
         accelerator.backward(loss)
@@ -84,26 +84,25 @@ def train(
         history.loss.append(mean)
         step += 1
         hooks.step(step, mean)
-        if step % every == 0 or step == config.steps:
+        if step % steps_per_evaluation == 0 or step == config.steps:
             history.evaluations.append(hooks.evaluate(drafter, step))
         if step == config.steps or checkpoint.is_due():
             checkpoint.save(step, history)
     return history
 
 
-def batch_of(
+def make_batch(
     config: TrainConfig, data: Sequences, step: int, process: int, processes: int
 ) -> tuple[torch.Tensor, Windows]:
-    """Return this process's sequences of a step, [batch,N], and their windows."""
+    """Return this process's sequences of a step, [batch,N] int64, and their windows."""
     chosen, groups = [], []
-    for slot in range(process * config.batch, (process + 1) * config.batch):  # Slots are numbered over all processes.
-        # Each epoch permutes the data, and slots take consecutive sequences of the permutation.
-        place = step * config.batch * processes + slot
-        order = np.random.default_rng((config.seed, place // len(data))).permutation(len(data))
-        index = int(order[place % len(data)])
-        rng = np.random.default_rng((config.seed, step, slot))
-        prompt, length = int(data.prompts[index]), int(data.lengths[index])
+    for row in range(process * config.batch, (process + 1) * config.batch):  # rows of the batch of all processes
+        # Each epoch permutes the data, and the rows of its steps take consecutive sequences of the permutation.
+        epoch, place = divmod(step * config.batch * processes + row, len(data))
+        index = int(np.random.default_rng((config.seed, epoch)).permutation(len(data))[place])
+        rng = np.random.default_rng((config.seed, step, row))
+        prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
         groups.append(sample_groups(rng, prompt, length, config.anchors, config.lookahead, config.decay))
         chosen.append(index)
     width = int(data.lengths[chosen].max())
-    return data.tokens[chosen, :width], pack(groups, width)
+    return data.tokens[chosen, :width], make_windows(groups, width)

@@ -1,7 +1,7 @@
-"""Training windows: groups of look-ahead rows at many places (anchors) of one sequence run in one forward pass.
+"""Training windows: groups of look-ahead rows after many tokens (anchors) of one sequence run in one forward pass.
 
-The layout of a sequence with look-ahead groups is a plan: the first token is the root, the others are drafts, and group
-a follows the first a drafts. So `pass_runtime.bundle.plan` makes masks and positions, as for export and runtime.
+`pass_runtime.bundle.plan` makes masks and positions, as for export and runtime: the sequence is laid out as one window,
+with its first token as the root and its other tokens as drafts. Group a follows token a.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from pass_runtime.bundle.plan import Plan
 class Windows:
     """The look-ahead rows of B sequences of N tokens, padded to R rows.
 
-    index [B,R]: the index of a row's look-ahead embedding.
-    depth [B,R]: the row's position. The row's target is the model's distribution after the token at this position.
+    lookahead_index [B,R] int64: the index of a row's look-ahead embedding.
+    position [B,R] int64: the row's position. Its target is the model's distribution after the token at this position.
     mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees. valid [B,R] bool: False for padding.
     """
 
-    index: torch.Tensor
-    depth: torch.Tensor
+    lookahead_index: torch.Tensor
+    position: torch.Tensor
     mask: torch.Tensor
     valid: torch.Tensor
 
     def to(self, device: torch.device) -> Windows:
-        return Windows(*(t.to(device) for t in (self.index, self.depth, self.mask, self.valid)))
+        return Windows(*(t.to(device) for t in (self.lookahead_index, self.position, self.mask, self.valid)))
 
 
 def sample_groups(
     rng: np.random.Generator, prompt: int, length: int, anchors: int, lookahead: int, decay: float
 ) -> tuple[int, ...]:
-    """Return the size of the group at each of the `length` tokens of a sequence; 0 means no anchor.
+    """Return the size of the group after each of the `length` tokens of a sequence; 0 means that it is no anchor.
 
-    A group has more than i rows with probability decay**i. So row i has the weight decay**i on average, and most rows
-    with small weights need not be computed. Anchors are in the model's own text, from the prompt's last token on.
+    Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows with probability
+    decay**i. So row i has the loss weight decay**i on average, without computing all rows that have small weights.
+    prompt: the number of tokens of the prompt.
     """
     groups = np.zeros(length, np.int64)
-    places = np.arange(max(prompt - 1, 0), length - 1)
-    chosen = rng.permutation(places)[:anchors]
+    chosen = rng.permutation(np.arange(max(prompt - 1, 0), length - 1))[:anchors]
     sizes = np.minimum(rng.geometric(1 - decay, len(chosen)) if decay < 1 else lookahead, lookahead)
     groups[chosen] = np.minimum(sizes, length - 1 - chosen)
     return tuple(int(size) for size in groups)
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[int, ...]:
-    """Return groups for measuring: `lookahead` rows at every `stride`-th place that has enough tokens after it."""
+    """Return groups for measuring: `lookahead` rows after every `stride`-th token that has as many tokens after it."""
     groups = [0] * length
     for anchor in range(max(prompt - 1, 0), length - lookahead, stride):
         groups[anchor] = lookahead
     return tuple(groups)
 
 
-def pack(groups: Sequence[Sequence[int]], width: int) -> Windows:
-    """Return the windows of sequences that are padded to `width` tokens. groups[b]: at most `width` group sizes."""
+def make_windows(groups: Sequence[Sequence[int]], width: int) -> Windows:
+    """Return the windows of sequences that are padded to `width` tokens. groups[b]: up to `width` sizes."""
     plans = [Plan("train", width - 1, tuple(sizes)) for sizes in groups]
     rows = max(max(plan.width for plan in plans) - width, 1)
     index = torch.zeros(len(plans), rows, dtype=torch.long)

@@ -155,7 +155,7 @@ COMMANDS = {
             "lookahead": Case(["--lookahead", 2], {"EvaluateConfig.lookahead": 2}),
             "dtype": Case(["--dtype", "bf16"], {"EvaluateConfig.dtype": "bf16"}),
             "device": Case(["--device", "cpu"], {"EvaluateConfig.device": "cpu"}),
-            "record": Case(["--record"], {"record_acceptance_of.report": REPORT}),
+            "record": Case(["--record"], {"write_results.report": REPORT}),
             "as_json": Case(["--json"], {"to_json.value": REPORT}),
         },
     ),
@@ -171,7 +171,7 @@ def prepare(calls: Calls) -> None:
     calls.replace("pass_trainer.evaluation.evaluate.evaluate", {})
     calls.replace("pass_trainer.evaluation.evaluate.read_prompt_set", [], noted=False)
     calls.replace("pass_trainer.evaluation.record.check_recordable", noted=False)
-    calls.replace("pass_trainer.evaluation.record.record_acceptance_of")
+    calls.replace("pass_trainer.evaluation.record.write_results")
     for name in ("_print_agreement", "_print_evaluation"):
         calls.replace(f"pass_trainer.cli.{name}", noted=False)
     calls.replace("pass_trainer.cli.to_json", "{}")

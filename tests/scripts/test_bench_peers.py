@@ -36,7 +36,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 def texts(script: ModuleType, *sizes: tuple[list[int], float]) -> list[list[Any]]:
     """Texts of one round: their tokens and the seconds of each."""
-    return [[script.Written(tokens, len(tokens), seconds, [1] * len(tokens))] for tokens, seconds in sizes]
+    return [[script.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))] for tokens, seconds in sizes]
 
 
 def run(script: ModuleType, *arguments: object, status: int = 0) -> str:
@@ -116,15 +116,15 @@ def test_a_text_that_differs(
         def write(*request: Any, **options: Any) -> Any:
             text = decode(*request, **options)
             wrong = [*text.tokens[:3], 1 + text.tokens[3], *text.tokens[4:]]
-            return text if options["plan"] == "ar" else script.Written(wrong, text.timed, text.seconds, text.sizes)
+            return text if options["plan"] == "ar" else script.TimedText(wrong, text.timed, text.seconds, text.sizes)
 
         return write
 
-    monkeypatch.setattr(script, "start", start)
+    monkeypatch.setattr(script, "start_process", start)
     flags = ["--prompt-file", prompt_file, "--kinds", "chat", "--prompts", 1, "--tokens", 6, "--ignore-eos"]
     flags += ["--plan", "ar", "--plan", "fused", "--temperature", 0, "-o", tmp_path / "out.json"]
     said = run(script, tiny_bundle, *flags, status=2)
-    assert "1 texts are not those of the same bundle's first plan" in said
+    assert "1 texts differ from those of the same bundle's first plan" in said
     report = json.loads((tmp_path / "out.json").read_text())
     (line,) = report["differences"]
     assert line.startswith("fused, chat0: token 3: ") and "NOT a near-tie" in line
@@ -143,7 +143,10 @@ def test_figures_by_hand(script: ModuleType):
     """The second text loops, so its speed is in the ratio of all prompts, and not in that of those without loops."""
     loop = [1, 2, 3, 4] * 10
     plain = texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
-    faster = [[script.Written([5, 6, 7, 8], 4, 1.0, [1, 1, 2])], [script.Written([1, 2, 3, 9] * 10, 40, 4.0, [4] * 10)]]
+    faster = [
+        [script.TimedText([5, 6, 7, 8], 4, 1.0, [1, 1, 2])],
+        [script.TimedText([1, 2, 3, 9] * 10, 40, 4.0, [4] * 10)],
+    ]
     found = script.figures(faster, plain, plain, 40)
     assert found["ratio"] == pytest.approx((44 / 5) / (44 / 22)) and found["tokens/s"] == pytest.approx(44 / 5)
     assert found["without_loops"] == pytest.approx(2.0) and found["looping"] == 1
@@ -160,7 +163,7 @@ def test_a_ratio_is_the_median_of_the_rounds(rounds):
 
     sys.path.insert(0, str(SCRIPTS))
     script = importlib.import_module("bench_peers")
-    ours, theirs = ([[script.Written([1], 1, each[i]) for each in rounds]] for i in (0, 1))
+    ours, theirs = ([[script.TimedText([1], 1, each[i]) for each in rounds]] for i in (0, 1))
     assert script.ratio(ours, theirs) == pytest.approx(statistics.median(b / a for a, b in rounds))
 
 
@@ -173,7 +176,7 @@ def test_a_ratio_is_the_median_of_the_rounds(rounds):
     ],
 )
 def test_what_cannot_be_run_is_refused(script, tiny_bundle, monkeypatch, flags, said):
-    monkeypatch.setattr(script, "start", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(script, "start_process", lambda *_: pytest.fail("started"))
     found = run(script, tiny_bundle, *flags, status=2)
     assert found.startswith("error: ") and found.count("\n") == 1 and said in found
 
@@ -186,9 +189,9 @@ def test_peers(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         started.append(path)
         return lambda *_, **options: options
 
-    monkeypatch.setattr(script, "start", start)
+    monkeypatch.setattr(script, "start_process", start)
     found = script.start_peers([tmp_path / "int4"], tmp_path / "x.gguf", tmp_path / "y.gguf", 2)
-    names = {each.name: each.first for each in found}
+    names = {each.name: each.reference for each in found}
     assert names == {
         "genai int4": "genai int4",
         "genai int4, n-gram": "genai int4",

@@ -111,7 +111,7 @@ def test_a_library_without_the_target_is_skipped(
     monkeypatch.setattr(gpu_report, "find_device", lambda: DeviceInfo("GPU", target, GIB, 80 * GIB))
     monkeypatch.setattr(gpu_report, "why_not", lambda _: "")
     monkeypatch.setattr(gpu_check, "PROGRAM", Path(sys.executable))
-    found = {step.name: step for step in plan_steps(gpu_report.find(), tmp_path, 8, 4)}
+    found = {step.name: step for step in plan_steps(gpu_report.find_machine(), tmp_path, 8, 4)}
     kinds = (
         "tiny {}",
         "layers {}",
@@ -192,7 +192,7 @@ def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu_report, "nvidia_smi", lambda: GPU)
     monkeypatch.setattr(gpu_report, "find_device", lambda: find_device(api))
     monkeypatch.setattr(gpu_report, "why_no_device", lambda: why_no_device(api))
-    missing = gpu_report.find().missing
+    missing = gpu_report.find_machine().missing
     assert f"CUDA error {code}" in missing["cuda-python"] and hint in missing["cuda-python"]
     assert missing["tensorrt"] == missing["cuda-python"]
 

@@ -10,9 +10,9 @@ import torch
 from pass_exporter.model.head import new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
-from pass_trainer.acceptance import agreement
+from pass_trainer.acceptance import acceptance_probability
 from pass_trainer.drafter import Drafter
-from pass_trainer.windows import pack
+from pass_trainer.windows import make_windows
 
 
 def pair(seed: int, tokens: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,7 +27,7 @@ def test_it_is_the_sum_over_pairs_of_tokens(seed: int):
     target, draft = pair(seed)
     p, q = target.exp(), draft.exp()
     ratios = torch.maximum(p[None] / p[:, None], q[None] / q[:, None])
-    torch.testing.assert_close(agreement(target, draft), (1 / ratios.sum(1)).sum())
+    torch.testing.assert_close(acceptance_probability(target, draft), (1 / ratios.sum(1)).sum())
 
 
 def test_races_with_the_same_noise_agree_as_often():
@@ -36,7 +36,7 @@ def test_races_with_the_same_noise_agree_as_often():
     draft = draft[:9].log_softmax(-1)
     noise = -torch.empty(200_000, 12).exponential_(generator=torch.Generator().manual_seed(0)).log()
     same = (target + noise).argmax(-1) == (draft + noise[:, :9]).argmax(-1)
-    found = agreement(target[:9], draft)
+    found = acceptance_probability(target[:9], draft)
     assert abs(float(found) - float(same.float().mean())) < 0.005  # 4.5 standard errors
 
 
@@ -44,9 +44,9 @@ def test_it_lies_between_its_bounds_and_is_1_for_equals():
     for seed in range(20):
         target, draft = pair(seed)
         distance = float((target.exp() - draft.exp()).abs().sum() / 2)
-        found = float(agreement(target, draft))
+        found = float(acceptance_probability(target, draft))
         assert (1 - distance) / (1 + distance) - 1e-6 <= found <= 1 - distance + 1e-6
-        assert float(agreement(target, target)) == pytest.approx(1, abs=1e-5)
+        assert float(acceptance_probability(target, target)) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("with_head", [False, True])
@@ -55,12 +55,12 @@ def test_the_loss_is_a_tenth_distribution_and_the_rest_rejection(tiny_model: Pat
     random = torch.Generator().manual_seed(0)
     head = new_head(model.get_output_embeddings().weight, 6, 8, random) if with_head else None
     rows, tokens = torch.randn(4, 64, generator=random), torch.randint(2, 300, (1, 20), generator=random)
-    windows = pack([[0] * 5 + [4, 0, 3] + [0] * 12], 20)
+    windows = make_windows([[0] * 5 + [4, 0, 3] + [0] * 12], 20)
     with torch.no_grad():
         drafts, targets = Drafter(model, rows, None, head).log_probs(tokens, windows)
         distribution = float(Drafter(model, rows, None, head)(tokens, windows))
         loss = float(Drafter(model, rows, None, head, "acceptance")(tokens, windows))
-    rejected = float((1 - agreement(targets, drafts)).sum()) / 2  # of two anchors
+    rejected = float((1 - acceptance_probability(targets, drafts)).sum()) / 2  # of two anchors
     assert loss == pytest.approx(0.1 * distribution + 0.9 * rejected, rel=1e-4)
 
 
@@ -69,9 +69,9 @@ def test_gradients_raise_it_and_stay_finite():
     logits = draft.clone()
     logits[3] = -200.0  # its probability is 0 in float32
     logits.requires_grad_(True)
-    first = float(agreement(target, logits.log_softmax(-1)).detach())
+    first = float(acceptance_probability(target, logits.log_softmax(-1)).detach())
     for _ in range(50):
-        (gradient,) = torch.autograd.grad(agreement(target, logits.log_softmax(-1)), logits)
+        (gradient,) = torch.autograd.grad(acceptance_probability(target, logits.log_softmax(-1)), logits)
         assert bool(gradient.isfinite().all())
         logits = (logits + 2 * gradient).detach().requires_grad_(True)
-    assert float(agreement(target, logits.log_softmax(-1)).detach()) > first + 0.1
+    assert float(acceptance_probability(target, logits.log_softmax(-1)).detach()) > first + 0.1

@@ -145,9 +145,9 @@ def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
     sources = read_sources([messages(tmp_path / "log.jsonl", "why is a fox red?", "brown " * 200)])
     distiller = Distiller(Silence(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
     distiller.check()
-    distiller.generate(tmp_path / "shards", [0], lambda *_: None)
+    distiller.write_missing(tmp_path / "shards", [0], lambda *_: None)
     found = distiller.read(tmp_path / "shards")
-    texts = {tokenizer.decode(row[:size]) for row, size in zip(found.tokens, found.prompts, strict=True)}
+    texts = {tokenizer.decode(row[:size]) for row, size in zip(found.tokens, found.prompt_lengths, strict=True)}
     assert texts == {"<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"}
 
 

@@ -14,7 +14,7 @@ from pass_exporter.model.head import candidates, new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_trainer.drafter import ADAPTED_LAYERS, Drafter, new_adapter
-from pass_trainer.windows import pack
+from pass_trainer.windows import make_windows
 
 ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
     groups = [0] * 20
     groups[5], groups[11] = 4, 2
-    drafts, targets = drafter.log_probs(tokens, pack([groups], 20))
+    drafts, targets = drafter.log_probs(tokens, make_windows([groups], 20))
     start = 0
     for anchor in (5, 11):
         size = groups[anchor]
@@ -69,7 +69,7 @@ def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
 
 @torch.no_grad()
 def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
-    tokens, windows = torch.randint(2, 300, (2, 16)), pack([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16)
+    tokens, windows = torch.randint(2, 300, (2, 16)), make_windows([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16)
     embeddings = torch.randn(3, 64)
     plain = Drafter(model, embeddings, None).log_probs(tokens, windows)
     adapted = Drafter(model, embeddings, random_adapter(model)).log_probs(tokens, windows)
@@ -79,7 +79,7 @@ def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
 
 def test_gradients_reach_what_is_trained_and_nothing_else(model: PreTrainedModel):
     drafter = Drafter(model, torch.randn(3, 64), random_adapter(model))
-    drafter(torch.randint(2, 300, (1, 16)), pack([[0, 3] * 6 + [0] * 4], 16)).backward()
+    drafter(torch.randint(2, 300, (1, 16)), make_windows([[0, 3] * 6 + [0] * 4], 16)).backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in drafter.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert len(list(drafter.parameters())) == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
@@ -87,7 +87,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(model: PreTrainedModel
 
 def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
     Drafter(model, torch.randn(3, 64), random_adapter(model)).log_probs(
-        torch.ones(1, 8, dtype=torch.long), pack([[3] * 4 + [0] * 4], 8)
+        torch.ones(1, 8, dtype=torch.long), make_windows([[3] * 4 + [0] * 4], 8)
     )
     assert all(not layer._forward_hooks for layer in linear_layers(model).values())
 
@@ -114,11 +114,13 @@ def test_the_head_knows_the_token_before(model: PreTrainedModel):
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
     groups = [0] * 20
     groups[5], groups[6], groups[11] = 4, 1, 2
-    windows = pack([groups], 20)
-    hidden, logits, _ = drafter.rows(tokens, windows)
+    windows = make_windows([groups], 20)
+    hidden, logits, _ = drafter.row_outputs(tokens, windows)
     drafts, _ = drafter.log_probs(tokens, windows)
     state = torch.zeros(8)
-    for row, (index, depth) in enumerate(zip(windows.index[0].tolist(), windows.depth[0].tolist(), strict=True)):
+    for row, (index, depth) in enumerate(
+        zip(windows.lookahead_index[0].tolist(), windows.position[0].tolist(), strict=True)
+    ):
         state = state if index else torch.zeros(8)
         table = head.table[tokens[0, depth]]
         state = head.hidden @ hidden[0, row] + head.token @ table + head.state @ state + head.bias

@@ -101,9 +101,9 @@ def test_it_expects_what_the_runtime_does(bench_peers, config, adapter_bundle, p
         main, looping = count_in_runtime(bench_peers, session, asked, temperature, top_k)
     assert list(main) == list(expected) == [*CORE_KINDS, ALL_KINDS]
     for kind, found in expected.items():
-        assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
-        assert looping[kind] == {"two-pass": found.looping.two_pass, "fused": found.looping.fused}
-    right = expected[ALL_KINDS].main.right
+        assert main[kind] == {"two-pass": found.outside_loops.two_pass, "fused": found.outside_loops.fused}
+        assert looping[kind] == {"two-pass": found.in_loops.two_pass, "fused": found.in_loops.fused}
+    right = expected[ALL_KINDS].outside_loops.right
     assert right[0] > 0 and (temperature < 9 or right[2] > 10)
 
 
@@ -117,8 +117,8 @@ def test_it_expects_what_the_runtime_does_with_a_head(bench_peers, config, subse
     with load(subset_bundle) as session:
         main, _ = count_in_runtime(bench_peers, session, read_prompt_set(prompts), temperature)
     for kind, found in expected.items():
-        assert main[kind] == {"two-pass": found.main.two_pass, "fused": found.main.fused}
-    assert temperature < 9 or expected[ALL_KINDS].main.right[0] > 10
+        assert main[kind] == {"two-pass": found.outside_loops.two_pass, "fused": found.outside_loops.fused}
+    assert temperature < 9 or expected[ALL_KINDS].outside_loops.right[0] > 10
 
 
 def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
@@ -228,7 +228,7 @@ def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
         whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
         tokens[12:15] = whole[6, :3].tolist()
     whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
-    part = drafts_of(drafter, tokens, range(4, 20), 4, greedy, only_right=True)
+    part = drafts_of(drafter, tokens, range(4, 20), 4, greedy, stop_at_wrong=True)
     for place, anchor in enumerate(range(4, 20)):
         made = len(right_in_row(whole[place].tolist(), [*tokens[anchor + 2 :], *[-2] * 4]))
         assert part[place, :made].tolist() == whole[place, :made].tolist()
@@ -267,7 +267,7 @@ def test_counts(written, tokens, data):
     places = min(len(written), tokens) - 1
     drafts = np.array([data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)])
     found = count_drafts(drafts, written, tokens)
-    both = found.main + found.looping
+    both = found.outside_loops + found.in_loops
     for j, (tried, right) in enumerate(itertools.zip_longest(both.tried, both.right)):
         reached = [
             k
@@ -278,7 +278,7 @@ def test_counts(written, tokens, data):
         assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
     sums = by_kind(["chat", "code", "chat"], [found, found, found], 3)
     assert list(sums) == ["chat", "code", ALL_KINDS] and sums[ALL_KINDS] == sums["chat"] + sums["code"]
-    assert sums[ALL_KINDS].main.places == 3 * found.main.places
+    assert sums[ALL_KINDS].outside_loops.places == 3 * found.outside_loops.places
 
 
 def test_figures():
@@ -286,7 +286,7 @@ def test_figures():
     assert figures.conditional == [0.5, 0.4, 0.0] and figures.cumulative == [0.5, 0.2, 0.0]
     assert figures.accepted == pytest.approx(0.7) and figures.places == 10
     assert figures.as_json()["tau"] == {"two-pass": 1.2, "fused": 1.5}
-    assert DraftCounts.none(2).cumulative == [0.0, 0.0]
+    assert DraftCounts.zero(2).cumulative == [0.0, 0.0]
 
 
 def test_tables(config):

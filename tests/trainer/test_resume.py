@@ -21,7 +21,7 @@ from pass_trainer.config import TrainConfig
 from pass_trainer.initial_drafter import make_drafter
 from pass_trainer.run import run
 from pass_trainer.text_writer import TorchTextWriter
-from pass_trainer.trainer import schedule
+from pass_trainer.trainer import learning_rate_factor
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_an_earlier_version_has_todays_first_aim(config: TrainCo
     ("change", "flag"),
     [
         ({"rank": 5}, r"rank \(4\)"),
-        ({"steps": 1}, r"steps \(2, and a run goes on with as many or more\)"),
+        ({"steps": 1}, r"steps \(2; give at least as many\)"),
         ({"lookahead": 2}, r"lookahead \(3\)"),
         ({"lr": 1e-3}, r"lr \(0.002\)"),
         ({"adapter_from": 1}, r"adapter-from \(0\)"),
@@ -196,11 +196,11 @@ def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path)
 def test_rates_of_a_run_that_was_given_more_steps():
     """Warm-up from where it goes on, then those of a run that had so many from the start."""
     first, more = Stage(0, 100), Stage(100, 300)
-    assert schedule(99, first) < 0.06 and schedule(100, more) < 0.05
-    assert [schedule(step, more) for step in range(119, 300)] == [
-        schedule(step, Stage(0, 300)) for step in range(119, 300)
+    assert learning_rate_factor(99, first) < 0.06 and learning_rate_factor(100, more) < 0.05
+    assert [learning_rate_factor(step, more) for step in range(119, 300)] == [
+        learning_rate_factor(step, Stage(0, 300)) for step in range(119, 300)
     ]
-    assert all(schedule(step, more) < schedule(step + 1, more) for step in range(100, 118))
+    assert all(learning_rate_factor(step, more) < learning_rate_factor(step + 1, more) for step in range(100, 118))
 
 
 @pytest.mark.usefixtures("writes_nothing")

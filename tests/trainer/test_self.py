@@ -73,7 +73,7 @@ def test_prompts_are_no_longer_than_asked():
 def test_a_model_that_ends_no_turns_is_told():
     tokenizer = make_tokenizer()
     writer = Recites(tokenizer, ["A turn without an end"])
-    with pytest.raises(PassError, match=r"hardly ends the user's turns.*--data"):
+    with pytest.raises(PassError, match=r"the model writes too few user messages that end.*--data"):
         SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
     assert len(writer.asked) == self_prompts.MAX_BATCHES
 
@@ -94,10 +94,10 @@ def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     distiller = Distiller(Loops(tokenizer, TURNS), tokenizer, (EOS,), [None], Recipe(sequences=2, length=80))
-    distiller.generate(tmp_path, range(1), lambda _done, _total: None)
+    distiller.write_missing(tmp_path, range(1), lambda _done, _total: None)
     data = distiller.read(tmp_path)
     assert data.tokens[0, : data.lengths[0]].tolist() == [0, *range(10, 15), 7, 8, 9]
-    assert int(data.prompts[0]) == 1
+    assert int(data.prompt_lengths[0]) == 1
 
 
 @pytest.mark.parametrize("kind", ["torch", "w8a8"])

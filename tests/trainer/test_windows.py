@@ -7,34 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pass_runtime.bundle.plan import draft_plan
-from pass_trainer.windows import full_groups, pack, sample_groups
+from pass_trainer.windows import full_groups, make_windows, sample_groups
 
 
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(1, 6), st.data())
 def test_rows_see_their_prefix_and_their_own_group(length: int, lookahead: int, data: st.DataObject):
     sizes = data.draw(st.lists(st.integers(0, lookahead), min_size=length, max_size=length))
-    windows = pack([sizes], length)
+    windows = make_windows([sizes], length)
     rows = [(anchor, i) for anchor, size in enumerate(sizes) for i in range(size)]
     assert windows.valid.sum() == len(rows)
     for row, (anchor, i) in enumerate(rows):
-        assert windows.index[0, row] == i
-        assert windows.depth[0, row] == anchor + 1 + i
+        assert windows.lookahead_index[0, row] == i
+        assert windows.position[0, row] == anchor + 1 + i
         seen = set(windows.mask[0, 0, row].nonzero().flatten().tolist())
         assert seen == set(range(anchor + 1)) | {length + r for r, (a, j) in enumerate(rows) if a == anchor and j <= i}
 
 
 def test_a_group_is_what_the_draft_plan_runs():
     """One anchor at the last token: the look-ahead rows of `draft-3`, shifted by the committed tokens."""
-    windows, plan = pack([(0, 0, 0, 0, 3)], 5), draft_plan(3)
-    assert windows.index[0].tolist() == plan.lookahead_ids(0).tolist()
-    assert (windows.depth[0] - 4).tolist() == plan.row_position[1:].tolist()
+    windows, plan = make_windows([(0, 0, 0, 0, 3)], 5), draft_plan(3)
+    assert windows.lookahead_index[0].tolist() == plan.lookahead_ids(0).tolist()
+    assert (windows.position[0] - 4).tolist() == plan.row_position[1:].tolist()
     assert windows.mask[0, 0, :, 4:].numpy().tolist() == plan.window_mask[1:].tolist()
     assert windows.mask[0, 0, :, :4].all()
 
 
 def test_padding_is_not_valid_and_sees_something():
-    windows = pack([(2, 0, 0), (1, 1, 1)], 3)
+    windows = make_windows([(2, 0, 0), (1, 1, 1)], 3)
     assert windows.valid.tolist() == [[True, True, False], [True, True, True]]
     assert windows.mask.any(-1).all()
 

@@ -1,4 +1,4 @@
-"""Answers prompts by the frozen model, sampled with the runtime's noise, and keeps the answers on disk.
+"""Answers prompts with the frozen model, sampled with the runtime's noise, and keeps the answers on disk.
 
 The answers do not depend on look-ahead weights, so several weights files are measured on the same ones.
 """
@@ -33,12 +33,12 @@ class Answer:
     """The tokens of a prompt and of its answer, including the end token if there is one."""
 
     prompt: list[int]
-    written: list[int]
+    tokens: list[int]
 
 
 @dataclass(frozen=True)
 class SeededPrompt:
-    """A prompt's tokens, and how its answer is sampled, with a seed."""
+    """A prompt's tokens, and the sampling parameters of its answer, including the seed."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -46,16 +46,17 @@ class SeededPrompt:
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `tokens` tokens. identity: names the model and dtype, for the cache."""
+    """Answers prompts with up to `max_tokens` tokens. identity: names the model and dtype, for the cache."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
-    tokens: int
+    max_tokens: int
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
         """Return an answer for each prompt, from the directory `cache`. Writes them there first if they are missing."""
-        key = json.dumps([self.identity, self.tokens, noise.SCHEME, [[p.prompt, asdict(p.sampling)] for p in prompts]])
+        settings = [self.identity, self.max_tokens, noise.SCHEME]
+        key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ class AnswerWriter:
             written = json.loads(path.read_text(encoding="utf-8"))
             return [Answer(p.prompt, [int(t) for t in tokens]) for p, tokens in zip(prompts, written, strict=True)]
         except (OSError, ValueError, TypeError) as error:
-            raise PassError(f"{path} is damaged ({error}); delete it, it will be made again") from None
+            raise PassError(f"{path} is damaged ({error}); delete it, and it will be made again") from None
 
     def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
@@ -79,7 +80,7 @@ class AnswerWriter:
         ids = [p.prompt for p in prompts]
         scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])  # Greedy search takes their argmax.
         lines = continue_prompts(
-            self.model, ids, self.tokens, self.eos_token_ids, do_sample=False, logits_processor=scores
+            self.model, ids, self.max_tokens, self.eos_token_ids, do_sample=False, logits_processor=scores
         )
         return [until_end(line, self.eos_token_ids) for line in lines]
 
@@ -87,9 +88,9 @@ class AnswerWriter:
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
     """Maps logits to the scores of Gumbel-max sampling. Their argmax is the token that the runtime samples."""
 
-    def __init__(self, prompts: Sequence[SeededPrompt], widest: int) -> None:
+    def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
         self._sampling = [p.sampling for p in prompts]
-        self._padding = [widest - len(p.prompt) for p in prompts]
+        self._padding = [width - len(p.prompt) for p in prompts]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Map ids [B,N], padded on the left, and logits [B,V] to scores [B,V]."""

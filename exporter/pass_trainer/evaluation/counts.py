@@ -18,10 +18,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Counts over the places of texts at which drafts were made.
+    """Counts over the anchors of texts, after which drafts were made.
 
-    tried[j]: the number of places at which all drafts before j were right and the text is long enough for draft j.
-    right[j]: the number of those at which draft j was right, too.
+    tried[j]: the number of anchors for which all drafts before j were right and the text is long enough for draft j.
+    right[j]: the number of these anchors for which draft j was right, too.
     two_pass, fused: the passes that a runtime needs for these texts with either plan.
     """
 
@@ -38,7 +38,7 @@ class DraftCounts:
         return DraftCounts(tried, right, self.two_pass + other.two_pass, self.fused + other.fused)
 
     @classmethod
-    def none(cls, lookahead: int) -> DraftCounts:
+    def zero(cls, lookahead: int) -> DraftCounts:
         return cls((0,) * lookahead, (0,) * lookahead, PassCounts(), PassCounts())
 
     @property
@@ -73,22 +73,23 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The counts of places outside of loops (`main`), and of places in loops, where the text repeats itself."""
+    """The counts outside of loops and in loops. In a loop the text repeats itself."""
 
-    main: DraftCounts
-    looping: DraftCounts
+    outside_loops: DraftCounts
+    in_loops: DraftCounts
 
     def __add__(self, other: SplitCounts) -> SplitCounts:
-        return SplitCounts(self.main + other.main, self.looping + other.looping)
+        return SplitCounts(self.outside_loops + other.outside_loops, self.in_loops + other.in_loops)
 
     @property
-    def share(self) -> float:
-        """The share of places in a loop."""
-        places = self.main.places + self.looping.places
-        return self.looping.places / places if places else 0.0
+    def loop_share(self) -> float:
+        """The share of anchors in a loop."""
+        places = self.outside_loops.places + self.in_loops.places
+        return self.in_loops.places / places if places else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        return self.main.as_json() | {"looping": {"share": round(self.share, 4)} | self.looping.as_json()}
+        loops = {"share": round(self.loop_share, 4)} | self.in_loops.as_json()
+        return self.outside_loops.as_json() | {"looping": loops}
 
 
 Report = dict[str, dict[str, SplitCounts]]
@@ -96,13 +97,12 @@ Report = dict[str, dict[str, SplitCounts]]
 
 
 def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
-    """Count the drafts of one answer, of which the first `tokens` tokens count.
+    """Count the drafts of one answer within its first `tokens` tokens.
 
     drafts [places,L]: row k has the drafts for written[k + 1:], made when written[k] was known.
     """
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
-    main, looping = (_count(rows, drafts.shape[1], written, where) for where in split_at_loop(written, tokens))
-    return SplitCounts(main, looping)
+    return SplitCounts(*(_count(rows, drafts.shape[1], written, indices) for indices in split_at_loop(written, tokens)))
 
 
 def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
@@ -115,25 +115,25 @@ def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
     return right
 
 
-def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], where: range) -> DraftCounts:
+def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range) -> DraftCounts:
+    """Count the drafts and passes for the tokens of these indices. rows: `right_in_row` of every anchor."""
     tried, right = [0] * lookahead, [0] * lookahead
     for k, row in enumerate(rows):
-        if k + 1 in where:
+        if k + 1 in indices:
             for j, is_right in enumerate(row):
                 tried[j] += 1
                 right[j] += is_right
     accepted = [sum(row) for row in rows]
-    two_pass, fused = (count_passes(sizes(accepted, len(written)), where) for sizes in (two_pass_sizes, fused_sizes))
+    two_pass, fused = (count_passes(sizes(accepted, len(written)), indices) for sizes in (two_pass_sizes, fused_sizes))
     return DraftCounts(tuple(tried), tuple(right), two_pass, fused)
 
 
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
     """Yield the number of tokens that each pass of fused decoding emits, for a text of `length` tokens.
 
-    accepted[k]: the number of right drafts that were made when token k was the newest.
+    accepted[k]: the number of right drafts that follow token k, which were made when token k was the newest.
 
-    The first pass has no drafts. Every later pass verifies the drafts that the pass before it made, when the last token
-    but one was the newest.
+    The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
     """
     yield 1
     begin = 1
@@ -162,7 +162,7 @@ def by_kind(kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int)
     for kind in (*KINDS, ALL_KINDS):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]
         if chosen:
-            sums[kind] = sum(chosen, SplitCounts(DraftCounts.none(lookahead), DraftCounts.none(lookahead)))
+            sums[kind] = sum(chosen, SplitCounts(DraftCounts.zero(lookahead), DraftCounts.zero(lookahead)))
     return sums
 
 

@@ -1,15 +1,13 @@
-"""`pass-train evaluate`: the model answers prompts, and the right drafts at every place of its answers are counted."""
+"""`pass-train evaluate`: the model answers prompts, and right drafts after every token of its answers are counted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.progress import Step
 from pass_runtime.bundle.integrity import cache_directory
@@ -23,7 +21,8 @@ from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
 from pass_trainer.evaluation.counts import Report, SplitCounts, by_kind, count_drafts
 from pass_trainer.evaluation.drafts import drafts_of
-from pass_trainer.run import TrainProgress, fingerprint, make_accelerator
+from pass_trainer.initial_drafter import read_or_baseline
+from pass_trainer.run import TrainProgress, make_accelerator, model_cache_key
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
 """Prompts of every kind in `real_use.KINDS`, written for this evaluation. Most are users' messages."""
@@ -35,8 +34,8 @@ class EvaluateConfig:
 
     model, revision: as for pass-export. weights: a file that pass-train wrote, or None for the untrained baseline.
     prompts, kinds, each: see `real_use.read_prompt_set`.
-    tokens: the number of tokens of an answer that count. temperatures: each is measured. top_k: of sampled answers.
-    lookahead: drafts per place, at most the file's number of look-ahead rows.
+    tokens: the number of measured tokens of an answer. temperatures: each is measured. top_k: of sampled answers.
+    lookahead: drafts per anchor, at most the file's number of look-ahead rows.
     """
 
     model: str
@@ -74,7 +73,7 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
-class Text:
+class AnsweredPrompt:
     """A prompt, its answer, and how the answer was sampled."""
 
     prompt: Prompt
@@ -82,17 +81,17 @@ class Text:
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """The anchors of the answer's first `tokens` tokens, as indices of tokens of the prompt and answer.
+        """The anchors for the answer's first `tokens` tokens, as indices into the tokens of prompt and answer together.
 
-        The first is the prompt's last token. The drafts of anchor a are made when the token a + 1 is known.
+        The first anchor is the prompt's last token. The drafts of anchor a are made when token a + 1 is known.
         """
         first = len(self.answer.prompt) - 1
-        return range(first, first + min(tokens, len(self.answer.written)) - 1)
+        return range(first, first + min(tokens, len(self.answer.tokens)) - 1)
 
 
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     """Return the counts by temperature and kind of prompt."""
-    drafter, texts_at = answer_prompts(config, progress)
+    drafter, texts_at = answer_all(config, progress)
     report = {}
     for temperature, texts in texts_at.items():
         step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
@@ -103,8 +102,8 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
     return report
 
 
-def answer_prompts(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[Text]]]:
-    """Return the drafter, and the answers to all prompts by temperature."""
+def answer_all(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
+    """Load the model. Return the drafter, and the answered prompts by temperature."""
     prompts = read_prompt_set(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
@@ -113,65 +112,62 @@ def answer_prompts(config: EvaluateConfig, progress: TrainProgress) -> tuple[Dra
     encoded = [encode(loaded.tokenizer, prompt) for prompt in prompts]
     _check_lengths(config, loaded, prompts, encoded)
     loaded.model.to(accelerator.device)
-    lookahead = _lookahead(config, loaded)
+    lookahead = read_or_baseline(config.weights, config.lookahead, loaded.model)
     drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(accelerator.device)
     writer = AnswerWriter(
-        loaded.model, loaded.eos_token_ids, config.tokens + EXTRA_TOKENS, f"{fingerprint(loaded.model)} {config.dtype}"
+        loaded.model,
+        loaded.eos_token_ids,
+        config.tokens + EXTRA_TOKENS,
+        f"{model_cache_key(loaded.model)} {config.dtype}",
     )
     texts = {}
     for temperature in config.temperatures:
         sampling = [SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts]
         step = progress.phase(f"writing at temperature {temperature:g}")
         seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
-        answers = _answers(writer, prompts, seeded, step)
-        texts[temperature] = [Text(*each) for each in zip(prompts, answers, sampling, strict=True)]
+        answers = _answer_by_kind(writer, prompts, seeded, step)
+        texts[temperature] = [AnsweredPrompt(*each) for each in zip(prompts, answers, sampling, strict=True)]
     return drafter, texts
 
 
-def _answers(
+def _answer_by_kind(
     writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
 ) -> list[Answer]:
     """Answer the prompts kind by kind, so that cached answers of a kind do not depend on the other kinds."""
     written: dict[int, Answer] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
-        shown = partial(_show_part, progress, len(written), len(prompts))
-        answers = writer.answers(cache_directory(), [seeded[i] for i in chosen], shown)
+        before = len(written)
+
+        def report(done: int, _of_kind: int, before: int = before) -> None:
+            progress(before + done, len(prompts))
+
+        answers = writer.answers(cache_directory(), [seeded[i] for i in chosen], report)
         written |= zip(chosen, answers, strict=True)
     return [written[i] for i in range(len(prompts))]
 
 
-def _show_part(progress: Step, before: int, total: int, done: int, _part: int) -> None:
-    progress(before + done, total)
-
-
-def _measure(config: EvaluateConfig, drafter: Drafter, text: Text) -> SplitCounts:
+def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> SplitCounts:
     drafts = drafts_of(
         drafter,
-        text.answer.prompt + text.answer.written,
+        text.answer.prompt + text.answer.tokens,
         text.anchors(config.tokens),
         config.lookahead,
         lambda logits, positions: sample(logits, positions, text.sampling),
-        only_right=True,
+        stop_at_wrong=True,
     )
-    return count_drafts(drafts, text.answer.written, config.tokens)
+    return count_drafts(drafts, text.answer.tokens, config.tokens)
 
 
 def _check_lengths(
     config: EvaluateConfig, loaded: LoadedModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]]
 ) -> None:
-    room = loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens
+    most = max(loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens, 0)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
             raise PassError(f"the prompt {prompt.id} has no tokens")
-        if len(ids) > room:
+        if len(ids) > most:
             raise PassError(
-                f"the prompt {prompt.id} has {len(ids)} tokens, and the model takes {max(room, 0)} with "
-                f"{config.tokens} after them; shorten it, or give fewer --tokens"
+                f"the prompt {prompt.id} has {len(ids)} tokens, and at most {most} leave room for "
+                f"{config.tokens} tokens of an answer; shorten it, or give fewer --tokens"
             )
-
-
-def _lookahead(config: EvaluateConfig, loaded: LoadedModel) -> Lookahead:
-    if config.weights is None:
-        return mean_embedding(loaded.model, config.lookahead)
-    return read_lookahead(config.weights, config.lookahead, loaded.model)

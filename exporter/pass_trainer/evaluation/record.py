@@ -10,7 +10,7 @@ from pass_runtime.files import read_text, write_whole
 from pass_runtime.measuring.real_use import ALL_KINDS, KINDS
 from pass_trainer.evaluation.evaluate import EvaluateConfig
 from pass_trainer.evaluation.table import markdown
-from pass_trainer.report import CARD_FILE, with_section
+from pass_trainer.report import CARD_FILE, replace_section
 
 GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE = 0.0, 0.8
 """The temperatures for which a weights file records acceptance."""
@@ -22,18 +22,18 @@ def check_recordable(config: EvaluateConfig) -> None:
         raise PassError("--record needs the weights file to write to: pass-train evaluate WEIGHTS --record")
     if not {GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE} <= set(config.temperatures) or config.top_k:
         raise PassError(
-            f"--record states the temperatures {GREEDY_TEMPERATURE:g} and {SAMPLED_TEMPERATURE:g}, without --top-k: "
-            "measure both"
+            f"--record needs results at the temperatures {GREEDY_TEMPERATURE:g} and {SAMPLED_TEMPERATURE:g}: "
+            "give both in --temperatures, and leave --top-k out"
         )
     if set(config.kinds) != set(KINDS):
-        raise PassError("--record states all kinds of prompts together: leave --kinds out")
-    length = read_record(config.weights).lookahead
-    if config.lookahead != length:
-        raise PassError(f"--record states all drafts of {config.weights}: add --lookahead {length}")
+        raise PassError("--record needs results for all kinds of prompts: leave --kinds out")
+    lookahead = read_record(config.weights).lookahead
+    if config.lookahead != lookahead:
+        raise PassError(f"--record needs results for all drafts of {config.weights}: add --lookahead {lookahead}")
 
 
-def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None:
-    """Write the cumulative acceptance over all prompts, outside of loops, into the weights file, and the table into the
+def write_results(config: EvaluateConfig, report: dict[str, Any]) -> None:
+    """Write the cumulative acceptance outside of loops over all prompts into the weights file, and the table into the
     model card."""
     assert config.weights is not None
     greedy, sampled = (
@@ -41,5 +41,5 @@ def record_acceptance_of(config: EvaluateConfig, report: dict[str, Any]) -> None
     )
     record_acceptance(config.weights, tuple(greedy), tuple(sampled))
     card = config.weights.with_name(CARD_FILE)
-    if card.is_file() and (text := with_section(read_text(card), "acceptance", markdown({"": report}))) is not None:
+    if card.is_file() and (text := replace_section(read_text(card), "acceptance", markdown({"": report}))) is not None:
         write_whole(card, text)

@@ -22,10 +22,10 @@ per pass. Places in a loop, where the model repeats itself, are in the last two 
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row, with the columns HEADINGS, for every temperature and kind. report: as `--json` prints it."""
+    """Return a table row, with the columns HEADINGS, for every temperature and kind. report: what `--json` prints."""
     return [
         [
-            decoding(temperature, report["top_k"]),
+            decoding_label(temperature, report["top_k"]),
             kind,
             str(found["places"]),
             " ".join(f"{value:.2f}" for value in found["survival"]),
@@ -40,7 +40,7 @@ def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def decoding(temperature: str, top_k: int) -> str:
+def decoding_label(temperature: str, top_k: int) -> str:
     """Return a label such as "greedy" or "T=0.8, top-k 50"."""
     if float(temperature) == 0:
         return "greedy"
