@@ -79,6 +79,7 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, options: ServeOpti
 @click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Slots per replica.")
 @click.option("--max-queue", type=int, default=64, show_default=True, help="Most waiting sequences per replica.")
 @click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
+@click.option("--no-page", is_flag=True, help="Serve no page at /.")
 @opts.NO_PREFIX_CACHE
 @opts.engine_options
 @one_line_errors
@@ -95,6 +96,7 @@ def main(
         model_name=options.pop("model_name"),
         max_queue=options.pop("max_queue"),
         client_plans=not options.pop("no_client_plan"),
+        page=not options.pop("no_page"),
     )
     opened = opts.load_options(options)
     opened = replace(opened, threads=opened.threads or 1)

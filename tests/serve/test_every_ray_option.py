@@ -39,6 +39,7 @@ CASES = {
     "max_replicas": Case(["--max-replicas", 2], {"deployment.scaling": {"min_replicas": 1, "max_replicas": 2}}),
     "max_queue": Case(["--max-queue", 5], {"ServeOptions.max_queue": 5}),
     "no_client_plan": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
+    "no_page": Case(["--no-page"], {"ServeOptions.page": False}),
 }
 
 
