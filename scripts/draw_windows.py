@@ -106,7 +106,7 @@ def line_numbers(plan: Plan) -> list[int]:
 def pass_note(plan: Plan) -> str:
     """Return what a pass of `plan` emits and leaves, in the words of the docs' table of plans."""
     found = "emits 1 + accepted" if plan.drafts else "emits 1"
-    return f"{found},\nleaves {plan.left(plan.drafts)} drafts" if plan.groups else found
+    return f"{found},\nleaves {plan.next_draft_depth(plan.drafts)} drafts" if plan.groups else found
 
 
 def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = False) -> list[Point]:

@@ -126,7 +126,8 @@ def decode(
         drafted = min(left, plan.drafts) if plan == window else 0
         accepted = next((i for i in range(drafted) if drawn.random() >= rates[i]), drafted)
         took = machine.seconds(plan) * machine.factor(chance) * change(plan, written / tokens)
-        seconds, written, left, window = seconds + took, written + 1 + accepted, plan.left(accepted), plan.next
+        seconds, written = seconds + took, written + 1 + accepted
+        left, window = plan.next_draft_depth(accepted), plan.next
         if tuner is not None:
             tuner.observe(plan, 1, took)
             for counted in (tuner.lookahead_drafts, acceptance):
@@ -202,5 +203,5 @@ def replay(machine: Machine, tuner: PlanTuner, text: Sequence[Place]) -> float:
             tuner.lookahead_drafts.forget()
             acceptance.forget()
         seconds, at, window = seconds + took, at + 1 + accepted, plan.next
-        slot.num_drafts = plan.left(accepted)
+        slot.num_drafts = plan.next_draft_depth(accepted)
     return seconds * len(text) / at

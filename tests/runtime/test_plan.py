@@ -135,7 +135,7 @@ def test_a_bundles_plans_are_closed(length):
     assert len(bundle_plans(length)) == len(plans)
     for plan in plans.values():
         assert plans[plan.next.name] == plan.next
-        assert plan.next.drafts == max(plan.left(accepted) for accepted in range(plan.drafts + 1))
+        assert plan.next.drafts == max(plan.next_draft_depth(accepted) for accepted in range(plan.drafts + 1))
         assert plans[plan.tail] == plan
 
 
@@ -159,7 +159,7 @@ def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
     assert plan.tail == f"fused-{plan.drafts}"
     groups = group_rows(plan)
     for accepted in range(plan.drafts + 1):
-        left = plan.left(accepted)
+        left = plan.next_draft_depth(accepted)
         assert plan.draft_rows[accepted].tolist() == [*groups[accepted], *[0] * (plan.drafts - left)]
     full = make_cycle("fused", plan.drafts).plans[0]
     assert (plan.name == full.name) == (plan == full)

@@ -141,7 +141,9 @@ def test_messages_that_nest_deeply(opening: str, depth: int):
     if depth < 1000:
         assert template.render([{"content": content}]) == str(len(json.dumps(content)))
     else:
-        with pytest.raises(PassError, match=r"^the chat template cannot be used: .*recursion"):
+        with pytest.raises(
+            PassError, match=r"^the chat template cannot read these messages and variables: .*recursion"
+        ):
             template.render([{"content": content}])
 
 
@@ -169,6 +171,6 @@ def test_no_messages():
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", 1j])
 def test_what_json_cannot_hold(value: object):
     with pytest.raises(
-        PassError, match=r"^the chat template cannot be used: messages and variables must be JSON values, not "
+        PassError, match=r"^the chat template cannot read these messages and variables: they must be JSON values, not "
     ):
         ChatTemplate("x").render(USER, documents=value)

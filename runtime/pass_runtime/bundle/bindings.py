@@ -55,12 +55,8 @@ class BundleBindings:
     def __init__(self, manifest: Manifest, positions: int, least_width: int = 1) -> None:
         self._manifest, self._positions, self._least_width = manifest, positions, least_width
         processors = [] if manifest.processors is None else [manifest.processors]
-        graphs = [
-            manifest.trunk,
-            manifest.logprobs,
-            *processors,
-            *(tail for plan in manifest.plans for tail in plan.tails.values()),
-        ]
+        tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
+        graphs = [manifest.trunk, manifest.logprobs, *processors, *tails]
         outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
         self.transient = frozenset(name for name in outputs if fed_by(name) is None)
         """Buffers whose content is not needed after the pass that wrote it."""

@@ -27,7 +27,9 @@ Floats = npt.NDArray[np.float32]
 @dataclass(frozen=True)
 class HeadArrays:
     """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32. V: vocabulary size,
-    H: hidden size, r: rank, m: width. They multiply row vectors, as in x @ hidden."""
+    H: hidden size, r: rank, m: width. The head adds s @ out @ table.T to the logits of a look-ahead row. Its state is
+    s = silu(h @ hidden + table[t] @ token + s' @ state + bias) for the hidden state h of the row, the token t before
+    it, and the state s' of the row before, at first 0."""
 
     table: npt.NDArray[np.float16]
     hidden: Floats

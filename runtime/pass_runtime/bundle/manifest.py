@@ -20,7 +20,7 @@ CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_templ
 """Files of chat templates, by name. If there is `tool_use`, transformers uses it for conversations with tools."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
-VERSION = 3
+MANIFEST_VERSION = 3
 
 
 class _Strict(BaseModel):
@@ -39,6 +39,7 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
 WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
+"""The values of `pass-export --weights`. "source" keeps the weights of a GGUF file as they are."""
 
 
 class Tensor(_Strict):
@@ -83,8 +84,8 @@ class SchemeInfo(_Strict):
     """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero point) * scale.
 
     numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of an output.
-    zero_points: whether there are zero points; codes are then unsigned. offsets: whether a value also has its block's
-    offset added. The graph has the offsets as weights of additional inputs, each the sum of a block's inputs.
+    zero_points: whether there are zero points; codes are then unsigned. offsets: whether every block also has an
+    offset, which is added to its values. The graph multiplies the sum of each block's inputs by the offsets instead.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -121,7 +122,8 @@ class ModelInfo(_Strict):
 
     dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is dtype.
     quantization: that format's details; null for "full" and in bundles of older versions. special_tokens: the special
-    tokens by the variable that chat templates read, such as `bos_token`; null in bundles of older versions.
+    tokens by the variable that chat templates read, such as `bos_token`; null in bundles of older versions. source: the
+    model's origin, such as `file:x.gguf`. family: transformers' `model_type`.
     """
 
     name: str
@@ -268,9 +270,9 @@ class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
     library, version: the library that built it. bundle: `Manifest.content` of the bundle that it was built from.
-    targets: compute capabilities, such as `sm89`. lookahead: the most drafts of its plans, whose groups all have full
-    size. capacities: numbers of cache entries that a pass may read, ascending; the last is S, the capacity of the
-    cache. prefill_widths: tokens in a prompt chunk, descending; 1 is always possible and not listed.
+    targets: compute capabilities, such as `sm89`. lookahead: the L of its plans, whose groups all have full size.
+    capacities: numbers of cache entries that a pass may read, ascending; the last is S, the capacity of the cache.
+    prefill_widths: tokens in a prompt chunk, descending; 1 is always possible and not listed.
     """
 
     directory: FileName
@@ -291,7 +293,7 @@ class EngineSet(_Strict):
 class Manifest(_Strict):
     """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
-    derived: trunks rewritten for one device each.
+    derived: trunks rewritten for one device each. tools: the versions of the software that made the bundle, by name.
     feeds: by output, the input of the next graph or pass that shares its memory. Tensors of the same name share it.
     logprobs: the graph of the emitted tokens' log-probabilities, which can run after any tail.
     processors: the graph of constraints, penalties and biases, which can run before any tail; null in older bundles.

@@ -84,7 +84,7 @@ def vocabulary_blocks(vocab_size: int) -> int:
 
 
 def rows_per_position(vocab_size: int) -> int:
-    """Rows of the tables that one position reads: one with the numbers F of a block's tokens, then those with E."""
+    """How many rows of a table one position reads: one with the numbers F of a block's tokens, then those with E."""
     return -(-vocabulary_blocks(vocab_size) // ROW_SIZE) + 1
 
 

@@ -127,14 +127,14 @@ class Plan:
 
     @property
     def paths(self) -> npt.NDArray[np.int64]:
-        """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if j is deeper."""
+        """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if row a is less deep."""
         found = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
         for row in range(1, self.drafts + 1):
             found[row] = found[self.rows[row].parent]
             found[row, self.rows[row].depth :] = row
         return found
 
-    def left(self, last: int) -> int:
+    def next_draft_depth(self, last: int) -> int:
         """The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if none is."""
         return self.groups[last] if self.groups else 0
 
@@ -236,7 +236,7 @@ class Cycle:
         return bool(self.plans[0].parents)
 
     def reach(self, first: Plan) -> int:
-        """How many cache entries the passes from `first` to the end of the cycle write if no draft is accepted."""
+        """How many different cache entries the passes from `first` to the cycle's end write if no draft is accepted."""
         return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
 
     def narrower(self) -> Cycle:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.head import HEAD_FILE, head_file_size, head_layout
-from pass_runtime.bundle.manifest import FILE_NAME, VERSION, Manifest, ModelInfo, NoiseInfo, Tensor
+from pass_runtime.bundle.manifest import FILE_NAME, MANIFEST_VERSION, Manifest, ModelInfo, NoiseInfo, Tensor
 from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST, PRESENT, SIZES, cache_names
 from pass_runtime.errors import PassError
@@ -52,9 +52,8 @@ def read_manifest(bundle: Path) -> Manifest:
         raise PassError(f"{path}: {_first_problem(error)}") from None
     expected = NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS)
     if manifest.noise != expected:
-        raise PassError(
-            f"{path}: noise scheme {manifest.noise.scheme!r} is not this version's {noise.SCHEME!r}; export again"
-        )
+        given = f"noise scheme {manifest.noise.scheme!r}"
+        raise PassError(f"{path}: {given} or its table sizes are not this version's {noise.SCHEME!r}; export again")
     if (problem := next(_contradictions(manifest), None)) is not None:
         raise PassError(f"{path} contradicts itself: {problem}; export the bundle again")
     return manifest
@@ -66,7 +65,7 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key!r} (made by a newer pass-export? upgrade, or export again)"
     if key == "version" and problem["type"] != "missing":
-        return f"manifest version {problem['input']!r} is not {VERSION} (export again with this version)"
+        return f"manifest version {problem['input']!r} is not {MANIFEST_VERSION} (export again with this version)"
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     return f"{key or 'file'}: {problem['msg']}{more}"
 
@@ -107,7 +106,7 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
                 sizes = f"model.kv_heads {model.kv_heads} and model.head_dim {model.head_dim}"
                 yield f"{tensor.name} is {list(tensor.shape)}, which does not fit {sizes}"
             if tensor.dtype != model.dtype:
-                yield f"{tensor.name} is {tensor.dtype}, but model.dtype {model.dtype}"
+                yield f"{tensor.name} is {tensor.dtype}, which does not fit model.dtype {model.dtype}"
 
 
 def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:

@@ -11,8 +11,8 @@ from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """offsets [N,2] of positions -> [N,I] float32: log E and log F of each position, at the I entries that it reads of
-    the tables (`noise.entries_per_position` says which is which)."""
+    """offsets [N,2] of positions -> [N,I] float32: log E and log F of each position, in the order of the I table
+    entries that it reads. `noise.entries_per_position` says which of them are E and which F."""
     rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (table[rows + offsets[:, i : i + 1]] for i, table in enumerate(noise.noise_tables(vocab_size)))
     x = (first + second).reshape(len(offsets), -1)

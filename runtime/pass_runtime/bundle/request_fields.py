@@ -48,10 +48,10 @@ COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 class RequestField:
     """A field of `SamplingParams` or `GenerateOptions`, and its name in every interface.
 
-    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id. neutral: the default
-    value, which changes nothing for most fields. help: what the field does. allowed: the values within `bounds`, in
-    words for an error. bounds: of a number, or of each of the biases, by pydantic's names (ge, gt, le, lt). choices:
-    the only texts that are valid. default: what None means, in words.
+    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id. neutral: the value
+    if none is given, which changes nothing for most fields. help: what the field does. allowed: the values within
+    `bounds`, in words for an error. bounds: of a number, or of each of the biases, by pydantic's names (ge, gt, le,
+    lt). choices: the only texts that are valid. default: if `neutral` is None, what it means, in words.
     flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's HTTP API, and the input
     of a Triton model. "" stands for the field's own name, None for no name; http is None, too, if the endpoints use
     different names.

@@ -1,4 +1,4 @@
-"""Sampling parameters, and the tail that computes them. `pass_runtime.bundle.reference` defines what they do."""
+"""Sampling parameters, and the tail that samples with them. `pass_runtime.bundle.reference` defines what they do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
 
 MIN_TEMPERATURE = 2.0**-100
 """Lower temperatures are raised to this one, so that float32 does not overflow. Dividing by a power of two keeps
-different logits different, so a sampling tail is exact for temperature 0."""
+different logits different, so a sampling tail is exact for the requests of temperature 0 in its batch, too."""
 
 FORBIDDEN_BIAS = -1e30
 """Added to the logit of a token that may not be drawn. It is finite, because infinities lead to NaNs."""
@@ -68,7 +68,7 @@ class SamplingParams:
 
     @property
     def sampler(self) -> Sampler:
-        """The cheapest tail that computes these parameters."""
+        """The cheapest tail that can sample with these parameters."""
         if self.temperature == 0:
             return "greedy"
         return "truncated" if self.top_k or self.top_p < 1 or self.min_p else "sample"

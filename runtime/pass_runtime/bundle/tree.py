@@ -14,8 +14,8 @@ TREE = (
     *((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (0, 0, 0, 0), (2,), (1, 0)),
     *((0, 0, 1), (0, 1, 0), (3,), (0, 2), (4,), (0, 0, 0, 1), (5,), (1, 1)),
 )
-"""Drafts, those that are accepted most often first. A draft is the ranks of the choices on the path to it: (0, 1) is
-the second choice after the most likely first draft. The order was measured with SmolLM2-135M's answers to 30 prompts at
+"""Drafts by falling rate of acceptance. A draft is given by the ranks of the choices on the path to it: (0, 1) is the
+second choice after the most likely first draft. The order was measured with SmolLM2-135M's answers to 30 prompts at
 temperatures 0 and 0.8; docs/studies.md shows what trees add."""
 
 TREE_SIZES = (3, 5, 8, 16)
@@ -39,10 +39,10 @@ def tree_nodes(drafts: int, lookahead: int) -> Sequence[tuple[int, ...]]:
         raise PassError(f"no tree has {drafts} drafts: trees have {', '.join(map(str, TREE_SIZES))}")
     if (depth := tree_depth(drafts)) > lookahead:
         raise PassError(f"a tree of {drafts} drafts needs a look-ahead of {depth} or more, not {lookahead}")
-    return sorted(TREE[:drafts], key=any)  # any: whether a choice is not the first, which has rank 0
+    return sorted(TREE[:drafts], key=any)  # False for the chain, whose ranks are all 0
 
 
 def tree_parents(drafts: int, lookahead: int) -> tuple[int, ...]:
-    """The row that each draft follows, 0 for the root. Drafts of the same row are in the order of their ranks."""
+    """The row that each draft follows, 0 for the root. Drafts that follow one row are in the order of their ranks."""
     nodes = list(tree_nodes(drafts, lookahead))
     return tuple(nodes.index(node[:-1]) + 1 if node[:-1] else 0 for node in nodes)

@@ -168,7 +168,7 @@ class Runner:
                 slot.exact_prefix_len += len(result.tokens) if chain_only else 1 + result.chain
             result.sequence.cached += len(result.tokens)
             result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_seconds_before
-            slot.num_drafts, slot.source = plan.left(result.last_row), "lookahead"
+            slot.num_drafts, slot.source = plan.next_draft_depth(result.last_row), "lookahead"
         self.window = plan.next
         return results, seconds
 

@@ -24,7 +24,7 @@ def template_role(role: Role) -> str:
 
 
 class TextMessage(BaseModel):
-    """{"role", "content"}, and no other fields."""
+    """A message of `pass-run batch`, or of a saved chat: {"role", "content"}, and no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     role: Role
@@ -83,7 +83,7 @@ class ChatTemplate:
         try:
             call = {"template": file, "time": now, "messages": _plain(messages), "variables": _plain(variables)}
         except (TypeError, RecursionError) as error:
-            raise PassError(f"the chat template cannot be used: {error}") from None
+            raise PassError(f"the chat template cannot read these messages and variables: {error}") from None
         return self._call(call)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class ChatTemplate:
     def _name(self, *, tools: bool) -> str:
         name = "tool_use" if tools and "tool_use" in self.sources else "default"
         if name not in self.sources:
-            raise PassError("the model's only chat template is for conversations with tools")
+            raise PassError("the model's only chat template is for conversations with tools; pass tools")
         return name
 
     def _call(self, call: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    raise TypeError(f"messages and variables must be JSON values, not {type(value).__name__}")
+    raise TypeError(f"they must be JSON values, not {type(value).__name__}")
 
 
 def load_chat_template(bundle: Path, tokens: Mapping[str, str]) -> ChatTemplate | None:

@@ -37,9 +37,11 @@ HEADER = struct.Struct(">Q")
 WALL_SECONDS_PER_CPU_SECOND = 20
 """The wall-clock limit of a call is this many times its limit of CPU time."""
 START_SECONDS = 60
+"""The wall-clock limit of the start and set-up of a child."""
 PYTHON_VARIABLE = "PASS_PYTHON"
 """The environment variable that names the interpreter of child processes."""
 ONE_THREAD_VARIABLES = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+"""Environment variables that limit the libraries in a child to one thread each."""
 CHILD_PROGRAM = "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import serve; serve({target!r})"
 
 
@@ -72,8 +74,8 @@ class ChildPool:
         self._finalizer = weakref.finalize(self, _end_all, self._children, self._owner)
 
     def call(self, value: object) -> Any:
-        """The function's result. Raises the PassError that it raises, ChildStopped if it exceeds a limit, PassError if
-        no child can be started or this process is a fork of the one that made the pool, else RuntimeError."""
+        """The function's result. Raises ChildStopped if a limit is exceeded or the child ends; PassError if it raises
+        one, if no child can be started, or in a fork of the pool's process; RuntimeError for its other errors."""
         check_process(self._owner)
         child = self._free.get()
         try:
@@ -143,7 +145,7 @@ class _Child:
                     pipe.close()
 
     def _exchange(self, message: object, seconds: float) -> Any:
-        """Send a message and return the answer. Raises ChildStopped if there is none in so many seconds."""
+        """Send a message and return the answer. Raises ChildStopped if the child ends or takes more than `seconds`."""
         try:
             _write(self._to, message)
             return self._read(time.monotonic() + seconds)
@@ -166,6 +168,8 @@ class _Child:
         return json.loads(read[HEADER.size :])
 
     def _why_ended(self, signal_number: int) -> str:
+        """The message of ChildStopped. signal_number: the signal that ended the process, or minus its exit status; all
+        but SIGPROF and SIGSEGV count as a lack of memory."""
         if signal_number == signal.SIGPROF:
             return f"it takes more than {self._limits.cpu_seconds:g} seconds"
         if signal_number == signal.SIGSEGV:
@@ -187,15 +191,10 @@ def interpreter() -> str:
     """A Python interpreter of this process's version. (If Python is embedded, as in Triton's stub, `sys.executable` is
     not one.) Raises PassError if none is found."""
     version, prefix = f"{sys.version_info[0]}.{sys.version_info[1]}", Path(sys.base_exec_prefix, "bin")
-    names = (
-        os.environ.get(PYTHON_VARIABLE),
-        sys.executable,
-        prefix / f"python{version}",
-        f"python{version}",
-        "python3",
-    )
-    for name in names:
-        if not name or not (path := shutil.which(name)) or not Path(path).name.startswith("python"):
+    name = f"python{version}"
+    names = (os.environ.get(PYTHON_VARIABLE), sys.executable, prefix / name, name, "python3")
+    for each in names:
+        if not each or not (path := shutil.which(each)) or not Path(path).name.startswith("python"):
             continue
         done = subprocess.run([path, "-I", "-S", "-V"], capture_output=True, text=True, check=False)
         if done.stdout.startswith(f"Python {version}."):

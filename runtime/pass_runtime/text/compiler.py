@@ -4,9 +4,9 @@ A constraint can make llguidance recurse, multiply automata and try combinations
 deterministic, so a constraint that stays within a child's limits also does so in this process, in a thread with a
 larger stack.
 
-llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would take forced text for added
-tokens, so that `{"const": "<|im_end|>"}` ends the text, and it would refuse tokenizers that are neither byte-level nor
-byte-fallback.
+llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would encode forced text (text
+to which the grammar has no alternative) with added tokens, so that `{"const": "<|im_end|>"}` ends the text, and it
+would refuse tokenizers that are neither byte-level nor byte-fallback.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pass_runtime.text.constraint import JSON_FORM, Constraint
 from pass_runtime.text.detokenizer import Vocabulary
 
 MAX_FORCED_CHARACTERS = 1024
+"""How many characters of a forced text are encoded at a time."""
 MAX_ERROR_CHARACTERS = 300
 
 
@@ -31,8 +32,8 @@ class PlainTokenizer:
     """Has the attributes that `llguidance.LLTokenizer` reads: the bytes of all tokens, and which tokens are not text.
 
     Added tokens are not text: a grammar can only name them by id (`<[7]>`), and text that spells one is written with
-    other tokens. Added tokens without a meaning of their own are text, though: those of white space, and those whose
-    text the other tokens cannot write.
+    other tokens. Two kinds of added tokens are text, though, unless they are special or end a text: those of white
+    space, and those whose text the other tokens cannot write.
     """
 
     is_tokenizer_wrapper = True
@@ -85,7 +86,7 @@ class PlainTokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that encodes text as in the middle of other text, and the text of added tokens as plain text."""
+    """A tokenizer that adds nothing before or after a text, and encodes the text of added tokens as plain text."""
     written = json.loads(tokenizer.to_str())
     written |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     for name in ("normalizer", "pre_tokenizer"):
@@ -111,7 +112,7 @@ STEP_LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-"""llguidance's limits of one mask, about 10 ms, and of the states of a grammar's lexer, about 2 to 7 KB each."""
+"""Limits of llguidance: two for one mask (about 10 ms), one for the states of a grammar's lexer (2 to 7 KB each)."""
 NO_TOKEN = "NoExtension"
 """The beginning of llguidance's error if no token can follow and the text is not complete."""
 
@@ -160,7 +161,7 @@ def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _try(matcher: Any) -> None:
-    """Follow the tokens that are forced first, and one token more. The caller checks `is_error`."""
+    """Take the tokens that are forced at the beginning, and one more token. The caller checks `is_error`."""
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if not matcher.is_error() and mask:

@@ -1,6 +1,6 @@
 """Tokens to text and back: the bytes of each token, the characters of those bytes, and the token ids of a text.
 
-`Tokenizer.encode` and `decode` hold Python's GIL, which is a second for a megabyte. Their batch versions release it.
+`Tokenizer.encode` and `decode` hold Python's GIL, for about a second per megabyte. Their batch versions release it.
 
 The tokenizers library decodes whole lists of tokens. But its decoders treat every token alone, with three exceptions:
 the first token, white space that is stripped from the text's beginning, and characters whose bytes are several tokens.
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from pass_runtime.errors import PassError
 
 MAX_UNBATCHED_LENGTH = 1 << 10
-"""Up to so many characters or tokens, holding the GIL takes less time than a batch."""
+"""Up to this many characters or tokens, the call that holds the GIL takes less time than its batch version."""
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -134,7 +134,7 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 REPLACEMENT = "\ufffd"
-_EACH_BYTE = "pass-replace-each-byte"
+_EACH_BYTE_HANDLER = "pass-replace-each-byte"
 _MAX_PARTIAL_BYTES = 3
 """The most bytes of an incomplete character."""
 _PARTIAL_CHARACTER = re.compile(
@@ -149,7 +149,7 @@ def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
     return REPLACEMENT * (error.end - error.start), error.end
 
 
-codecs.register_error(_EACH_BYTE, _replace_each_byte)
+codecs.register_error(_EACH_BYTE_HANDLER, _replace_each_byte)
 
 
 class Detokenizer:
@@ -168,7 +168,7 @@ class Detokenizer:
         self._strip, self._strips_left = vocabulary.strip
         self._first = True
         """Whether prompt and text have no token yet that is text."""
-        self._errors = _EACH_BYTE if vocabulary.byte_fallback else "replace"
+        self._errors = _EACH_BYTE_HANDLER if vocabulary.byte_fallback else "replace"
         self._held = b""
         self._shown_before = self._read_prompt(prompt)
         self.place = self._length = 0
@@ -206,8 +206,8 @@ class Detokenizer:
         return found
 
     def _read_prompt(self, prompt: Sequence[int]) -> str:
-        """Read from the prompt whether the text has a beginning to strip, and the character that the prompt ends
-        within. Returns what the prompt's own text shows for that character."""
+        """Find whether the text's beginning is still to be stripped, and hold the bytes of a character that the prompt
+        does not complete. Returns how the prompt's own text shows these bytes: as U+FFFD, or "" if there are none."""
         for token in prompt:
             if not self._first and not self._strips_left:
                 break

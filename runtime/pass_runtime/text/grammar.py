@@ -4,7 +4,7 @@ There are three queues. A constraint is first compiled in a child process within
 it is compiled in another child within LONG_LIMITS. If a child succeeds, a thread of this process compiles it. So
 constraints that compile quickly, as nearly all do, do not wait for slow ones, and texts without one never wait.
 
-A state says which tokens may follow, within a budget of CPU time.
+A state computes which tokens may follow, within a budget of CPU time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pass_runtime.text.constraint import Constraint
 
 START_CPU_SECONDS = 0.1
 ROW_CPU_SECONDS = 0.002
-"""The CPU time that a text may take for its masks: at the start, and more for every row of a window. STEP_LIMITS bound
-each mask. This bounds their sum, because the thread that computes the masks decodes all other texts, too."""
+"""A text may take CPU time of START_CPU_SECONDS + ROW_CPU_SECONDS * (rows of its masks so far). `compiler.STEP_LIMITS`
+bound each mask. This bounds their sum, because the thread that computes the masks decodes all other texts, too."""
 
 
 class ConstraintStopped(PassError):
@@ -67,8 +67,8 @@ class GrammarState:
                 raise self._stopped()
 
     def fill(self, allowed: npt.NDArray[np.uint32], drafts: Sequence[int]) -> None:
-        """Set in row i of `allowed` [P,V/32] the bits of the tokens that may follow the text and drafts[:i]. Rows after
-        a draft that the grammar forbids, or that ends the text, are left as they are."""
+        """Set in row i of `allowed` [len(drafts)+1,V/32] the bits of the tokens that may follow the text and
+        drafts[:i]. Rows after a draft that the grammar forbids, or that ends the text, are left as they are."""
         with self._timed():
             self._fill(allowed, drafts)
 
@@ -127,7 +127,7 @@ MAX_GRAMMARS, MAX_CACHE_BYTES = 64, 128 * MIB
 MIN_GRAMMAR_BYTES = MIB // 4
 """The least estimate of a compiled grammar's memory."""
 BYTES_PER_SECOND = 128 * MIB
-"""The most by which a grammar grows while masks are computed with it."""
+"""The most bytes of memory by which a grammar grows in a second of CPU time for its masks."""
 MAX_REFUSALS = 256
 """How many refused constraints are kept, with the reason."""
 
@@ -201,7 +201,7 @@ class Grammars:
         return self.prepare(constraint).result().copy()
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """The state that `start` copies, when it is compiled. Do not cancel it: equal constraints share one future.
+        """A future of the state that `start` copies. Do not cancel it: equal constraints share one future.
 
         The future has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if the
         queues are full, and PassError if the session is closed or belongs to another process.

@@ -1,8 +1,9 @@
 """Encodes conversations as token ids. Special tokens come from the chat template and never from a message.
 
 A template writes a single string, in which `<|im_end|>` ends a turn, whether it comes from the template or from a
-message. So messages that may spell special tokens are rendered a second time with those places changed. Templates
-slice, measure and compare messages, so the second text only serves to find which parts of the first come from messages:
+message. So messages that may spell special tokens are rendered a second time, with the places that may do so changed.
+Only the first text is encoded, because templates may slice, measure and compare the changed messages, and so write
+something else. The second text shows which parts of the first come from messages:
 
 1. The letters of the places are exchanged for others of their kind, so that lengths, cases and spaces stay. A special
    token that has the same letters in both texts comes from the template.
@@ -39,9 +40,9 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _PlainTextTokenizer:
-    """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id, a secret text, which
-    the tokenizer encodes as one token. ids: by the id of that token, the special token id. unknown: the id for
-    characters that have no token."""
+    """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id, a secret text that
+    replaces the template's own special tokens, and that the tokenizer encodes as one token. ids: by the id of that
+    token, the special token id. unknown: the id for characters that have no token."""
 
     tokenizer: Tokenizer
     stand_ins: Mapping[int, str]
@@ -109,7 +110,7 @@ class ChatEncoder:
         return self._spans(text)
 
     def _without_absent(self, places: _Places, spans: Sequence[Span]) -> _Places:
-        """The places without special tokens that the prompt does not contain. (Templates may look for them.)"""
+        """`places` without the special tokens that are not in the prompt: templates may look for these in messages."""
         present = {self._special[number].content for _, _, number in spans}
         kept = [span for span in places.whole if any(each in self._special[span[2]].content for each in present)]
         return replace(places, whole=kept)
@@ -235,7 +236,7 @@ class _MarkedPlaces:
         self._begin, self._end = _unguessable(4), _unguessable(4)
 
     def change(self, text: str, places: _Places) -> str:
-        """The string with marks. Those at its ends open and close it, and so never enclose text between two strings."""
+        """The string with marks: `_begin` at its start, `_end` at its end: they never enclose text between strings."""
         parts, done = [self._begin] if places.before else [], 0
         for start, end, _ in places.whole:
             parts += [text[done:start], self._begin, text[start:end], self._end]

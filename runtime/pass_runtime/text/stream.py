@@ -95,7 +95,7 @@ class TextStream:
     """The text of one request, token by token.
 
     stop: strings that end the text and are not part of it. A stop string that is the text of a special token ends the
-    text at that token, although special tokens are not shown. min_tokens: the first so many tokens do not end the text.
+    text at that token, although special tokens are not shown. min_tokens: how many tokens do not end the text at first.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TextStream:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
     ) -> None:
-        """tokenizer: the tokenizer, or its vocabulary, which takes milliseconds to make."""
+        """tokenizer: a tokenizer, from which a vocabulary is made in milliseconds, or a vocabulary."""
         self._vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         self._filter = StopFilter(stop)
         self._special = {token for string in stop if (token := self._vocabulary.special(string)) is not None}
@@ -144,13 +144,13 @@ class TokenIndex:
         self.order = np.array(order, np.int32)
         self._sizes = np.array([len(text) for text in texts])
         self.longest = int(self._sizes.max(initial=0))
-        self._ends = np.cumsum(self._sizes)
-        self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)
-        self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)
+        self._ends = np.cumsum(self._sizes)  # by id, where its bytes end in `_bytes`
+        self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)  # by place in `_bytes`, the id
+        self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)  # the last byte has a pair, too
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
-        self._places = np.argsort(pairs, kind="stable").astype(np.int32)
+        self._places = np.argsort(pairs, kind="stable").astype(np.int32)  # in `_bytes`, by pair there
         self._first = np.append(np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)).tolist()
-        """By pair of bytes, the index in `_places` at which the pair's places in the texts begin."""
+        """By pair of bytes, the index in `_places` at which the pair's places begin."""
 
     def beginning_with(self, text: bytes) -> tuple[int, int]:
         """(start, end) of the tokens in `order` that begin with `text`."""
