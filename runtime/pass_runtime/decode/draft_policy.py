@@ -103,8 +103,8 @@ def _with_ngrams(
     slots: Sequence[Slot],
     policy: DraftPolicy,
 ) -> NextPass | None:
-    """A pass that verifies n-gram drafts; None if the policy wants none. It has the cycle's next plan if that has draft
-    rows, or else, or if the policy wants more drafts than these, a plan that only verifies."""
+    """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next one of the cycle. If that
+    has no draft rows or no room, or if the policy wants more drafts than it holds, it is a plan that only verifies."""
     if staged_plan in cycle.plans and staged_plan.drafts:
         plan: Plan | None = staged_plan
     else:
