@@ -98,12 +98,12 @@ def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterato
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # Removed while the lock is held, so that no other process holds it yet.
+        path.unlink(missing_ok=True)  # Before unlocking: after that, another process may hold the lock.
         os.close(fd)
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """`value` as JSON text. Raises PassError for numbers that JSON lacks: infinity, NaN, integers too long to print."""
+    """`value` as JSON text. Raises PassError for infinity, NaN, and integers with more digits than Python prints."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:

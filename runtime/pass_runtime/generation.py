@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """The pieces of a request (its output, pass by pass), for `for` or `async for`. A stream is read once; another loop
-    can continue where one was left.
+    """The pieces of a request (its output, pass by pass), for `for` or `async for`. Each piece is yielded once: a
+    second loop goes on where the first one stopped.
 
     `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or not. After the end
     `finish_reason` is "stop" (`stop_reason` then holds the token or string), "length" or "cancelled"; a request that
@@ -38,7 +38,7 @@ class Stream(Generic[T]):
         self._end: End | None = None
         self._read_to_end = False
         self._reader_lock = threading.Lock()  # held by the reader while it waits for a piece
-        self._event_lock = threading.Lock()  # held while an event is taken; a `for` loop also holds it while it waits
+        self._event_lock = threading.Lock()  # held while an event is read; a `for` loop also holds it while it waits
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
@@ -90,7 +90,7 @@ class Stream(Generic[T]):
         check_process(self._process)
         try:
             self._sequence.ended.wait(timeout)
-        finally:  # also after an interrupt, so that the text until then is there
+        finally:  # also after an interrupt, so that `text` has what was written until then
             self._take_all()
         if self._end is None:
             raise TimeoutError(f"the request has not ended within {timeout} seconds; wait longer, or cancel it")
@@ -125,7 +125,7 @@ class Stream(Generic[T]):
         with _reading([self]), self._event_lock:
             while self._end is None:
                 event = self._sequence.events.get()
-                self._take(event)
+                self._record(event)
                 if isinstance(event, Piece):
                     return self._item(event)
         self._finish_reading()
@@ -147,12 +147,12 @@ class Stream(Generic[T]):
         raise StopAsyncIteration
 
     def _poll(self) -> Piece | End | None:
-        """Take the next event; the end can be taken any number of times. None if there is no event yet."""
+        """`_next_event`, with the event lock held."""
         with self._event_lock:
             return self._next_event()
 
     def _take_all(self) -> None:
-        """Take all events, unless a `for` loop waits for one. After the end, wait until that loop has taken it."""
+        """Read all events so far, unless a `for` loop waits for one. If the request has ended, wait for that loop."""
         if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
                 while isinstance(self._next_event(), Piece):
@@ -161,16 +161,17 @@ class Stream(Generic[T]):
                 self._event_lock.release()
 
     def _next_event(self) -> Piece | End | None:
+        """The next event, recorded; None if there is none yet. After the end it is the end each time."""
         if self._end is not None:
             return self._end
         try:
             event = self._sequence.events.get_nowait()
         except queue.Empty:
             return None
-        self._take(event)
+        self._record(event)
         return event
 
-    def _take(self, event: Piece | End) -> None:
+    def _record(self, event: Piece | End) -> None:
         if isinstance(event, End):
             self._end = event
         else:
@@ -233,7 +234,7 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
 
 @contextmanager
 def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
-    """Hold the streams as their only reader. Raises PassError if one has a reader, or is another process's."""
+    """Hold the streams as their only reader. Raises PassError if one has a reader, or belongs to another process."""
     held: list[Stream[T]] = []
     try:
         for stream in streams:
@@ -250,7 +251,7 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
 
 
 def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:
-    """A signal that is set in the running loop at every event of these streams from now on."""
+    """An asyncio.Event of the running loop. From now on it is set whenever one of these streams gets an event."""
     signal, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def notify() -> None:

@@ -33,19 +33,19 @@ MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 class GenerateOptions:
     """The options of a request.
 
-    plan: "ar", "two-pass", "fused", "fused:4,3,2,2,1" (the sizes of its groups), "tree-3", "tree-5", "tree-8" or
-    "tree-16" (a tree of so many drafts), "tree:2,2,1,0" (the sizes of its groups), or "auto": the fastest. A pass runs
+    plan: "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8" or "tree-16" (a tree of so many drafts), "auto" (the
+    fastest), "fused:4,3,2,2,1" or "tree:2,2,1,0" (how many look-ahead rows follow the root, and each draft). A pass has
     one plan for all sequences: that of the oldest request that names one; a tree only if all name a tree or "auto".
     lookahead: the most look-ahead drafts of a pass, at most the bundle's L (None: L; 0: plain decoding).
     draft: where drafts come from, one of `request_fields.DRAFT_SOURCES` (None: "both" for auto, else "lookahead").
     stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
     together. stop_token_ids: tokens that end it, too. ignore_eos: the model's own end tokens do not end it.
-    reuse_prefix: reuse the K/V of the prefix that the prompt has in common with an earlier request of the session, even
-    if `LoadOptions.prefix_cache` does not, as their last bits may differ.
+    reuse_prefix: reuse K/V of an earlier request of the session that begins with the same tokens, even if
+    `LoadOptions.prefix_cache` does not. Their last bits may differ from those of a prefill.
     cache_salt: K/V are shared only among requests with the same salt.
     logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
     constraint: what the text must look like. The request is refused if the constraint takes too long to compile, and
-    ends with an error if the masks of its tokens take too long (`text.grammar`, `text.grammar_state`).
+    ends with an error if finding the allowed tokens takes too long (`text.grammar`).
     min_tokens: until this many tokens are written, neither the model's end tokens nor stop_token_ids are drawn, and a
     stop string that is complete by then does not end the text.
     bad_words: strings that the text does not contain: a token that would complete one is not drawn. The prompt is not
@@ -137,8 +137,8 @@ class LoadOptions:
     (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
     speculative_max_concurrency: if more sequences than this decode at a time, all of them are decoded plainly, whatever
     plans they name (None: no limit).
-    prefix_cache: reuse K/V of earlier requests for the tokens that prompts begin with, on engines with which that
-    changes no bit of the results (ONNX Runtime on the CPU).
+    prefix_cache: reuse K/V of earlier requests that begin with the same tokens, on engines on which this changes no bit
+    of the results (ONNX Runtime on the CPU).
     verify: compare the hashes of the bundle's files with the manifest's; a file that was verified before and has not
     changed is not read again.
     """

@@ -20,8 +20,8 @@ from pass_runtime.text.detokenizer import Vocabulary
 from pass_runtime.text.grammar import Grammars
 from pass_runtime.text.stream import BadWords, TokenIndex
 
-MAX_CACHED_BAD_WORDS = 8
-"""The lists of bad words whose compiled form is kept."""
+MAX_CACHED_BAD_WORD_LISTS = 8
+"""How many compiled lists of bad words are kept."""
 
 
 class Resolver:
@@ -29,7 +29,7 @@ class Resolver:
 
     def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self._manifest, self._backend, self._vocabulary = manifest, backend, vocabulary
-        self._bad_words = lru_cache(maxsize=MAX_CACHED_BAD_WORDS)(self._make_bad_words)
+        self._bad_words = lru_cache(maxsize=MAX_CACHED_BAD_WORD_LISTS)(self._make_bad_words)
         self._index_lock = Lock()
         self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
@@ -38,19 +38,17 @@ class Resolver:
         available = self._manifest.lookahead.length
         lookahead = available if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= available:
-            raise PassError(
-                f"look-ahead {lookahead} is not 0 to {available}, which is what the bundle was exported with"
-            )
+            raise PassError(f"look-ahead must be 0 to {available}, the look-ahead of the bundle, not {lookahead}")
         only = self._backend.capabilities.lookahead
         if only is not None and (options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, only)):
             raise PassError(
-                f"the engines are for look-ahead {only} with full groups: use --plan fused, and --lookahead {only} or 0"
+                f"the engines run only look-ahead {only} without group sizes; use --plan fused, --lookahead {only} or 0"
             )
         name, cycle, lookahead, ngram_drafts = make_mode(options.plan, lookahead, options.draft)
         if cycle is not None and cycle.is_tree:
             self._check_tree(cycle.plans[0])
         if max(lookahead, ngram_drafts) > available:
-            raise PassError(f"{options.plan} has more drafts than the {available} the bundle was exported with")
+            raise PassError(f"{options.plan} has more drafts than the bundle's {available}; use --plan fused")
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         return Request(
             prompt_ids=(),
@@ -73,17 +71,17 @@ class Resolver:
         capabilities = self._backend.capabilities
         if plan.drafts not in capabilities.trees:
             raise PassError(
-                f"there is no {plan.tail} here: trees of drafts need the rule match, a draft head, a "
+                f"there is no {plan.tail} here: trees of drafts need the exact-match rule, a draft head, a "
                 "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
             )
         if plan.drafts not in capabilities.exact_trees:
             raise PassError(
-                f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, and a tree's second "
-                "choices round differently; use --plan fused"
+                f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, and some drafts "
+                "of a tree round differently than in plain decoding; use --plan fused"
             )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
-        """What `options` do to logits; None for nothing. Raises PassError if the constraint is not valid."""
+        """What `options` do to logits; None if they change none. Raises PassError if the constraint is not valid."""
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         processing = Processing(
             self._manifest.model.vocab_size,

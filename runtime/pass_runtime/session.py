@@ -145,7 +145,7 @@ class Session:
         return self.generate_all(prompt, [options or GenerateOptions()])[0]
 
     def generate_all(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Generation]:
-        """Several continuations of one prompt. The prompt is read once; the others begin from a copy of its K/V.
+        """Several continuations of one prompt. The prompt is prefilled once; its K/V are copied for the others.
 
         Raises as `generate` does, and then starts none of them.
         """
@@ -211,7 +211,7 @@ class Session:
         if tuner is None:
             raise PassError(
                 f"the KV capacity of {self.backend.capabilities.max_capacity} has no room to time passes in, so plan "
-                "auto decodes plainly: raise the capacity, or wait for requests that fill it"
+                "auto decodes plainly: raise the capacity, or try again when other requests have ended"
             )
         return tuner
 
@@ -250,7 +250,7 @@ def _token_ids(prompt: object) -> tuple[int, ...]:
 
 
 def _checked_text(text: str) -> str:
-    """`text`. Raises PassError if it has lone surrogates, which Python makes of arguments that are not UTF-8."""
+    """`text`. Raises PassError if it has lone surrogates, which Python makes of command lines that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -232,7 +232,7 @@ def test_rows_of_a_batch_are_dear_where_rows_are():
 
 def test_a_batch_that_was_measured_counts_as_measured():
     tuner = PlanTuner(times_of({1: 1.0, 50: 1.0}), 4, GOOD)
-    tuner.by_batch[8] = times_of({8: 1.0, 200: 25.0})
+    tuner.times_by_batch[8] = times_of({8: 1.0, 200: 25.0})
     assert tuner.decide(4, batch=8).cycle.name == "ar"
     assert tuner.decide(4, batch=2).cycle.lookahead == 4
 

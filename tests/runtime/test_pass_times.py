@@ -112,11 +112,13 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     assert first is not None and first.times().rows[-1] == 49
     left[0] = room
     assert tuners.get("greedy") is first
-    assert tuners.get("greedy", 2) is tuners.get("sample") is None and [*first.by_batch] == [1]
+    assert tuners.get("greedy", 2) is tuners.get("sample") is None and [*first.times_by_batch] == [1]
     left[0] = 49
     assert tuners.get("greedy", 2) is first and first.times(2).rows == [2, 4, 10, 14, 32, 50]
     sampled = tuners.get("sample", 2)
-    assert sampled is not None and sampled.times().rows == first.times().rows and sampled.by_batch.keys() == {1, 2}
+    assert (
+        sampled is not None and sampled.times().rows == first.times().rows and sampled.times_by_batch.keys() == {1, 2}
+    )
 
 
 def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
@@ -143,7 +145,7 @@ def test_a_large_batch_of_which_one_width_is_timed_counts_as_a_window(tiny_bundl
     tuners = Tuners(read_manifest(tiny_bundle), sizes, lambda kind: (kind.batch * kind.plan.width, 0.1), lambda: 768)
     tuner = tuners.get("greedy", 33)
     assert tuner is not None and tuners.is_timed("greedy", 33) and not tuners.is_timed("greedy", 32)
-    assert [*tuner.by_batch] == [1]
+    assert [*tuner.times_by_batch] == [1]
     assert tuner.plan_seconds(verify_plan(4), 33) > 4 * tuner.plan_seconds(ar_plan(), 33)
     tuners.get("greedy", 32)  # two rows a slot, and no more
     assert tuner.times(32).rows == [32, 64]

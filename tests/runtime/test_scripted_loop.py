@@ -227,7 +227,7 @@ def test_lookahead_0_is_plain_decoding(tiny_bundle):
 
 @pytest.mark.parametrize("lookahead", [-1, 7])
 def test_lookahead_beyond_the_bundle_is_refused(tiny_bundle, lookahead):
-    with pytest.raises(PassError, match=f"look-ahead {lookahead} is not 0 to 6"):
+    with pytest.raises(PassError, match=f"look-ahead must be 0 to 6, the look-ahead of the bundle, not {lookahead}"):
         reciting_session(tiny_bundle).generate_ids([5], options(6, lookahead))
 
 

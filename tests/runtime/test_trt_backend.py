@@ -82,7 +82,7 @@ def test_trees_of_drafts(subset_bundle: Path, tmp_path: Path, monkeypatch: pytes
         asked = [(PROMPT[i:], GenerateOptions(30, plan="tree-8", ignore_eos=True)) for i in range(3)]
         together = [stream.result().token_ids for stream in submit_together(session, asked)]
         assert together == [run_tokens(on_cpu, *one).token_ids for one in asked]
-        with pytest.raises(PassError, match="look-ahead 4 with full groups"):
+        with pytest.raises(PassError, match="run only look-ahead 4 without group sizes"):
             session.generate_ids(PROMPT, GenerateOptions(plan="tree:2,1,0,0"))
         with_logprobs = GenerateOptions(20, plan="tree-5", logprobs=2, ignore_eos=True)
         assert (
@@ -211,7 +211,7 @@ def test_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Pat
 
 @pytest.mark.parametrize("options", [{"plan": "fused:2,1,1"}, {"plan": "two-pass", "lookahead": 3}])
 def test_plans_without_engines_are_refused_before_anything_runs(session: Session, options):
-    with pytest.raises(PassError, match=r"look-ahead 8 with full groups: use --plan fused, and --lookahead 8 or 0"):
+    with pytest.raises(PassError, match="only look-ahead 8 without group sizes; use --plan fused, --lookahead 8 or 0"):
         tokens(session, **options)
     assert tokens(session, plan="fused", lookahead=0).stats.tau == 1
 

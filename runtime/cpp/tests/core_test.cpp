@@ -104,7 +104,7 @@ TEST_CASE("requests that cannot be are refused in one line", "[core]") {
     CHECK(refusal(request(257, 1)) == "the prompt has 257 tokens, more than the KV capacity of 256; shorten it");
     CHECK(refusal(request(1, 0)) == "max-new-tokens must be at least 1, not 0");
     CHECK(refusal(request(1, 1, "fused:5,5,5,5,5,5")) ==
-          "fused:5,5,5,5,5,5 has more drafts than the 4 the bundle was exported with");
+          "fused:5,5,5,5,5,5 has more drafts than the bundle's 4; use --plan fused");
     CHECK(refusal(request(1, 1, "quick")) ==
           "unknown plan 'quick': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group "
           "sizes as in fused:4,3,2,2,1 and tree:2,2,1,0");

@@ -1,4 +1,4 @@
-"""Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room in the KV cache.
+"""Which pass comes next: a plan of the cycle (plans that passes use in turn), or one that verifies n-gram drafts.
 
 Nothing here can change the text: the model verifies every draft.
 """
@@ -15,8 +15,8 @@ from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_acce
 from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, PlanTuner
 
 NGRAM_MARGIN = 1.10
-"""If the next pass of the cycle could verify some n-gram drafts, they get a pass of their own only if its expected rate
-is at least this many times the cycle's."""
+"""If the next plan of the cycle can verify some n-gram drafts, a separate pass that verifies more of them is run only
+if its expected rate is at least this many times the cycle's."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
 """A plan, and for every slot the n-gram drafts to put into its window; None keeps the window of the last pass."""
@@ -29,31 +29,31 @@ class DraftPolicy:
         """Whether the n-gram drafts of a slot are better than the drafts that its window of `plan` holds."""
         return True
 
-    def ngram_count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
-        """How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i] verifies i + 1 of them.
+    def ngram_count(self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
+        """How many n-gram drafts of each slot to verify in a separate pass; 0 for none. plans[i] verifies i + 1.
 
-        window: the cycle's next plan if it could verify some of them, too; None if it could not.
+        next_plan: the next plan of the cycle if it can verify some of them, too; None if it cannot.
         """
-        return len(plans) if window is None else 0
+        return len(plans) if next_plan is None else 0
 
 
 class ExpectedRate(DraftPolicy):
-    """Verifies n-gram drafts if their pass is expected to write more tokens per second than `decided` without them."""
+    """Verifies n-gram drafts if more tokens per second are expected with them than from `candidate` without them."""
 
-    def __init__(self, tuner: PlanTuner, decided: Candidate, batch: int) -> None:
-        self._tuner, self._decided, self._batch = tuner, decided, batch
+    def __init__(self, tuner: PlanTuner, candidate: Candidate, batch: int) -> None:
+        self._tuner, self._candidate, self._batch = tuner, candidate, batch
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
         ngram = cumulative_acceptance(self._acceptance(slot).rates)[1 : plan.depth + 1]
         lookahead = cumulative_acceptance(self._tuner.lookahead_drafts.rates)[1 : slot.num_drafts + 1]
         return float(ngram.sum()) > float(lookahead.sum())
 
-    def ngram_count(self, slots: Sequence[Slot], window: Plan | None, plans: Sequence[Plan]) -> int:
+    def ngram_count(self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]) -> int:
         best, count = self._best(slots, plans)
-        decided = self._decided.rate * len(slots)
-        if window is not None:
-            return count if count > window.depth and best >= NGRAM_MARGIN * decided else 0
-        if best >= SWITCH_MARGIN * decided:
+        rate = self._candidate.rate * len(slots)
+        if next_plan is not None:
+            return count if count > next_plan.depth and best >= NGRAM_MARGIN * rate else 0
+        if best >= SWITCH_MARGIN * rate:
             return count
         for slot in slots:
             if slot.ngram:  # not verified: their rates drift back, so that n-gram drafts are tried again
@@ -79,7 +79,7 @@ class ExpectedRate(DraftPolicy):
 
 def next_pass(
     cycle: Cycle,
-    window: Plan | None,
+    staged_plan: Plan | None,
     room: int,
     capabilities: Capabilities,
     slots: Sequence[Slot],
@@ -87,26 +87,26 @@ def next_pass(
 ) -> NextPass | None:
     """The next pass over the sequences in these slots; None if not even a plain one fits.
 
-    window: the plan whose windows are on the device. room: tokens of KV capacity left after the longest sequence.
+    staged_plan: the plan whose windows are on the device. room: tokens of KV capacity left after the longest sequence.
     """
     found = None
     if any(slot.ngram for slot in slots):
-        found = _with_ngrams(cycle, window, room, capabilities, slots, policy)
-    return found or _from_cycle(cycle, window, room, capabilities, len(slots))
+        found = _with_ngrams(cycle, staged_plan, room, capabilities, slots, policy)
+    return found or _from_cycle(cycle, staged_plan, room, capabilities, len(slots))
 
 
 def _with_ngrams(
     cycle: Cycle,
-    window: Plan | None,
+    staged_plan: Plan | None,
     room: int,
     capabilities: Capabilities,
     slots: Sequence[Slot],
     policy: DraftPolicy,
 ) -> NextPass | None:
-    """A pass that verifies n-gram drafts: in the windows of the cycle if those verify drafts anyway, or in windows of
-    their own if more drafts promise more. None if the policy wants neither."""
-    if window in cycle.plans and window.drafts:
-        plan: Plan | None = window
+    """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next one of the cycle. If that
+    has no draft rows or no room, or if the policy wants more drafts than it holds, it is a plan that only verifies."""
+    if staged_plan in cycle.plans and staged_plan.drafts:
+        plan: Plan | None = staged_plan
     else:
         plan = cycle.plans[0] if cycle.plans[0].is_fused else None
     if plan is not None and capabilities.padded_width(plan.width) > room:
@@ -125,15 +125,15 @@ def _with_ngrams(
 
 
 def _from_cycle(
-    cycle: Cycle, window: Plan | None, room: int, capabilities: Capabilities, count: int
+    cycle: Cycle, staged_plan: Plan | None, room: int, capabilities: Capabilities, num_slots: int
 ) -> NextPass | None:
     """The plan whose windows are on the device, or the first plan of the cycle. If the windows of the cycle do not fit
     the room, it is a plan of a narrower cycle; None if not even a plain pass fits."""
     while True:
-        for plan in (window, cycle.plans[0]):
+        for plan in (staged_plan, cycle.plans[0]):
             fits = plan in cycle.plans and capabilities.padded_width(cycle.reach(plan)) <= room
             if plan is not None and fits and capabilities.allows(cycle.plans):
-                return plan, (None,) * count
+                return plan, (None,) * num_slots
         if cycle.lookahead == 0:
             return None
         cycle = cycle.narrower()

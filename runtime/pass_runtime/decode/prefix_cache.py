@@ -1,8 +1,8 @@
 """Copies of the K/V that slots give up, for later prompts that begin with the same tokens.
 
 A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache shrinks because a short
-request needs less. They are copied here first, so that a long prompt that many requests begin with need not be read
-again. The copies used least recently make room for others.
+request needs less. They are copied here first, so that a long prompt that many requests begin with need not be
+prefilled again. The copies used least recently make room for others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MAX_SAVED_BYTES = 512 << 20
 MAX_SAVED_PREFIXES = 64
 """The most copies: a prompt is compared with each of them."""
 BLOCK_TOKENS = 16
-"""Prefixes are shared in blocks of this many tokens. How long a prompt took to read tells a client whether another
-prompt began with the same block, so it must guess a whole block, and not one token at a time."""
+"""Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether another prompt began
+with the same block, so to learn a prompt it must guess a whole block at once, and not token by token."""
 MIN_SAVED_TOKENS = 32
-"""The shortest prefix that is copied, in tokens: reading fewer again costs a pass or two."""
+"""The shortest prefix that is copied, in tokens: prefilling fewer again costs a pass or two."""
 COMPARED_TOKENS = 64
 """Tokens that are compared at once, which is faster than one after another."""
 

@@ -1,8 +1,8 @@
 """The logits processors of one sequence: which tokens may come next, and which logits change.
 
 What the processors do to a row of a window depends on the tokens before it: the text, and the drafts of the rows
-before. They are known before the pass, so every row gets what plain decoding would give it there, and the text is the
-same with any plan. The order is that of vLLM and Hugging Face: biases, then repetition, frequency and presence
+before. These are known before the pass, so every row is processed as in plain decoding, and the text is the same with
+any plan. The order is that of vLLM and Hugging Face: biases, then repetition, frequency and presence
 penalties, then forbidden tokens.
 """
 
@@ -71,18 +71,18 @@ class Processors:
         self._token_counts = Counter[int]()  # of the text, without the prompt
         self._seen = set(prompt) if processing.sampling.repetition_penalty != 1 else set[int]()
         self._num_read = len(prompt)
-        self._word_state = 0  # of the text, in the bad words
+        self._word_state = 0  # the bad-word matcher's state after the text
         self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
         _set(self._allowed_ids, processing.allowed_token_ids)
         self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))  # logits that may change
 
     def list_size(self, drafts: int) -> int:
-        """T, the length of the lists of tokens in `rows`, for windows with so many drafts."""
+        """T: the smallest of TOKEN_LIST_SIZES that holds all tokens whose logits may change with so many drafts."""
         count = len(self._touched) + drafts
         return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Take the new ones of `tokens`, which are prompt and text. Raises PassError if the grammar cannot go on."""
+        """Update the state by the new ones of `tokens` (prompt and text). Raises PassError as `GrammarState` does."""
         for token in tokens[self._num_read :]:
             self._num_read += 1
             self._token_counts[token] += 1
@@ -96,17 +96,17 @@ class Processors:
 
     @property
     def _penalizes(self) -> bool:
-        """Whether there are penalties: logits then depend on the tokens before."""
+        """Whether there are penalties, which depend on the tokens before; biases do not."""
         sampling = self._processing.sampling
         return (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
 
     def forced(self) -> tuple[int, ...]:
-        """The next tokens as far as the grammar leaves no choice; () if it leaves one."""
+        """The tokens that the grammar forces next; () if it forces none."""
         return () if self._grammar is None else self._grammar.forced()
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
-        """What to do to the rows of a window, which follow `tokens` and 0, 1, ... of `drafts`. The id V stands for no
-        draft. size: that of `list_size`, or more."""
+        """What to do to the rows of a window: row i follows `tokens` and the first i of `drafts`. The id V stands for
+        no draft. size: that of `list_size`, or more."""
         self.read(tokens)
         vocab = self._processing.vocab_size
         known = list(drafts[: drafts.index(vocab)] if vocab in drafts else drafts)
@@ -114,7 +114,7 @@ class Processors:
         return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size))
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
-        """[rows,V/32]. A rule that would leave no token is not applied, unless it is the grammar's."""
+        """[rows,V/32]: the allowed tokens. A rule that would leave none is not applied, unless it is the grammar's."""
         allowed = np.tile(_all_tokens(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
             self._grammar.fill(allowed, drafts)
@@ -129,11 +129,11 @@ class Processors:
         return allowed
 
     def _follow(self, state: int, token: int) -> int:
-        """The state in the bad words after `token`."""
+        """The bad-word matcher's state after `token`."""
         return state if self._processing.bad_words is None else self._processing.bad_words.follow(state, token)
 
     def _banned(self, state: int, written: int) -> Bits:
-        """[V/32]: the tokens that may not follow a text of `written` tokens with this state in the bad words."""
+        """[V/32]: the tokens that may not follow a text of `written` tokens with this bad-word state."""
         words = self._processing.bad_words
         banned = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
@@ -174,7 +174,7 @@ def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
 
 
 def _restrict(allowed: Bits, listed: Bits) -> None:
-    """In each row of `allowed` [P,V/32], forbid the tokens that are not in `listed` [V/32], if that leaves a token."""
+    """In each row of `allowed` [rows,V/32], forbid the tokens not in `listed` [V/32], if that leaves a token."""
     fewer = allowed & listed
     some = fewer.any(-1)
     allowed[some] = fewer[some]
@@ -193,5 +193,5 @@ def _set(bits: Bits, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
 
 
 def _as_bytes(allowed: Bits, vocab_size: int) -> npt.NDArray[np.int32]:
-    """[P,V/32] words -> [P,V/8] bytes."""
+    """[rows,V/32] words -> [rows,V/8]: each of their bytes in an int32."""
     return allowed.astype("<u4").view(np.uint8)[:, : (vocab_size + 7) // 8].astype(np.int32)

@@ -1,7 +1,7 @@
 """The slots of a backend and what each holds: which sequence, how much of it is cached, which window.
 
 Only what changed is written to the device. If a pass or an allocation fails or is interrupted, the host's state stays
-as it was before, and all windows are staged again from it.
+as it was before, and all windows are staged (written to the device) again from it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Drafts = tuple[int, ...]
 @dataclass(frozen=True)
 class StepResult:
     """What a pass did for one sequence. drafted: how many drafts followed one another in its window; of a tree, its
-    depth. source: where the drafts came from. tokens: those that were emitted. chain: how many accepted drafts were
-    first choices, up to the first one that was not (in a tree). last_row: the row of the last accepted draft."""
+    depth. source: where the drafts came from. tokens: those that were emitted. chain: how many drafts were accepted
+    before the first one that was a second or later choice (in a tree). last_row: the row of the last accepted draft."""
 
     sequence: SequenceState
     drafted: int
@@ -44,7 +44,7 @@ class Runner:
         used = prefix_cache and backend.capabilities.same_entries
         self._store = PrefixStore(backend.cache, backend.memory) if used else None
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
-        self.window: Plan | None = None
+        self.staged_plan: Plan | None = None
         """The plan whose windows are on the device; None if all windows must be staged again."""
 
         self._sampler: Sampler = "greedy"  # of the last pass
@@ -96,7 +96,7 @@ class Runner:
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy K/V of the prompt of `slot` into it if another slot, or a saved prefix, has more of them."""
+        """If another slot, or a saved prefix, has more K/V of the prompt of `slot` than that has, copy them into it."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
         counts = [self._reusable(other, sequence.request) for other in others]
@@ -128,7 +128,7 @@ class Runner:
         self._engine_seconds += done - begun
         slot.exact_prefix_len += count if slot.exact_prefix_len == sequence.cached else 0
         sequence.cached += count
-        slot.masked = False  # the length it was masked at has changed
+        slot.masked = False  # it was masked with the length before this chunk
         sequence.stats.prefill_seconds += done - started
         return count
 
@@ -147,12 +147,12 @@ class Runner:
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
-            self.window = None  # the windows lack the draft probabilities that this sampler's tail needs
+            self.staged_plan = None  # the windows lack the draft probabilities that this sampler's tail needs
         self._sampler = kind.sampler
         self._stage(plan, active, drafts, kind.batch)
         if kind.touched:
             self._process(kind, active)
-        self.window = None  # until the pass is done
+        self.staged_plan = None  # until the pass is done
         started = time.perf_counter()
         for sequence in (slot.current for slot in active):
             if sequence.decoding_since is None:
@@ -169,12 +169,12 @@ class Runner:
             result.sequence.cached += len(result.tokens)
             result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_seconds_before
             slot.num_drafts, slot.source = plan.next_draft_depth(result.last_row), "lookahead"
-        self.window = plan.next
+        self.staged_plan = plan.next
         return results, seconds
 
     def idle_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
         """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence. tail: whether to run
-        the tail, which windows of prompts do not have."""
+        the tail; a prefill runs none."""
         self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
@@ -198,7 +198,7 @@ class Runner:
 
     def _stage_masked(self, kind: PassKind) -> None:
         self.make_room(kind.plan, kind.batch)
-        self.window = None
+        self.staged_plan = None
         for slot in self.slots[: kind.batch]:
             self.backend.stage(slot.number, kind.plan, slot.cached, 0)
             self._mask(slot)
@@ -224,8 +224,8 @@ class Runner:
 
     def _kind(self, plan: Plan, active: Sequence[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
-        touched = max(slot.current.list_size(plan.drafts) for slot in active)
-        return PassKind(plan, self.batch(active), self.sampler(active), logprobs, touched, self.processed_logprobs)
+        list_size = max(slot.current.list_size(plan.drafts) for slot in active)
+        return PassKind(plan, self.batch(active), self.sampler(active), logprobs, list_size, self.processed_logprobs)
 
     def _process(self, kind: PassKind, active: Sequence[Slot]) -> None:
         """Set what the logits processors do in a pass whose windows are staged."""
@@ -241,7 +241,7 @@ class Runner:
             if slot not in active and not slot.masked:
                 self._mask(slot)
         for slot, ngram in zip(active, drafts, strict=True):
-            if self.window == plan and slot.staged and ngram is None:
+            if self.staged_plan == plan and slot.staged and ngram is None:
                 continue
             slot.staged = False
             self.backend.stage(slot.number, plan, slot.cached, slot.current.tokens[-1], ngram or ())
@@ -257,7 +257,7 @@ class Runner:
     def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
         """The result of a pass for the sequence of a slot. Changes nothing."""
         sequence, ids = slot.current, emitted.tokens
-        chain = sum(row == i for i, row in enumerate(emitted.rows)) - 1  # first choices are in rows 1, 2, ...
+        chain = sum(row == i for i, row in enumerate(emitted.rows)) - 1  # row i holds the first choice at depth i
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
@@ -282,8 +282,8 @@ class Runner:
             self.resize(fitting)
 
     def _set_kept(self, slot: Slot, tokens: list[int]) -> None:
-        """Set the tokens that a free slot keeps. If some are dropped, the exact prefix is saved first. The slot must be
-        staged or masked again before the next pass, which would otherwise write at the old length."""
+        """Set the tokens that a free slot keeps. If some are dropped, the first `exact_prefix_len` are saved. The slot
+        must be staged or masked again before the next pass, which would otherwise write at the old length."""
         if self._store and len(tokens) < len(slot.kept):
             self._store.save(slot.number, slot.kept[: slot.exact_prefix_len], slot.salt)
         slot.kept, slot.staged, slot.masked = tokens, False, False
@@ -295,7 +295,7 @@ class Runner:
     def _reusable(self, slot: Slot, request: Request) -> int:
         """How many tokens of the prompt of `request` have K/V in `slot` that it may use. On an engine with
         `same_entries` they must be bit-identical to a prefill's. Requests that hold the same prompt object share all of
-        it. Others share whole blocks: all of them if there is a prefix store, else those with `reuse_prefix`."""
+        it. Others share whole blocks, if there is a prefix store or `request` has `reuse_prefix`."""
         if slot.salt != request.cache_salt:
             return 0
         exact = self.backend.capabilities.same_entries
@@ -325,7 +325,7 @@ class Runner:
 
     def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
         """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that holds the rest of the
-        prompt, if that fills three quarters of it or fills only windows of one row; else the widest that it fills."""
+        prompt if the rest fills three quarters of it, or fills none but one-row windows; else the widest it fills."""
         remaining, offered = stop - start, self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[-1:]
         holding = [width for width in widths if width >= remaining]

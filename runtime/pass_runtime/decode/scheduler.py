@@ -20,14 +20,14 @@ from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import PlanTuner, Tuners
 
 MAX_PROMPT_TOKENS = 64
-"""The most prompt tokens that a step prefills while other sequences decode."""
+"""While other sequences decode, a step begins no chunk after this many prompt tokens, and none with more rows."""
 
 
 class QueueFull(PassError):
     """Slots and queue have no place for more requests."""
 
     def __init__(self, waiting: int, max_queue: int, count: int) -> None:
-        self.reason = (
+        self.reason = (  # the message without the advice
             f"{waiting} requests are waiting already, and the queue holds {max_queue}: no room for {count} more"
         )
         super().__init__(f"{self.reason}; try again later, or open the session with a larger max_queue")
@@ -144,7 +144,7 @@ class Scheduler:
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Prefill prompt chunks, those of the oldest sequence first; one of any width if no sequence decodes."""
+        """Prefill chunks of the oldest sequences, up to MAX_PROMPT_TOKENS; if none decodes, one chunk of any width."""
         prefilling = [slot for slot in self.runner.busy if not slot.current.prefilled]
         if not prefilling:
             return
@@ -152,10 +152,10 @@ class Scheduler:
         read = 0
         for slot in sorted(prefilling, key=lambda slot: slot.current.admission_number):
             try:
-                self.runner.share(slot)  # an older sequence may have read the same prompt by now
+                self.runner.share(slot)  # an older sequence may have prefilled the same prompt by now
                 while not slot.current.prefilled:
                     if read and (limit is None or read >= limit):
-                        return  # requests are admitted and cancelled between steps only
+                        return  # end the step, so that requests can be admitted and cancelled
                     read += self.runner.prefill(slot, limit)
             except Exception as error:
                 self._finish(slot, _error_end(error))
@@ -183,7 +183,7 @@ class Scheduler:
         self, active: Sequence[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool
     ) -> NextPass | None:
         """The next pass. It runs one plan for all: that of the oldest request that names one, else the fastest. A tree
-        becomes a chain if one of the requests does not allow trees."""
+        becomes a chain (one draft at each depth) if one of the requests does not allow trees."""
         sequences = sorted((slot.current for slot in active), key=lambda sequence: sequence.admission_number)
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
@@ -200,9 +200,9 @@ class Scheduler:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
         # If all sequences have just been admitted, none has a window yet, and a cycle begins.
-        window = runner.window if any(slot.staged for slot in active) else None
+        staged_plan = runner.staged_plan if any(slot.staged for slot in active) else None
         room, capabilities = runner.room, runner.backend.capabilities
-        return next_pass(cycle or make_cycle("ar", 0), window, room, capabilities, active, policy)
+        return next_pass(cycle or make_cycle("ar", 0), staged_plan, room, capabilities, active, policy)
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> PlanTuner | None:
         """The tuner for these sequences; None if all of them name plans, or if they are to be decoded plainly.
@@ -249,8 +249,8 @@ class Scheduler:
 
 
 def _allows_tree(request: Request) -> bool:
-    """Whether the drafts of a request may be trees. A tree's second choices round differently, so the request must
-    not name another plan. The graphs of log-probabilities and processors read the rows of a chain."""
+    """Whether a request may be decoded with trees: it names one, or "auto" (as second choices round differently), and
+    has no log-probabilities and no processors, whose graphs read the rows of a chain."""
     asked = request.cycle is None or request.cycle.is_tree
     return asked and request.logprobs is None and request.processing is None
 

@@ -129,7 +129,7 @@ class SequenceState:
     decoding_since: float | None = None
     """`time.perf_counter` at the start of its first pass."""
     engine_seconds_before: float = 0.0
-    """Seconds that the engine had spent in passes of all sequences before that."""
+    """Seconds that the engine had spent in passes of all sequences before its first pass."""
     acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
     ngram_acceptance: dict[int, ConditionalAcceptance] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class SequenceState:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     def forced(self) -> tuple[int, ...]:
-        """The next tokens as far as a grammar leaves no choice; () if it leaves one, or there is no grammar."""
+        """The tokens that a grammar forces next; () if it forces none, or there is no grammar."""
         if self.processors is not None and self.processors_error is None:
             with self._keeping_errors():
                 self.processors.read(self.tokens)
@@ -187,7 +187,7 @@ class SequenceState:
 
     @contextmanager
     def _keeping_errors(self) -> Iterator[None]:
-        """Keep the error of its processors, which ends this sequence and not the pass of all."""
+        """Store an error of its processors instead of raising it, as it must end this sequence alone, not the pass."""
         try:
             yield
         except PassError as error:
@@ -250,7 +250,7 @@ class Slot:
     as it is not lowered if fewer tokens are kept.
     num_drafts: drafts in its window, which came from `source`. staged: whether its window is on the device. masked:
     whether the device leaves the slot out of passes. ngram: drafts for the next pass that need no model, from an n-gram
-    match or a grammar. matched: the tokens of that match, or FORCED_MATCH.
+    match or a grammar. matched: how many tokens match, or FORCED_MATCH.
     """
 
     number: int

@@ -17,7 +17,7 @@ STATISTICS = (
 
 @dataclass
 class Stats:
-    """Counts of one generation. A step is here a pass whose window holds drafts, which are accepted or not."""
+    """Counts of one generation. `steps` counts passes that verified drafts, `passes` all of them."""
 
     plan: str = "ar"
     lookahead: int = 0
@@ -49,7 +49,7 @@ class Stats:
 
     @property
     def tau(self) -> float:
-        """Tokens emitted per trunk pass, bonus tokens included, draft passes counted."""
+        """Tokens emitted per pass, bonus tokens included. Passes that verify no drafts count, too."""
         return self.emitted / self.passes if self.passes else 0.0
 
     @property
@@ -77,7 +77,7 @@ class Stats:
 
     @property
     def host_seconds(self) -> float:
-        """The part of `decode_seconds` between passes: the loop, and text and stop strings."""
+        """The part of `decode_seconds` between passes: scheduling, and finding text and stop strings."""
         return self.decode_seconds - self.engine_seconds
 
     @property

@@ -35,8 +35,8 @@ RUNS_UNTIL_CAPTURED = 2
 
 
 def capture_graphs(runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]) -> None:
-    """Run the passes of all modes over `batch` slots, all masked, with a KV capacity of `capacity` tokens, and prompt
-    chunks in the slots that no smaller batch size covers. Does nothing while a sequence runs. Windows that do not fit
+    """Run the passes of all MODES over `batch` slots, all masked, with a KV capacity of `capacity` tokens, and prompt
+    chunks in the slots that smaller batch sizes lack. Does nothing while a sequence runs. Windows that do not fit
     after the tokens that free slots keep are left out."""
     capabilities, before = runner.backend.capabilities, runner.backend.capacity
     kept = max(slot.cached for slot in runner.slots)
@@ -44,7 +44,7 @@ def capture_graphs(runner: Runner, capacity: int, batch: int, samplers: Collecti
         return
     try:
         runner.resize(capacity)
-        for plan in captured_plans(runner):
+        for plan in plans_to_capture(runner):
             if kept + capabilities.padded_width(plan.width) <= capacity:
                 for sampler in samplers:
                     runner.run_masked(PassKind(plan, batch, sampler), RUNS_UNTIL_CAPTURED)
@@ -60,8 +60,8 @@ def capture_graphs(runner: Runner, capacity: int, batch: int, samplers: Collecti
             runner.resize(before)
 
 
-def captured_plans(runner: Runner) -> list[Plan]:
-    """The plans of MODES that the engines know."""
+def plans_to_capture(runner: Runner) -> list[Plan]:
+    """The plans of MODES that the engines can run."""
     lookahead = runner.backend.manifest.lookahead.length
     plans = {plan.name: plan for mode in MODES for plan in make_cycle(mode, lookahead).plans}
     return [plan for plan in plans.values() if runner.backend.capabilities.allows([plan])]
@@ -75,7 +75,7 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = threading.RLock()  # reentrant: the garbage collector may end a reservation in any code
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end a `reserve` block while it is held
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
@@ -147,7 +147,7 @@ class Worker:
             self._thread = thread
 
     def _run(self) -> None:
-        with self._lock:  # free once `_start` has ended
+        with self._lock:  # wait until `_start` has ended
             if self._thread is not threading.current_thread():
                 return
         try:
@@ -207,14 +207,14 @@ _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close every worker before the process ends: a pass that the end cuts off can crash the process."""
+    """Close every worker before the process ends: a pass that still runs then can crash the process."""
     for worker in list(_live_workers):
         worker.close()
 
 
 def _forget_all() -> None:
-    """Keep a forked child from freeing engines. It lacks their threads, and their destructors would wait for these for
-    ever, or abort. If the C library has on_exit, the child also ends without running such destructors."""
+    """Keep a forked child from freeing engines. The child lacks the engines' threads, so destructors would wait for
+    them for ever, or abort. If the C library has on_exit, no destructor runs at the child's end either."""
     for worker in list(_live_workers):
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))

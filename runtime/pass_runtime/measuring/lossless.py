@@ -1,4 +1,4 @@
-"""Whether two decodings are the same text, how near a tie was where they first differ, and where a text loops.
+"""Whether two decodings are the same text, how close the scores are where they first differ, and where a text loops.
 
 Windows of different widths round differently, so two tokens whose scores differ by less than the rounding can change
 places. A first difference is a near-tie if the margin between the two scores is at most a tolerance. Greedy text of
@@ -20,7 +20,7 @@ from pass_runtime.session import Session
 
 MAX_PERIOD_TOKENS = 48
 LOOP_REPEATS, END_LOOP_REPEATS = 3, 2
-"""The fewest occurrences of its period in a row that make a loop, and a loop that the end of the text cuts off."""
+"""The fewest times in a row that the period of a loop occurs: within a text, and at its end, which may cut it off."""
 MIN_LOOP_TOKENS = 24
 """The fewest tokens of a loop, all repeats together: "no, no, no" is not a loop."""
 

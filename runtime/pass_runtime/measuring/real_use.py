@@ -1,4 +1,4 @@
-"""Measuring acceptance in real use: prompts of several kinds, and tokens per pass over the texts, loops apart.
+"""Measuring acceptance in real use: prompts of several kinds, and tokens per pass, with loops counted apart.
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`) both measure with this
 module, so that their results can be compared. What is compared is measured in turns, so that a noisy machine affects
@@ -163,7 +163,7 @@ def split_at_loop(written: Sequence[int], tokens: int) -> tuple[range, range]:
 
 
 def count_passes(sizes: Iterable[int], indices: range) -> PassCounts:
-    """Count the passes that begin at one of `indices`, each with all its tokens. sizes: the tokens of every pass."""
+    """Count the passes that begin at one of `indices`, each with all its tokens. sizes: tokens emitted by each pass."""
     found, begin = PassCounts(), 0
     for size in sizes:
         if begin in indices:

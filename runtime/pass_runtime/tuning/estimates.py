@@ -46,7 +46,7 @@ class ConditionalAcceptance:
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
             self._trials[i] = (self._trials[i] + 1) * (1 - 1 / AVERAGED_PASSES)
-        if drafted == accepted < len(self._prior):  # all were accepted, so a draft after them would be likelier to be
+        if drafted == accepted < len(self._prior):  # all were accepted, so the next one is likelier to be accepted, too
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
@@ -65,7 +65,7 @@ AGREEMENT_RATIO = 1.1
 TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
 """The most timings of a pass, and of one with more than WIDE_WINDOW_ROWS rows, which takes long and matters little."""
 MAX_TIMED_ROWS = 64
-"""Passes with more rows, of all slots together, are not timed: they were faster on no machine."""
+"""Passes with more rows, of all slots together, are not timed: decoding was faster with them on no machine."""
 TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
 """Group sizes of the fused windows with 8 and 16 rows, which are timed because processors multiply in tiles of so many
 rows: one more row takes another tile."""
@@ -78,7 +78,7 @@ MIN_PASS_SECONDS = 1e-9
 FAR_ROWS = 1_000_000  # how far a line is extended beyond the last point
 
 TimePass = Callable[[Plan], tuple[float, float]]
-"""Times one pass over a plan; returns the seconds of trunk and tail."""
+"""Times one pass with a plan; returns the seconds of trunk and tail."""
 
 
 class PassShape(NamedTuple):
@@ -91,13 +91,13 @@ class PassShape(NamedTuple):
 
 
 def shape_of(plan: Plan, batch: int = 1) -> PassShape:
-    """The shape of a pass over `plan` in `batch` slots."""
+    """The shape of a pass with `plan` over `batch` slots."""
     return PassShape(batch * plan.width, batch * (1 + plan.drafts), batch * plan.next.drafts)
 
 
 def _line(points: Mapping[int, float], *, flat: bool = False) -> Callable[[int], float]:
     """A piecewise linear function through `points`, raised if need be so that it never falls. It is constant before the
-    first. Beyond the last it rises like the last piece or like the mean, whichever is steeper; constant if `flat`."""
+    first. Beyond the last, it has the slope of the last piece or the mean slope, whichever is steeper; 0 if `flat`."""
     xs = sorted(points)
     ys = list(accumulate((points[x] for x in xs), max))
     rises = [] if flat else [(ys[-1] - ys[i]) / (xs[-1] - xs[i]) for i in {0, len(xs) - 2} if len(xs) > 1]
@@ -124,7 +124,7 @@ class PassTimes:
             self.rows = sorted({shape.rows for shape in timed})
             rows = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
             more = {s.rows: max(t - rows[s.rows], 0.0) for s, (t, _) in drafting.items() if s.rows in rows}
-            self._adapter = _line(more or {0: 0.0}, flat=True)
+            self._adapter = _line(more or {0: 0.0}, flat=True)  # extra seconds of a trunk with look-ahead rows
             rows = {shape.rows: trunk - self._adapter(shape.rows) for shape, (trunk, _) in drafting.items()} | rows
             # If one width alone was timed, half of its time counts as due to its rows: more rows must not look free.
             self._trunk = _line(rows if len(rows) > 1 else {0: sum(rows.values()) / 2, **rows})
@@ -171,7 +171,7 @@ def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
 
 
 def measure(time_pass: TimePass, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float]]:
-    """Time passes over `plans` in turns; returns the seconds of trunk and tail of each plan.
+    """Time passes with each of `plans` in turns; returns the seconds of trunk and tail of each plan.
 
     The shortest time of each plan counts, since disturbances only make a pass slower. A plan whose two shortest times
     agree is not timed again.

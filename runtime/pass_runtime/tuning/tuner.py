@@ -47,7 +47,7 @@ NUM_SQUARINGS = 9
 def menu(lookahead: int, capabilities: Capabilities | None = None) -> tuple[Cycle, ...]:
     """Plain decoding, which comes first, and the cycles that are at most `lookahead` drafts deep.
 
-    Fused plans and trees have full groups, or groups that get smaller with what was accepted, down to one row.
+    Fused plans and trees have groups with as many rows as the drafts are deep, or with fewer rows after deeper drafts.
     capabilities: those of the engines; None allows every plan but trees.
     """
     if capabilities is not None and capabilities.lookahead is not None:
@@ -75,8 +75,8 @@ def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
     reached = tried * accepted  # (g, a): probability that row a is accepted if the window's drafts are g deep
     last = reached.copy()
     np.subtract.at(last.T, parents, reached[:, 1:].T)  # (g, a): probability that row a is the last accepted one
-    # How deep drafts are is a Markov chain: after row a they are groups[a] deep. A chain that stays where it is in half
-    # of its steps has the same distribution in the end, and no period.
+    # The depth of a window's drafts is a Markov chain: if row a is the last accepted one, the next depth is groups[a].
+    # If half of all steps change nothing, the stationary distribution is the same, and the chain has no period.
     steps = (np.maximum(last, 0.0) @ leads + np.eye(len(last))) / 2
     for _ in range(NUM_SQUARINGS):
         steps = steps @ steps
@@ -85,8 +85,8 @@ def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
 
 @cache
 def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
-    """[depth+1,D+1]: 1 at (g, a) if drafts g deep include row a; [D]: the row before each draft; [D+1,depth+1]: 1 at
-    (a, g) if group a has g rows."""
+    """tried [depth+1,D+1]: 1 at (g, a) if row a is at most g deep. parents [D]: the row that each draft follows. leads
+    [D+1,depth+1]: 1 at (a, g) if group a has g rows."""
     sizes = np.arange(plan.depth + 1)
     tried = plan.row_position[: plan.drafts + 1] <= sizes[:, None]
     leads = np.equal.outer(np.array(plan.groups), sizes)
@@ -97,7 +97,7 @@ def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
     """[D]: the probability that each draft of a tree is accepted, in the order of its rows."""
     found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
     for node in tree_nodes(plan.drafts, plan.depth):
-        chance, usual = 1.0, 1.0
+        chance, usual = 1.0, 1.0  # usual: a first choice's acceptance relative to that in the chain
         for depth, rank in enumerate(node):
             first = usual * float(rates[depth])
             chance *= first if rank == 0 else LATER_CHOICE_SHARES[rank - 1] * (1 - first)
@@ -112,10 +112,10 @@ DECISION_TIME_SHARE = 0.005
 """The largest share of decoding time that decisions may take."""
 SWITCH_MARGIN = 1.03
 """Switch cycles only if the expected rate is at least this many times the current cycle's. Switch to plain decoding if
-the current cycle's is below this many times the plain one."""
+the current cycle's expected rate is less than this many times that of plain decoding."""
 IDLE_PASSES, TRIAL_PASSES = 2000, 4
 """After a decision, a cycle that did not run in the last IDLE_PASSES is run for TRIAL_PASSES if its expected rate is at
-least that of the cycle in use. Plain decoding, which all are compared with, is run in any case."""
+least that of the cycle in use. Plain decoding, which all are compared with, is run whatever its rate."""
 DEFAULT_ACCEPTANCE = 0.1
 """The initial acceptance rate of each look-ahead draft, if the bundle states none."""
 NGRAM_PRIOR = 0.6
@@ -151,27 +151,27 @@ class PlanTuner:
         empty if it states none. capabilities: as for `menu`."""
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
-        self.by_batch, self.lookahead, self._capabilities = {1: times}, lookahead, capabilities
+        self.times_by_batch, self.lookahead, self._capabilities = {1: times}, lookahead, capabilities
         self.lookahead_drafts = ConditionalAcceptance(prior)
         self.ngrams: dict[int, ConditionalAcceptance] = {}
-        [self.decided] = self.candidates(0)
+        [self.decided] = self.candidates(0)  # the candidate that the last decision chose; at first plain decoding
         # By look-ahead and batch: the decided candidate, the one on trial, and the pass that ends the trial.
         self._decisions: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
         self._ran: dict[tuple[Plan, int], int] = {}  # by plan and batch: the number of its last pass
         self._passes, self._decided_at = 0, 0  # number of passes so far; at the last decision
-        self._decoding, self._due = 0.0, 0.0  # seconds of passes so far; before the next decision
+        self._decoding, self._due = 0.0, 0.0  # seconds of passes: so far; when the next decision is due
 
     def times(self, batch: int = 1) -> PassTimes:
-        """The times of passes over `batch` slots. A batch size that was not timed counts as one window with as many
-        rows."""
-        return self.by_batch.get(batch, self.by_batch[1])
+        """The times of passes over `batch` slots; those of one slot if this batch size was not timed: a pass is then
+        estimated as one window with as many rows."""
+        return self.times_by_batch.get(batch, self.times_by_batch[1])
 
     def plan_seconds(self, plan: Plan, batch: int = 1) -> float:
-        """The seconds of one pass over `plan`."""
+        """The seconds of one pass with `plan`."""
         return self.times(batch).seconds(shape_of(plan, batch))
 
     def observe(self, plan: Plan, batch: int, seconds: float) -> None:
-        """Note that a pass over `plan` took `seconds`."""
+        """Note that a pass with `plan` took `seconds`."""
         self._passes += 1
         self._decoding += seconds
         self._ran[plan, batch] = self._passes
@@ -199,7 +199,7 @@ class PlanTuner:
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
         """
         cumulative = cumulative_acceptance(self.lookahead_drafts.rates) if cumulative is None else cumulative
-        widest = self.by_batch[1].rows[-1]
+        widest = self.times_by_batch[1].rows[-1]
         found = []
         for cycle in menu(lookahead, self._capabilities):
             if cycle.plans[0].width <= widest:
@@ -222,8 +222,8 @@ class PlanTuner:
         return trial if self._passes < ends else self.decided
 
     def decide(self, lookahead: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()) -> Candidate:
-        """The best candidate, or the present one if the best is not SWITCH_MARGIN times as fast. Plain decoding counts
-        as the present one if that is not SWITCH_MARGIN times as fast as it."""
+        """The best candidate, or the present one if the best is not SWITCH_MARGIN times as fast. If the present one is
+        not SWITCH_MARGIN times as fast as plain decoding, plain decoding counts as the present one."""
         cumulative = None
         if acceptances:
             cumulative = np.mean([cumulative_acceptance(acceptance.rates) for acceptance in acceptances], axis=0)
@@ -240,7 +240,7 @@ class PlanTuner:
             if promising and self._passes - last >= IDLE_PASSES:
                 self._trial = candidate
                 break
-        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # even if a request's own plan runs instead
+        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # also if a request names a plan that runs instead
         return self.decided
 
 
@@ -280,13 +280,13 @@ class Tuners:
         """Whether `get` would have nothing left to time."""
         if sampler not in self._tuners:
             return False
-        return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].by_batch
+        return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].times_by_batch
 
     def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner | None:
         """The tuner for `sampler`, which knows the times of passes over `batch` slots.
 
         None if passes must be timed first, but their windows do not fit into the KV cache after the running sequences.
-        Always None if half the KV capacity is too small for two widths.
+        Always None if half the KV capacity has no room for windows of two different widths.
         """
         if not self.is_timed(sampler, batch):
             widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
@@ -296,13 +296,14 @@ class Tuners:
                 stated, length = stated_acceptance(self._manifest.lookahead, sampler), self._manifest.lookahead.length
                 self._tuners[sampler] = PlanTuner(self._times(sampler), length, stated, self._capabilities)
             if not self.is_timed(sampler, batch):
-                self._tuners[sampler].by_batch[batch] = self._times(sampler, batch)
+                self._tuners[sampler].times_by_batch[batch] = self._times(sampler, batch)
         return self._tuners[sampler]
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
         """Time passes; few of them if the times of this batch size are known for another sampler."""
         plans = self._plans[batch]
-        like = next((tuner.by_batch[batch] for tuner in self._tuners.values() if batch in tuner.by_batch), None)
+        known = (tuner.times_by_batch.get(batch) for tuner in self._tuners.values())
+        like = next((times for times in known if times is not None), None)
         if like is not None:
             max_drafts = max(plan.drafts for plan in plans if not plan.groups)
             plans = [plan for plan in plans if not plan.drafts or (plan.drafts == max_drafts and not plan.groups)]
@@ -311,8 +312,8 @@ class Tuners:
 
     def _timed_plans(self, batch: int) -> list[Plan]:
         """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
-        that texts have the other half. Empty if only one width would be left, from which no other can be estimated: the
-        batch then counts as one window with as many rows."""
+        that texts have the other half. Empty if only one width would be left, from which no other can be estimated:
+        `PlanTuner.times` then has no times for this batch size."""
         plans, half = probe_plans(self._manifest.lookahead.length, batch), self._capabilities.max_capacity // 2
         plans = [plan for plan in plans if self._capabilities.padded_width(plan.width) <= half]
         plans = [plan for plan in plans if self._capabilities.allows([plan])]

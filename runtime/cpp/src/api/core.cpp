@@ -64,24 +64,24 @@ std::shared_ptr<SequenceState> Core::submit(const Request& request, std::unique_
 Mode Core::mode(const GenerateOptions& options) const {
     const int available = bundle_.lookahead(), lookahead = options.lookahead.value_or(available);
     if (lookahead < 0 || lookahead > available) {
-        throw Error("look-ahead " + std::to_string(lookahead) + " is not 0 to " + std::to_string(available) +
-                    ", which is what the bundle was exported with");
+        throw Error("look-ahead must be 0 to " + std::to_string(available) + ", the look-ahead of the bundle, not " +
+                    std::to_string(lookahead));
     }
     const std::optional<int> exactly = capabilities_.lookahead;
     const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
     if (exactly && (sized || (lookahead != 0 && lookahead != *exactly))) {
-        throw Error("the engines are for look-ahead " + std::to_string(*exactly) +
-                    " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
+        throw Error("the engines run only look-ahead " + std::to_string(*exactly) +
+                    " without group sizes; use --plan fused, --lookahead " + std::to_string(*exactly) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft, capabilities_.trees);
     if (found.cycle && found.cycle->is_tree() && capabilities_.rounds_activations) {
         throw Error("the plan " + found.cycle->plans.front().name +
-                    " could change texts: activations are rounded to 8 bits here, and a tree's second choices round "
-                    "differently; use --plan fused");
+                    " could change texts: activations are rounded to 8 bits here, and some drafts of a tree round "
+                    "differently than in plain decoding; use --plan fused");
     }
     if (std::max(found.lookahead, found.ngram_drafts) > available) {
-        throw Error(options.plan + " has more drafts than the " + std::to_string(available) +
-                    " the bundle was exported with");
+        throw Error(options.plan + " has more drafts than the bundle's " + std::to_string(available) +
+                    "; use --plan fused");
     }
     return found;
 }

@@ -88,8 +88,8 @@ const Tree& find_tree(const std::vector<Tree>& trees, int drafts, int lookahead)
         return tree;
     }
     throw Error("there is no tree-" + std::to_string(drafts) +
-                " here: trees of drafts need the rule match, a draft head, a vocabulary that is a multiple of 8, and a "
-                "bundle and engines of this version; use --plan fused");
+                " here: trees of drafts need the exact-match rule, a draft head, a vocabulary that is a multiple of 8, "
+                "and a bundle and engines of this version; use --plan fused");
 }
 
 }  // namespace
