@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 _UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
-"""What pydantic adds to the path of a field that may have several types, besides names with a bracket."""
+"""Parts of an error's path that name one type of a field with several; other parts of this kind have a bracket."""
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -76,7 +76,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
-    """The error for a known field whose value this server does not support."""
+    """The error for a known field whose value this server does not support. It quotes numbers and booleans only."""
     shown = value if isinstance(value, int | float | bool) else "with this value"
     reason = f": {why}" if why else ""
     message = f"{param} {shown} is not supported by this server{reason}"
@@ -92,7 +92,7 @@ def validation_error(error: ValidationError) -> ApiError:
     problem = error.errors(include_url=False, include_input=False)[0]
     path = [part for part in problem["loc"] if "[" not in str(part) and part not in _UNION_TAGS]
     tags = [i for i in range(2, len(path)) if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)]
-    param = ".".join(str(part) for i, part in enumerate(path) if i not in tags)  # tags: the class of a message or item
+    param = ".".join(str(part) for i, part in enumerate(path) if i not in tags)  # tags: "user" in messages.0.user.name
     if problem["type"] == "extra_forbidden":
         message = f"unknown field: {param}; this server ignores no field, so leave it out"
         return ApiError(message, param=param, code="unknown_parameter")

@@ -76,7 +76,7 @@ def parse_body(model: type[M], body: bytes) -> M:
 
 
 def _count_json_nodes(body: bytes) -> int:
-    """The number of objects, fields and lists; too high if strings contain `[`, `{` or `:`."""
+    """The number of objects, fields and lists; too high if strings with `[`, `{` or `:` have not been removed."""
     return body.count(b"[") + body.count(b"{") + body.count(b":")
 
 
@@ -116,8 +116,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
 
 
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
-    """The app over `session`, which the caller opens and closes. A server that stops drains `app.state.service`, the
-    `Service`."""
+    """The app over `session`, which the caller opens and closes. Before the server stops, the caller awaits
+    `app.state.service.drain(seconds)`."""
     options = options or ServeOptions()
     model = options.model_name or session.manifest.model.name
     sink = PrometheusSink(session, model)

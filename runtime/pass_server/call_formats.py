@@ -41,8 +41,8 @@ class CallFormat(ABC):
 
     @abstractmethod
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
-        """The right side of the Lark rule for one call, or several if `parallel`. It uses the rule `call`, a call's
-        object. terminal: maps a marker to its terminal."""
+        """The right side of the Lark rule for one call, or several if `parallel`. It uses the rule `call`: a call's
+        JSON object. terminal: maps a marker to its Lark terminal."""
 
     def new_id(self) -> str:
         """An id for a call."""
@@ -179,6 +179,7 @@ class _Llama3Reader(CallReader):
         return self._begin(self._held.lstrip(" \n;"))
 
     def _begin(self, rest: str) -> bool:
+        """Begin the call at the start of `rest`; without one, `rest` is content. Returns whether to step again."""
         call = rest.removeprefix(self.marker).lstrip()
         if not call or self.marker.startswith(rest):
             return False

@@ -19,8 +19,8 @@ class CallScanner:
     """Reads the JSON object of a call, character by character. The call begins once its function is known and its
     arguments have begun; from then on the arguments are passed on as the model writes them.
 
-    state: "invalid" as soon as the text cannot be a call of one of the functions `names`; this ends a call that has
-    begun. begun: whether the call has begun. raw: all text that was read.
+    state: what comes next, or "invalid" once the text cannot be a call of one of the functions `names`: a call that has
+    begun ends there. begun: whether the call has begun. raw: all text that was read.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -29,7 +29,7 @@ class CallScanner:
         self.begun = False
         self.raw = ""
         self._name = ""
-        self._key = self._value = self._unsent = ""
+        self._key = self._value = self._unsent = ""  # _unsent: arguments that no delta has yet
         self._arguments = False  # whether the value of the arguments has begun
         self._depth, self._quoted, self._escaped = 0, False, False
 
@@ -38,7 +38,7 @@ class CallScanner:
         return self.state in ("done", "invalid")
 
     def push(self, text: str) -> tuple[list[TurnDelta], str]:
-        """(what became known, the text after the object)"""
+        """(the deltas that are certain now, the text after the object)"""
         parts: list[TurnDelta] = []
         place = 0
         while place < len(text) and not self.ended:
@@ -140,7 +140,7 @@ class CallReader(SteppedReader):
         super().__init__()
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
-        """Outside of calls, in a call, after one, or in the rest of the turn, which is content."""
+        """Outside of calls, in one, after one or after Mistral's marker, or in the rest of the turn: content."""
         self._scanner = CallScanner(names)
         self._before = ""
         """What was read before the object of the call: content if it turns out to be no call."""
@@ -199,11 +199,11 @@ class CallReader(SteppedReader):
 
     @abstractmethod
     def _reject_call(self, parts: list[TurnDelta]) -> None:
-        """`_held` began like a call but is none: pass on as much of it as cannot begin another call."""
+        """Called if `_held` looked like a call but is none: pass on what cannot begin another call."""
 
 
 class MarkedReader(CallReader):
-    """Reads formats whose calls follow a marker anywhere in a turn."""
+    """Reads formats whose calls follow a marker anywhere in a turn. _after_marker: sets the state behind a marker."""
 
     marker: str
 

@@ -23,7 +23,7 @@ class ChatAnswer:
         self.calls: list[Json] = []
 
     def push(self, tokens: Sequence[Token], text: str) -> list[Json]:
-        """The deltas for `text`, which became final with `tokens`."""
+        """The deltas for the next text. tokens and text: as in `Piece`, of one pass or several."""
         return [self._delta(part) for part in self._reader.push(self._format.text(tokens, text))]
 
     def finish(self) -> list[Json]:
@@ -40,7 +40,7 @@ class ChatAnswer:
         return found
 
     def count_reasoning_tokens(self, tokens: Sequence[Token]) -> int:
-        """How many of `tokens`, those of the whole text, are reasoning: those before anything else."""
+        """How many of `tokens`, all tokens of the text, are reasoning: those before the first content or call."""
         if not self.reasoning:
             return 0
         reader = self._format.reader()
@@ -69,8 +69,8 @@ class ChatAnswer:
 
 @dataclass
 class Choice:
-    """One sequence of a request. offset_detokenizer: has read the tokens whose text offsets were sent; None before the
-    first. echo: what its text begins with. answer: collects the message of a chat; None if there is only text."""
+    """One sequence of a request. offset_detokenizer: for the text offsets of logprobs; has read the tokens sent so far,
+    None before the first. echo: what its text begins with. answer: collects a chat's message; None for plain text."""
 
     index: int
     generation: Generation
@@ -119,15 +119,15 @@ def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Cho
     return [replace(choice, index=i) for i, choice in enumerate(kept)]
 
 
-def usage(prompt_tokens: int, n: int, choices: Sequence[Choice]) -> Json:
-    """OpenAI's `usage`. prompt_tokens: the sum over the prompts, each of which has n of the choices."""
-    per_prompt = sum(len(choice.generation.tokens) for choice in choices)
+def usage(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) -> Json:
+    """OpenAI's `usage`. prompt_tokens: the sum over the prompts. per_prompt: how many choices each prompt has."""
+    completion_tokens = sum(len(choice.generation.tokens) for choice in choices)
     hits = [choice.generation.stats.cached_tokens for choice in choices]
     # The choice that prefilled a prompt has the fewest cached tokens; the others of the prompt share its K/V.
-    cached = sum(min(hits[i : i + n]) for i in range(0, len(hits), n))
+    cached = sum(min(hits[i : i + per_prompt]) for i in range(0, len(hits), per_prompt))
     return {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": per_prompt,
-        "total_tokens": prompt_tokens + per_prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }

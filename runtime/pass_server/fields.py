@@ -81,7 +81,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class ContentPart(BoundedObject):
-    """{"type": "text", "text": ...}; other types are read here and refused with the message."""
+    """{"type": "text", "text": ...}. Other types are valid here; `turns` and `responses_chat` refuse them."""
 
     model_config = ConfigDict(extra="allow")
     type: Name
@@ -145,7 +145,7 @@ class FunctionFields(StrictObject):
     name: FunctionName
     description: Text | None = None
     parameters: JsonSchema | None = Field(None, description="A JSON schema.")
-    strict: bool | None = Field(None, description="Not used: if calls are required, arguments follow the schema.")
+    strict: bool | None = Field(None, description="Not used: arguments of required calls always follow the schema.")
 
 
 class Tool(StrictObject):

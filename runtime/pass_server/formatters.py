@@ -35,7 +35,7 @@ class TokenTexts:
 
 
 def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer) -> dict[str, Any]:
-    """before: a detokenizer that has read the tokens before these; it reads these, too.
+    """The field `logprobs` for `tokens`. before: has read the tokens before these; reads these too.
 
     An offset is where a token's text begins, even if a stop string holds that text back or cuts it off.
     """
@@ -46,7 +46,7 @@ def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Deto
         found["token_logprobs"].append(finite(token.logprobs.logprob))
         top: dict[str, float] = {}
         for other, value in token.logprobs.top:
-            top.setdefault(texts.text(other), finite(value))  # the first of tokens with the same text is the likeliest
+            top.setdefault(texts.text(other), finite(value))  # of equal texts the first is the likeliest
         found["top_logprobs"].append(top)
         before.push(token.id)
         found["text_offset"].append(before.place)
@@ -80,8 +80,8 @@ def sse_event(content: Json, name: str = "") -> bytes:
 
 
 class ResponseFormatter(ABC):
-    """Writes one request's answer. A stream has an `event` for each object that `opening`, `piece` and `ending` return
-    for each choice, then `closing` or `failure`, then `done`."""
+    """Writes one request's answer. In a stream, each object that `opening`, `piece` and `ending` return for a choice is
+    sent as an `event`; after all choices come `closing`, or `failure` if there was an error, and `done`."""
 
     done = b"data: [DONE]\n\n"
 
@@ -103,7 +103,7 @@ class ResponseFormatter(ABC):
 
     @abstractmethod
     def event(self, shown: Json) -> bytes:
-        """The event for one of these objects."""
+        """The event for an object that `opening`, `piece` or `ending` returned."""
 
     @abstractmethod
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
@@ -183,13 +183,13 @@ class ChoicesFormatter(ResponseFormatter):
         return {"id": self.id, "object": object_type, "created": self.created, "model": self.model, "choices": choices}
 
     @staticmethod
-    def _choice_json(choice: Choice, text: Json, logprobs: Json | None, reason: str | None) -> Json:
-        return {"index": choice.index, **text, "logprobs": logprobs, "finish_reason": reason}
+    def _choice_json(choice: Choice, fields: Json, logprobs: Json | None, reason: str | None) -> Json:
+        return {"index": choice.index, **fields, "logprobs": logprobs, "finish_reason": reason}
 
     @abstractmethod
-    def _delta(self, text: str) -> Json: ...
+    def _delta(self, text: str) -> Json: ...  # the fields of a chunk's choice for `text`
     @abstractmethod
-    def _message(self, choice: Choice) -> Json: ...
+    def _message(self, choice: Choice) -> Json: ...  # the fields of a whole choice for its text
     @abstractmethod
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json: ...
 

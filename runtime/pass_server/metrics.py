@@ -12,12 +12,12 @@ SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 FINISHED_REASONS = {"stop": "stop", "length": "length", "error": "error"}
-"""Values of `finished_reason` for sequences that ended by themselves; the others are "abort"."""
+"""Values of `finished_reason`, by `Generation.finish_reason`; sequences with any other have "abort"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """labels: the names of its labels besides `model_name`. buckets: the upper bounds of a histogram."""
+    """labels: names of labels besides `model_name`. buckets: the upper bounds of a histogram, such as SHORT_SECONDS."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -64,7 +64,7 @@ RECORDED = (
 
 RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
 WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
-KV_CACHE_USAGE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the largest KV cache that is in use, 0 to 1.")
+KV_CACHE_USAGE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the slots' KV capacity that is in use, 0 to 1.")
 SLOTS = Metric("gauge", "pass:slots", "Most sequences decoded at a time.")
 GRAPHS_NOT_CAPTURED = Metric("gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower.")
 GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED)
@@ -91,7 +91,7 @@ class MetricSink(Protocol):
 
 @dataclass
 class Timing:
-    """When a sequence's request came, and when passes wrote its first and last tokens, in `time.perf_counter`."""
+    """When a sequence's request came and its first and last tokens were written, in seconds of `time.perf_counter`."""
 
     arrived: float
     first: float | None = None
@@ -132,7 +132,7 @@ class RequestMetrics:
         self._record(E2E_LATENCY, time.perf_counter() - timing.arrived)
         self._record(REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
         self._record(REQUEST_GENERATION_TOKENS, stats.generated_tokens)
-        self._record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))  # those that were never read
+        self._record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))  # of pieces never read
         if timing.first is not None:
             prefill = timing.first - generation.submitted - stats.queue_seconds
             decode = timing.last - timing.first

@@ -51,8 +51,8 @@ LOGGED_PATHS = (
 
 
 class ConnectionLimit:
-    """Refuses admitted requests if `server.Connection` cannot reserve a connection for them. Probes are still
-    answered: a busy server must not be restarted."""
+    """Refuses a request that `KeyCheck` marked as admitted, if `server.Connection` cannot reserve a connection for it.
+    Probes are still answered: a busy server must not be restarted."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -103,7 +103,8 @@ class ResponseLog:
 
 
 class KeyCheck:
-    """Requires a valid API key, if the server has keys, for all paths but those in KEYLESS_PATHS."""
+    """Lets requests for KEYLESS_PATHS pass. If the server has keys, refuses others without a valid one. Marks the rest
+    as `admitted` in their state, and adds `client` to it: the digest of the key, "" if the server has no keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -122,7 +123,6 @@ class KeyCheck:
             await as_response(error)(scope, receive, send)
             return
         if needed:
-            # `server.Connection` reads "admitted" when it chooses a connection to close
             scope.setdefault("state", {}).update(admitted=True, client=key or "")
         await self._app(scope, receive, send)
 

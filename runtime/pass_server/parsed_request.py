@@ -35,9 +35,9 @@ class ParsedRequest:
     """requests: `per_prompt` for each prompt, in the order of the prompts. The likeliest `n` of each prompt are the
     choices of the answer.
 
-    arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: what the texts of each
-    prompt begin with; () for nothing. turn_format: how to read reasoning and calls; None if there is only text.
-    constraint_kind: the kind of constraint of the texts, "tools" if only tool calls need one; None without one.
+    arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: the text of each
+    prompt, if its choices begin with it; () if not. turn_format: how to read reasoning and calls; None if there is only
+    text. constraint_kind: `Constraint.kind`, "tools" if only tool calls are constrained; None without a constraint.
     """
 
     requests: tuple[Request, ...]
@@ -56,8 +56,8 @@ class ParsedRequest:
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """A request whose constraints still compile. compiling: a future for each constraint, and the field that it comes
-    from. finish: returns the parsed request; for when all these futures are done."""
+    """A request whose constraints are being compiled. compiling: for each constraint, a future and the field that it
+    comes from. finish: returns the parsed request; to be called after all these futures are done."""
 
     compiling: tuple[tuple[Future[Any], str], ...]
     finish: Callable[[], ParsedRequest]
@@ -78,8 +78,8 @@ def tokenize_request(
     session: Session, limits: ServeOptions, request: GenerationRequest, arrived: float | None = None, salt: str = ""
 ) -> TokenizedRequest:
     """Check a request, tokenize its prompts, and begin to compile its constraints, which may take seconds. salt: keeps
-    the client's cached prompts apart from those of others; all clients' salts have the same length. Raises ApiError if
-    the request is invalid."""
+    the client's cached prompts apart from those of others; as long for every client, since `cache_salt` is appended.
+    Raises ApiError if the request is invalid."""
     arrived = time.perf_counter() if arrived is None else arrived
     if (name := unsupported_field(request)) is not None:
         raise not_supported(name, getattr(request, name))
@@ -139,7 +139,7 @@ def _requests(
         if least > most:
             raise ApiError(f"min_tokens is {least}, but must be at most {most}", param="min_tokens")
         each = replace(options, max_new_tokens=most, min_tokens=least, reuse_prefix=limits.reuse_prefix)
-        prompt = tuple(ids)  # one object, so that its sequences share its K/V
+        prompt = tuple(ids)  # requests with the same tuple object share its K/V
         samplings = _samplings(options.sampling, per_prompt)
         requests += [session.request(prompt, replace(each, sampling=sampling)) for sampling in samplings]
     return tuple(requests)
@@ -163,7 +163,7 @@ def _int_or_1(value: Any) -> int:
 
 
 def prompt_bytes(request: GenerationRequest) -> int:
-    """The UTF-8 bytes of the longest prompt in text; all messages and tools of a chat are one prompt."""
+    """The UTF-8 bytes of the longest prompt that is not token ids; all messages and tools of a chat are one prompt."""
     if isinstance(request, ChatRequest):
         in_messages = [text for each in request.messages for text in (*content_texts(each), *other_prompt_texts(each))]
         in_tools = [json.dumps(tool.model_dump(), ensure_ascii=False) for tool in request.tools or ()]
@@ -248,10 +248,10 @@ def _options(request: GenerationRequest, constraint: Constraint | None, salt: st
 def _constraint(
     session: Session, chat_format: ChatFormat | None, turn_format: TurnFormat | None, request: GenerationRequest
 ) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
-    """(`compiling` of TokenizedRequest, the constraint of the text, `constraint_kind` of ParsedRequest). Raises
+    """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of ParsedRequest). Raises
     ApiError if the constraint is invalid."""
     param, requested = constraint_of(request) or ("tools", None)
-    found = requested
+    found = requested  # in a chat, the whole turn has another constraint if it may have reasoning or calls
     if chat_format is not None and isinstance(request, ChatRequest):
         found = chat_format.constraint(request, turn_format, requested)
     if found is not None and request.ignore_eos:

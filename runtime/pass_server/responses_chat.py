@@ -26,14 +26,14 @@ from pass_server.schemas import ChatRequest, CommonFields
 
 Message = dict[str, Any]
 _ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "content": "content"}
-"""The names in an item of fields of chat messages and calls."""
+"""Maps fields of a chat's message or call to fields of an item."""
 
 
 class MessagesBuilder:
     """Builds chat messages from items. Consecutive reasoning, text and calls of the model become one message, as chat
     templates expect.
 
-    found: the messages so far. item_paths: by the path of a message or of a call, the path of its first item.
+    found: the messages so far. item_paths: maps the path of a message or call in the chat to that of its first item.
     """
 
     def __init__(self, instructions: str | None) -> None:
@@ -121,12 +121,12 @@ def _part(part: ContentPart, path: str) -> dict[str, str]:
 
 
 _REQUEST_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
-"""The names in /v1/responses of fields of a chat, besides `messages`."""
+"""Maps fields of a chat, except `messages`, to fields of /v1/responses with other names."""
 
 
 class ChatConversion:
-    """chat: the chat request for a request. echo: the fields that the answer repeats. Raises ApiError if the request is
-    invalid."""
+    """chat: a request of /v1/responses as a chat request. echo: the fields that the answer repeats. Raises ApiError if
+    the request is invalid."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
@@ -157,11 +157,11 @@ def _check(request: ResponsesRequest) -> None:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     wanted = _format(request)
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise ApiError("text.format needs a schema exactly if its type is json_schema", param="text.format")
+        raise ApiError("give text.format a schema if its type is json_schema, and none otherwise", param="text.format")
 
 
 def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
-    """The objects of a request whose fields are checked, each with the beginning of their paths."""
+    """(prefix of its fields' paths, object) for each object of a request whose fields are checked."""
     yield "", request
     for name in ("text", "reasoning", "stream_options"):
         if (fields := getattr(request, name)) is not None:
@@ -207,5 +207,5 @@ def _echo(request: ResponsesRequest) -> Json:
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except ValueError:  # a lone surrogate, or a number that JSON does not have
-            raise ApiError(f"{name} cannot be repeated as JSON in UTF-8; correct it", param=name) from None
+            raise ApiError(f"the answer cannot repeat {name} as JSON in UTF-8: correct {name}", param=name) from None
     return found

@@ -74,7 +74,7 @@ InputItem = Annotated[
 
 
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
-Input = Annotated[  # with a discriminator, or an invalid item is reported as "should be a string"
+Input = Annotated[  # without a discriminator, an invalid item would be reported as "should be a string"
     Annotated[Text, Tag("str")] | Annotated[InputItems, Tag("list[item]")],
     Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
 ]
@@ -85,7 +85,7 @@ class FunctionTyped(StrictObject):
 
 
 class FunctionTool(FunctionFields, FunctionTyped):
-    """In this order of bases `type` is validated first: a tool of another type is refused for its type."""
+    """A tool. `type` is validated first, by the order of bases: a tool of another type is refused for its type."""
 
 
 class NamedFunction(FunctionTyped):

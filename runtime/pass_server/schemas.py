@@ -63,7 +63,7 @@ class StructuredOutputFields(StrictObject):
 
 
 def constraint_of(request: StructuredOutputFields) -> tuple[str, Constraint] | None:
-    """The name of the field that constrains the text, and its constraint. Raises ApiError if several fields do."""
+    """(the field that constrains the text, its constraint). Raises ApiError if several do, or if it is invalid."""
     constraints = dict(_constraint_fields(request))
     if len(constraints) > 1:
         raise ApiError(f"give only one of {' and '.join(constraints)}", param=[*constraints][-1])
@@ -76,7 +76,7 @@ def constraint_of(request: StructuredOutputFields) -> tuple[str, Constraint] | N
 
 
 def _constraint_fields(request: StructuredOutputFields) -> list[tuple[str, dict[str, Any]]]:
-    """Each field that constrains the text, with the arguments of `Constraint` that it stands for."""
+    """(name, keyword arguments for `Constraint`) of each field that constrains the text."""
     found: list[tuple[str, dict[str, Any]]] = []
     if request.response_format is not None and request.response_format.type != "text":
         found.append(("response_format", _format_fields(request.response_format)))

@@ -20,13 +20,13 @@ class ServeOptions:
     model_name: what clients call the model (None: its name in the bundle). keys: the valid API keys; if there are none,
     requests need no key. max_queue: how many sequences may wait for a slot before requests are refused with 429.
     max_prompt_tokens and max_output_tokens: of one sequence (None: as many as the KV cache holds). max_body_bytes: of
-    one request's JSON. max_sequences: the prompts of one request times its n. request_seconds: from the arrival of a
-    request to the last byte of its answer. client_seconds: how long a client may take to send the head of a request, to
-    send its JSON, and to go on reading. reuse_prefix: reuse the K/V of an earlier request for the common prefix of both
-    prompts. client_plans: whether requests may name a plan, which the whole batch is then decoded with (see
-    GenerateOptions). special_tokens: whether the text of a special token in a chat message is encoded as that token
-    (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of tool calls and of reasoning ("auto":
-    that of the model's chat template). page: whether `/` is answered with the page.
+    one request's JSON. max_sequences: the prompts of one request times its n or best_of. request_seconds: from the
+    arrival of a request to the last byte of its answer. client_seconds: how long a client may take to send the head of
+    a request, to send its JSON, or to read server.MIN_READ_BYTES. reuse_prefix: reuse the K/V of an earlier request for
+    the common prefix of both prompts. client_plans: whether requests may name a plan, which the whole batch is then
+    decoded with (see GenerateOptions). special_tokens: whether the text of a special token in a chat message is encoded
+    as that token (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of tool calls and of
+    reasoning ("auto": that of the model's chat template). page: whether `/` is answered with the page.
     """
 
     model_name: str | None = None

@@ -27,14 +27,14 @@ from pass_server.service import Service
 
 log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
-"""The most bytes that may arrive while no request is under way, such as a head, or the rest of a refused body."""
+"""The most bytes of a request's head, or of the rest of a refused body: no request is under way while they arrive."""
 MIN_READ_BYTES = 1 << 14
 """A client that reads fewer bytes than this within `client_seconds` counts as not reading."""
 
 
 def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]:
     """The `Connection` class with these limits. connections: if there are more, an idle one is closed for each new
-    request. seconds: how long a client may take to send a request's head or the next request, or to go on reading."""
+    request. seconds: how long a client may take to send a request's head or the next one, or to read MIN_READ_BYTES."""
 
     class BoundedConnection(Connection):
         max_connections, client_seconds = connections, seconds
@@ -51,9 +51,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.idle_since = self.read_at = self.loop.time()
-        self.unsent = self.idle_bytes = 0
-        self.admitted = False
+        self.idle_since = self.read_at = self.loop.time()  # read_at: when the client last read enough
+        self.unsent = self.idle_bytes = 0  # unsent: bytes in the write buffer at read_at
+        self.admitted = False  # whether any request so far was admitted
         self.app_state = {**self.app_state, "reserve_connection": self.reserve_connection}  # for `ConnectionLimit`
         if len(self.connections) > self.max_connections:
             self._make_room(admitted=False)
@@ -80,8 +80,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def close_if_overdue(self, now: float) -> None:
         """Close the connection if its client exceeds `client_seconds`. Requests under way have other limits."""
         unsent = self.transport.get_write_buffer_size()
-        stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
-        reads = not self.unsent - MIN_READ_BYTES < unsent <= self.unsent  # it read enough, or the server wrote more
+        stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())  # the client must read
+        reads = unsent <= self.unsent - MIN_READ_BYTES or unsent > self.unsent  # it read enough, or was sent more
         if not stuck or reads:
             self.unsent, self.read_at = unsent, now
         waits_since = self.read_at if stuck else self.idle_since if self.idle else now
@@ -89,15 +89,14 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.abort()
 
     def reserve_connection(self) -> bool:
-        """Whether the admitted request that has come may run: if there are too many connections, close one that has
-        no admitted request under way."""
+        """If there are too many connections, close one that has no admitted request under way. Returns whether the
+        admitted request that has come may run: False if there is no such connection."""
         return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
-        """Close one other connection that has no admitted request under way, and return whether there was one. Those
-        that never had an admitted request go first, then those that are idle for longest. admitted: whether those
-        that had one may be closed too. A new connection may not close them: it exceeds the limit until its request is
-        admitted."""
+        """Close one other connection that has no admitted request under way, and return whether there was one. First go
+        connections that never had an admitted request, then those that are idle for longest. admitted: whether those
+        that had one may be closed. For a new connection they may not: it exceeds the limit until it is admitted."""
         others = [other for other in self.connections if other is not self and (admitted or not other.admitted)]
         idle = [other for other in others if other.idle or not _admitted(other.cycle)]
         if not idle:
@@ -111,19 +110,19 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Whether the next request came before this one was answered."""
         if hasattr(self, "pipeline"):  # httptools
             return bool(self.pipeline)
-        done = self.conn.their_state is self.conn.our_state  # h11: bytes that are left are not this request's body
+        done = self.conn.their_state is self.conn.our_state  # h11: bytes after the body are the next request's
         return done and bool(self.conn.trailing_data[0])
 
 
 def _admitted(cycle: Any) -> bool:
-    """Whether `middleware.KeyCheck` has admitted the request."""
+    """Whether `middleware.KeyCheck` has marked the request as admitted."""
     return bool(cycle.scope["state"].get("admitted"))
 
 
 @dataclass(frozen=True)
 class ListenOptions:
     """Address and connections of a server. allow_no_key: serve without keys even if other machines reach `host`.
-    drain_seconds: for requests under way after a signal. Raises PassError if a number is out of range."""
+    drain_seconds: how long requests may go on after a signal. Raises PassError if a number is out of range."""
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -54,10 +54,10 @@ class Service:
         return len(self._active)
 
     async def parse(self, request: GenerationRequest, size: int | None = None, key_digest: str = "") -> ParsedRequest:
-        """Check and tokenize a request in threads, which do not wait for its constraints. Raises ApiError if it is
-        invalid, and, before a long text takes seconds, if there is no room for it or the text is too long. size: bytes
-        of the whole request; None for those of its longest prompt. key_digest: of its API key, "" if the server has no
-        keys."""
+        """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError if it is invalid, if
+        there is no room for it, or if a text is too long; the last two are checked before it is tokenized, which may
+        take seconds. size: bytes of the whole request; if None, those of its longest prompt count. key_digest: of its
+        API key, "" if the server has no keys."""
         arrived, wanted, longest = time.perf_counter(), count_sequences(request), prompt_bytes(request)
         with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
             self._check_size(request, longest)
@@ -111,7 +111,7 @@ class Service:
 
     @contextmanager
     def _admission(self, wanted: int) -> Iterator[None]:
-        """Turns the errors of the block, which asks the session to take `wanted` sequences, into ApiErrors."""
+        """Raises ApiError if the server drains or `wanted` sequences are too many, and for PassErrors of the block."""
         if self.draining:
             raise shutting_down()
         places = self.session.slots + self.options.max_queue

@@ -34,7 +34,7 @@ class GenerationResponse(Response):
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            await send(message)  # if cancelled while the client does not read, it has sent nothing
+            await send(message)  # first waits if the client does not read; if cancelled then, nothing was sent
             started = True
 
         async def work() -> None:

@@ -23,7 +23,7 @@ class TokenizeRequest(StrictObject):
     model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = Field(None, description="Default true for a prompt; only false for messages.")
+    add_special_tokens: bool | None = Field(None, description="Default true for a prompt; must be false for messages.")
     return_token_strs: bool | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None

@@ -29,7 +29,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ArgumentsDelta:
-    """The next text of the arguments, a JSON object, of the call that began last."""
+    """The next part of the arguments of the call that began last. All parts together are a JSON object."""
 
     text: str
 
@@ -53,7 +53,7 @@ class SteppedReader(ABC):
         self._held = ""
 
     def push(self, text: str) -> list[TurnDelta]:
-        """What became known with `text`."""
+        """Read `text`, and return the deltas that are certain now."""
         self._held += text
         parts: list[TurnDelta] = []
         while self._step(parts):
@@ -66,7 +66,7 @@ class SteppedReader(ABC):
 
     @abstractmethod
     def _step(self, parts: list[TurnDelta]) -> bool:
-        """Read on in `_held`, and add what becomes known to `parts`. Returns whether to call it again."""
+        """Read on in `_held`, and add the deltas that are certain to `parts`. Returns whether to call it again."""
 
 
 class ReasoningReader(SteppedReader):
@@ -77,7 +77,7 @@ class ReasoningReader(SteppedReader):
 
     def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        self._state = "reasoning begins" if in_reasoning else "beginning"
+        self._state = "reasoning begins" if in_reasoning else "beginning"  # "... begins": skip white space
 
     def finish(self) -> list[TurnDelta]:
         held, self._held = self._held, ""
@@ -132,7 +132,7 @@ class TurnReader:
         self._reasoning, self._calls = reasoning, calls
 
     def push(self, text: str) -> list[TurnDelta]:
-        """What became known with `text`."""
+        """Read `text`, and return the deltas that are certain now."""
         return self._read_calls([ContentDelta(text)] if self._reasoning is None else self._reasoning.push(text))
 
     def finish(self) -> list[TurnDelta]:

@@ -59,7 +59,7 @@ def content_texts(message: ChatMessage) -> list[str]:
 
 
 def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """names: the functions called so far, by call id; adds those of this message."""
+    """The message for the chat template. names: the functions called so far, by call id; this message's are added."""
     for part in message.content if isinstance(message.content, list) else ():
         if part.type != "text" or part.text is None or part.model_extra:
             raise ApiError(
@@ -125,7 +125,7 @@ class TurnFormat:
         return TurnReader(reasoning, None if self.calls is None else self.calls.reader(self.names))
 
     def text(self, tokens: Sequence[Token], text: str) -> str:
-        """`text`, which became final with `tokens`, with their marker tokens written out."""
+        """`text` with the texts of the marker tokens, which it lacks. tokens and text: as in `Piece`."""
         if not any(token.id in self.marker_tokens for token in tokens):
             return text
         final = "".join(token.text for token in tokens)
@@ -177,7 +177,7 @@ class ChatFormat:
         return TurnFormat(self.has_reasoning, in_reasoning, calls, names, shown)
 
     def constraint(self, request: ChatRequest, turn: TurnFormat | None, wanted: Constraint | None) -> Constraint | None:
-        """The constraint of the whole turn. wanted: that of its text alone."""
+        """The constraint of the whole turn. wanted: that of its content, by the fields for structured outputs."""
         if turn is None:
             return wanted
         terminal = marker_terminals(self._session.tokenizer)
@@ -196,7 +196,7 @@ class ChatFormat:
         chosen, tools = request.tool_choice, request.tools or []
         names = [tool.function.name for tool in tools]
         if tools and self.calls is None and chosen != "none":
-            why = "its chat template has no format of tool calls that this server knows"
+            why = "the model's chat template has no format of tool calls that this server knows"
             raise not_supported("tools", tools, why)
         if not tools and chosen not in (None, "none", "auto"):
             raise not_supported("tool_choice", chosen, "there are no tools to choose from")
@@ -218,7 +218,7 @@ def _functions(request: ChatRequest) -> list[Function]:
 
 
 def marker_terminals(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """Maps a marker to its terminal in a Lark grammar: the added token with this text, or a string."""
+    """Maps a marker to its terminal in a Lark grammar: the added token with this text if there is one, or a string."""
     added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
     return lambda marker: f"<[{added[marker]}]>" if marker in added else json.dumps(marker, ensure_ascii=False)
 

@@ -95,7 +95,7 @@ PARAMETER_TYPES: Mapping[str, type] = {
 LOAD_NAMES = tuple(f.name for f in fields(LoadOptions) if f.name in PARAMETER_TYPES and f.name not in LIMIT_NAMES)
 """The fields of `LoadOptions` that a Triton model has as parameters."""
 DRAIN_SECONDS = 20.0
-"""Below 30 s, which Triton by default waits for requests and unloading together."""
+"""Less than 30 s, Triton's default `--exit-timeout-secs`, within which requests end and models are unloaded."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class FailureLog:
         except Exception as error:
             if time.monotonic() >= self._quiet_until:
                 self._quiet_until = time.monotonic() + LOG_INTERVAL_SECONDS
-                log.error("polling requests or sending metrics failed; it continues", exc_info=error)
+                log.error("polling requests or sending metrics failed; both continue", exc_info=error)
 
 
 class TritonMetricSink:

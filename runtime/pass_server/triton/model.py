@@ -1,4 +1,4 @@
-"""The model that Triton's Python backend calls. A request becomes a sequence of a session, a piece a response.
+"""The model that Triton's Python backend calls. It decodes each request as a sequence of a session.
 
 `1/model.py` in a model repository sets `pb_utils` to Triton's utilities; tests set a stand-in.
 """
@@ -101,8 +101,8 @@ class Model:
         self._crash_recorder = start_crash_recorder(directory / args["model_version"] / "crashes.log")
 
     def execute(self, requests: list[Any]) -> None:
-        """Start requests; their responses are sent from the event loop's thread. Tensors are read here, since their
-        memory is Triton's."""
+        """Start requests; their responses are sent from the event loop's thread. Tensors are read here, not in that
+        thread, since their memory is Triton's."""
         for request in requests:
             sender = ResponseSender(self.pb_utils, request)
             try:
@@ -167,7 +167,7 @@ class Model:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Send a cancelled request's last response here: its task may be cancelled before it runs."""
+        """Send a cancelled request's last response, which `_answer` cannot if its task is cancelled before it runs."""
         sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()

@@ -28,7 +28,7 @@ from pass_server.triton.config import (
 )
 
 HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
-"""The field of a completion for an input whose name differs."""
+"""Maps inputs to fields of a completion. An input that is not here has its field's name."""
 Tensors = Mapping[str, np.ndarray]
 """The tensors of a request, by name."""
 
@@ -46,7 +46,7 @@ class TritonRequest(CompletionRequest):
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain. returned: the names of the `return_...` flags that are set. prefix: of the text."""
+    """What responses contain. returned: the `return_...` flags that are set. prefix: what the text begins with."""
 
     stream: bool
     returned: frozenset[str]
@@ -54,7 +54,7 @@ class ResponseOptions:
 
 
 def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
-    """parameters: Triton's parameters of the request as JSON; those of the client are merged with
+    """parameters: Triton's parameters of the request, as JSON; those that the client gave count like those of
     `sampling_parameters`. Raises ApiError if a value is invalid, or is given twice with different values."""
     inputs = {HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims) for each in SAMPLING_INPUTS}
     fields = {name: value for name, value in inputs.items() if value is not None}
@@ -155,8 +155,8 @@ class OutputTensors:
     def arrays(
         self, options: ResponseOptions, choice: Choice, tokens: Sequence[Token], text: str, *, last: bool
     ) -> Arrays:
-        """The arrays of one response. tokens and text: those since the previous response. Counts are those of this
-        response alone, as vLLM's are, so that the counts of a stream add up."""
+        """The arrays of one response. tokens and text: those since the previous response. `num_output_tokens` counts
+        those of this response alone, as vLLM's does, so that the counts of a stream add up."""
         generation = choice.generation
         reason = str(generation.finish_reason) if last else "None"
         found = self._text(options.prefix + text, tokens) | {
