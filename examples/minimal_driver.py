@@ -74,7 +74,7 @@ class MinimalDriver:
             self.tensors[name][:, :, length : length + count] = self.tensors[name][:, :, rows]
 
     def _run(self, graph: dict[str, Any], constants: dict[str, np.ndarray]) -> None:
-        """Run a graph. Its outputs become tensors, under the names of the inputs that the manifest's `feeds` gives."""
+        """Run a graph. An output becomes a tensor under the name of the input that it feeds next, else its own name."""
         if graph["file"] not in self._sessions:
             self._sessions[graph["file"]] = ort.InferenceSession(self._bundle / graph["file"])
         known = self.tensors | constants

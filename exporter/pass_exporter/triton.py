@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pass_exporter.staging import staged_directory
-from pass_runtime.backends.open import check_request
+from pass_runtime.backends.open import check_load_options
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
@@ -84,7 +84,7 @@ def write_model(config: RepositoryConfig) -> Path:
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
-    check_request(config.bundle, manifest, config.device, config.capacity)
+    check_load_options(config.bundle, manifest, config.device, config.capacity)
     make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
     _check_repository(config.output)
     model = config.output / name

@@ -119,7 +119,7 @@ def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
     opening.device = b"cpu:1"
     assert library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500)) is None
     assert error.value == (
-        b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep do, as cuda:1"
+        b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep do, as in cuda:1"
     )
 
 

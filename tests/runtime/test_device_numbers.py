@@ -51,7 +51,7 @@ def test_names_have_numbers(name: str, expected: tuple[str, int]):
         ("cuda:", "must follow the colon, as in cuda:1"),
         ("cuda:-1", "must follow the colon"),
         ("cuda:one", "must follow the colon"),
-        ("cpu:0", "cpu takes no number; only cuda, tensorrt, tensorrt-rtx do"),
+        ("cpu:0", "cpu takes no number; only cuda, tensorrt, tensorrt-rtx do, as in cuda:1"),
         ("auto:1", "auto takes no number"),
         ("gpu:1", "unknown device 'gpu:1': choose one of cpu, cuda,"),
     ],

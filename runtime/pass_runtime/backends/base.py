@@ -33,17 +33,18 @@ DEFAULT_BATCH = 8
 class Capabilities:
     """What a backend can do. Callers read how backends differ from here.
 
-    capacities: the KV capacities in tokens that passes may have, in rising order.
+    device: "cpu", "cuda", or the engines' library and its version. capacities: the KV capacities in tokens that passes
+    may have, in rising order.
     prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width of a wide chunk ->
     the largest KV capacity with which it may run, because it needs much memory.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
     lookahead: the length of the draft chain and of the look-ahead groups that the engines were built for; None allows
-    any plan. trees: the numbers of drafts of the trees that the bundle has tails for.
+    any plan. trees: the sizes, in drafts, of the trees with tails; in a tree several drafts may follow one row.
     rounds_activations: whether activations are rounded to 8 bits.
-    same_entries: whether any prompt chunk and any chain write the same bits of K/V for a token. Only drafts beside the
-    chain of first choices in a tree may differ.
+    same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a tree, only
+    the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write these bits too.
     least_width: narrower windows are padded to this many rows.
-    engine_positions: N that the engines were built for; 0 is `listed_positions` of the largest capacity.
+    engine_positions: the `noise_positions` that the engines were built for; 0 computes them from the largest capacity.
     keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity changes.
     """
 
@@ -76,9 +77,9 @@ class Capabilities:
 
     @property
     def exact_trees(self) -> tuple[int, ...]:
-        """The numbers of drafts of the trees that may run: none if activations are rounded to 8 bits. The last bits of
-        a row's values depend on its place in the window, and decide what is rounded up. A tree's accepted drafts may be
-        in other rows than in plain decoding, which could change the text, also of other sequences in the batch."""
+        """Those of `trees` that may run: none if activations are rounded to 8 bits. A row's place in the window changes
+        the last bits of its values, and so what is rounded up or down. A tree's accepted drafts may be in other rows
+        than in plain decoding, which could change the text, also of other sequences in the batch."""
         return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
@@ -86,8 +87,7 @@ class Capabilities:
         return next(size for size in self.batch_sizes if size >= slots)
 
     def capacity(self, tokens: int) -> int:
-        """The smallest KV capacity of at least `tokens`. Raises ValueError if there is none: the StopIteration of a
-        bare `next` would silently end a caller's generator."""
+        """The smallest KV capacity of at least `tokens`. Raises ValueError if there is none."""
         if tokens > self.max_capacity:
             raise ValueError(f"{tokens} tokens do not fit a KV capacity of {self.max_capacity}")
         return next(size for size in self.capacities if size >= tokens)
@@ -151,7 +151,7 @@ class ProcessedRows(NamedTuple):
     length of the lists of tokens."""
 
     allowed: npt.NDArray[np.int32]
-    """[P,V/8] masks of the tokens that may be drawn, 8 tokens per number."""
+    """[P,V/8 rounded up] bit masks: bit i % 8 of number i // 8 is set if token i may be drawn."""
     touched: npt.NDArray[np.int64]
     """[T] ids of the tokens that the next three fields change."""
     bias: npt.NDArray[np.float32]
@@ -211,8 +211,8 @@ class Backend(ABC):
 
     @property
     def uncaptured(self) -> dict[str, str]:
-        """The graphs or passes that could not be captured, with the reason. They start slowly, so extra rows seem to
-        cost less than they do."""
+        """The graphs or passes that could not be captured, with the reason. It takes long to launch them, which hides a
+        part of what extra rows cost."""
         known = self.captures.copy()  # Other threads read it while passes add to it.
         return {name: why for name, why in known.items() if why is not None}
 
@@ -323,7 +323,7 @@ class Backend(ABC):
         )
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
-        """The logits [b,Q,V] of the last pass over `plan`, which only checks read."""
+        """The logits [b,plan.width,V] of the last pass, which ran `plan`. Decoding does not need them on the host."""
         return self.buffers.read("logits", (batch, plan.width, self.capabilities.vocab_size), np.float32)
 
     def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
@@ -349,10 +349,10 @@ class Backend(ABC):
         """Run the trunk over the prefill window on the cache of `slot`. Only its K/V are used."""
 
 
-def listed_positions(capacity: int) -> int:
-    """N, the number of positions that noise inputs list, for a KV capacity in tokens. The last row of a window predicts
-    the position after it, and a fused tail reads noise for a look-ahead group of MAX_LOOKAHEAD rows."""
-    return capacity + 1 + MAX_LOOKAHEAD
+def listed_positions(entries: int) -> int:
+    """N, the number of positions that noise inputs list for so many cache entries: one more, which the last row of a
+    window predicts, and MAX_LOOKAHEAD more, because a fused tail reads noise for a look-ahead group of so many rows."""
+    return entries + 1 + MAX_LOOKAHEAD
 
 
 def doublings(maximum: int, first: int = 1) -> tuple[int, ...]:

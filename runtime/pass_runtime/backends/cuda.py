@@ -153,7 +153,7 @@ def _attribute(api: Any, number: int) -> Any:
 
 def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
     """Return the values after the error code. Raises PassError on an error; DeviceLost if later calls would fail too.
-    name: the function's, for the message. api: its module, which knows the versions if the driver is too old."""
+    name: the function's, for the message. api: its module, which is asked for the versions if the driver is too old."""
     code, *values = result
     if int(code) in DEVICE_LOST_ERRORS:
         known = DEVICE_LOST_ERRORS[int(code)]
@@ -183,8 +183,8 @@ class Cuda:
     staging_bytes: int = 0
     ordinal: int = 0
     stream: int | None = None
-    _device: list[int] = field(default_factory=list)
-    _host: list[int] = field(default_factory=list)
+    _device_blocks: list[int] = field(default_factory=list)
+    _host_blocks: list[int] = field(default_factory=list)
     _graphs: list[Any] = field(default_factory=list)
     _process: int = field(default_factory=os.getpid)
     failure: DeviceLost | None = None
@@ -254,9 +254,9 @@ class Cuda:
             free, total = self._call("cudaMemGetInfo")
             raise PassError(
                 f"the GPU has no {size / 2**20:.0f} MiB left ({free / 2**20:.0f} of {total / 2**20:.0f} MiB free; "
-                f"{error}); stop other programs on it, or build engines with a lower --max-seq-len"
+                f"{error}); stop other programs on it, lower --capacity, or build engines with a lower --max-seq-len"
             ) from None
-        self._device.append(address)
+        self._device_blocks.append(address)
         self._call("cudaMemsetAsync", address, 0, size, self.stream)
         self.synchronize()
         return address
@@ -264,7 +264,7 @@ class Cuda:
     def free(self, address: int) -> None:
         """Free `address` when the device has finished its work."""
         self.synchronize()
-        self._device.remove(address)
+        self._device_blocks.remove(address)
         self._call("cudaFree", address)
 
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -279,7 +279,7 @@ class Cuda:
                 f"the host has no {-(-size // 2**20)} MiB left to pin for the GPU ({error}); "
                 "stop other programs on it, or use a lower --max-batch-size"
             ) from None
-        self._host.append(address)
+        self._host_blocks.append(address)
         memory = (ctypes.c_ubyte * size).from_address(address)
         array: npt.NDArray[Any] = np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
         return array
@@ -306,7 +306,7 @@ class Cuda:
             ctypes.memmove(array.ctypes.data, place, array.nbytes)
 
     def _stage(self, size: int) -> int | None:
-        """The address of `size` bytes of the staging memory that no copy is using; None if it is smaller than that."""
+        """The address of `size` bytes of staging memory that no copy is using; None if staging memory is smaller."""
         if size > self.staging_bytes:
             return None
         if self._staged is None:
@@ -372,8 +372,8 @@ class Cuda:
         self.synchronize()
         for release, held in (
             ("cudaGraphExecDestroy", self._graphs),
-            ("cudaFree", self._device),
-            ("cudaFreeHost", self._host),
+            ("cudaFree", self._device_blocks),
+            ("cudaFreeHost", self._host_blocks),
         ):
             while held:
                 self._call(release, held.pop())

@@ -1,4 +1,4 @@
-"""Words an error message about an NVIDIA driver that is too old for the CUDA library."""
+"""The part of an error message that says what to do about an NVIDIA driver that is missing or too old."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIN_DRIVER_BRANCH = {12: 525, 13: 580}
 
 
 def driver_hint(api: Any | None) -> str:
-    """What to do about a driver that is older than the CUDA library, with both versions if `api` reports them."""
+    """The end of a message: what to do about a missing or too old driver, with versions if `api` reports them."""
     driver, library = driver_version(api), _version(api, "cudaRuntimeGetVersion")
     if driver == 0:
         return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"

@@ -41,8 +41,8 @@ def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int 
 
 
 def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
-    """Return width -> the largest of the KV `capacities` (tokens, in rising order) at which a chunk so wide fits the
-    cache and takes at most MAX_CHUNK_BYTES, for each of WIDE_CHUNK_ROWS that has one."""
+    """Return, by width, the largest of the KV `capacities` (tokens, in rising order) with which a chunk of this width
+    fits the cache and takes at most MAX_CHUNK_BYTES. Those of WIDE_CHUNK_ROWS without one are left out."""
     chunks = {}
     for rows in WIDE_CHUNK_ROWS:
         fitting = [
@@ -152,8 +152,8 @@ def item_size(dtype: npt.DTypeLike) -> int:
 
 class Buffers:
     """Device memory by name and shape, which several graphs are bound to. The same name and shape is always at the same
-    address, because captured CUDA graphs contain addresses. A buffer with a row for each of `slots` slots is found by
-    the shape of a row.
+    address, because captured CUDA graphs contain addresses. For a buffer with a row for each of `slots` slots, callers
+    give the shape of one row.
 
     transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
     shapes of such a name share memory. If it is too small for a shape, a new block of at least twice its size is
@@ -299,8 +299,8 @@ class KVCache:
             self._memory.copy_rows(tensor, pitch, source, size, count * self.entry_bytes, self._heads)
 
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
-        """Make the entries of `rows` (rising, from 0) of the window after the first `length` entries of `slot` follow
-        one another, by moving them to the window's beginning."""
+        """Move entries of a window to its beginning, so that they follow one another. The window begins after the
+        first `length` entries of `slot`. rows: the entries' rows in the window, rising, from 0."""
         pitch, size = self._pitch(self.capacity), self.entry_bytes
         for index, row in enumerate(rows):
             if index == row:  # as all rows of a chain

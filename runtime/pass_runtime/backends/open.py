@@ -29,7 +29,7 @@ def split_device(name: str) -> tuple[str, int]:
     if not colon:
         return device, 0
     if device not in GPU_DEVICES:
-        raise PassError(f"device {name!r}: {device} takes no number; only {', '.join(GPU_DEVICES)} do, as cuda:1")
+        raise PassError(f"device {name!r}: {device} takes no number; only {', '.join(GPU_DEVICES)} do, as in cuda:1")
     if not (number.isascii() and number.isdigit() and len(number) <= 4):
         raise PassError(f"device {name!r}: a GPU's number must follow the colon, as in {device}:1")
     return device, int(number)
@@ -57,7 +57,7 @@ def open_backend(
 ) -> Backend:
     """Open the backend for a device name (see `split_device`). The other arguments are those of `LoadOptions`. Raises
     PassError if something is missing."""
-    check_request(bundle, manifest, device, capacity)
+    check_load_options(bundle, manifest, device, capacity)
     if device == "auto" and (found := find_engine_library(manifest)) is not None:
         device = found.name
     kind, ordinal = split_device(device)
@@ -87,8 +87,8 @@ def open_backend(
     )
 
 
-def check_request(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
-    """Raises PassError if no machine could serve the request."""
+def check_load_options(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
+    """Raises PassError if no machine could open the bundle on such a device with this KV capacity in tokens."""
     if capacity is not None and capacity > manifest.model.max_capacity:
         most = manifest.model.max_capacity
         raise PassError(f"capacity {capacity} is more than the {most} tokens of the model; use {most} or less")
@@ -105,7 +105,7 @@ def find_engine_library(manifest: Manifest) -> Library | None:
         return None
     device = find_device()
     if device is None:
-        # On a machine with a driver the GPU was meant to be used.
+        # If there is a driver, the user probably expects that the GPU is used, so this is a warning.
         level = logging.WARNING if has_driver() else logging.INFO
         log.log(level, "the bundle's engines are not used: %s", why_no_device())
         return None

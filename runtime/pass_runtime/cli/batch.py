@@ -187,7 +187,7 @@ class ResultFile:
 def model_identity(bundle: Path, manifest: Manifest) -> str:
     """Return a hash of all parts of a bundle that decide what it writes: its files, the chat template, the special
     tokens and the acceptance rule."""
-    template = bundle / CHAT_TEMPLATE_FILES["default"]  # not the one for tools, which a line cannot define
+    template = bundle / CHAT_TEMPLATE_FILES["default"]  # not that for tools: a line cannot have tools
     model = manifest.model
     tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
     parts = (manifest.content, manifest.rule, *tokens, read_text(template) if template.is_file() else "")

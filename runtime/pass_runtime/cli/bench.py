@@ -51,10 +51,10 @@ class BenchOptions:
     prompt_file: Path | None = None
     max_new_tokens: int = 48
     plans: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()
-    lookahead: tuple[int, ...] = ()
+    drafts: tuple[str, ...] = ()  # sources
+    lookahead: tuple[int, ...] = ()  # drafts per step
     repeat: int = 3
-    batches: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()  # numbers of sequences to run together
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
@@ -257,8 +257,8 @@ def show_report(
 
 
 def _compare(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
-    """Compare the tokens of all contenders with those of the first. A difference is listed in `near_ties` if it is
-    a near-tie and windows of different widths may round differently on this device, else in `differences`."""
+    """Compare the tokens of all contenders with those of the first. A difference is listed in `near_ties` if windows
+    of different widths may round differently here, and that could have swapped the tokens, else in `differences`."""
     near_ties, differences = list[str](), list[str]()
     by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
     for contender in contenders[1:] if not by_rejection else []:  # by rejection, plans write different texts

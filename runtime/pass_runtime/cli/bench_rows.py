@@ -141,9 +141,9 @@ def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[t
 
 
 def windows(rows: int, lookahead: int) -> list[Plan]:
-    """Return the windows of `rows` rows to measure: one without look-ahead rows, one in which `two-pass` makes drafts,
-    and the one of `fused` with the fewest drafts. With more than `lookahead` + 1 rows, the first is a chunk of a
-    prompt, the second does not exist, and if the third does not exist either, the list is empty."""
+    """Return the windows of `rows` rows to measure. For 1 row: `ar`. For up to `lookahead` + 1: one without look-ahead
+    rows, one in which `two-pass` makes drafts, and, if there is one, that of `fused` with the fewest drafts. For more:
+    a chunk of a prompt and that of `fused`, or none if `fused` has none."""
     if rows == 1:
         return [ar_plan()]
     found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else [prefill_plan(rows)]

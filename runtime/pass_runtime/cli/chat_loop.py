@@ -122,7 +122,7 @@ class Conversation:
         del self.history[: next(later, len(self.history))]
 
     def check(self, session: Session) -> None:
-        """Raises PassError if the model's chat template refuses the messages, followed by any message of the user."""
+        """Raises PassError if the model's chat template refuses these messages with a further one of the user."""
         session.encode_chat(self.messages("?"))
 
     def save(self, path: Path) -> None:
@@ -130,7 +130,7 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path, session: Session) -> Conversation:
-        """Read what `save` wrote, or any JSON list of {"role", "content"} that begins and ends like it."""
+        """Read a JSON list of {"role", "content"}. System message aside, "user" comes first and "assistant" last."""
         try:
             history = [message.plain() for message in SAVED_MESSAGES.validate_json(read_text(path))]
         except ValidationError as error:
@@ -205,7 +205,7 @@ class ChatLoop:
             except PassError as error:
                 failed += 1
                 report(error)
-            except Interrupted:  # during a command: /load of a pipe without a writer waits
+            except Interrupted:  # during a command, as /load of a named pipe that nobody writes to
                 click.echo("[stopped]", err=True)
 
     def _handle(self, line: str) -> None:

@@ -20,8 +20,8 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. It is no plain KeyboardInterrupt: once one of those has passed through exec("..."), as it does in an
-    import, `python -m` sends itself SIGINT at its end, even if the exception was handled."""
+    """Ctrl-C. It is no plain KeyboardInterrupt: if one of those passes through exec("..."), which some imports call,
+    `python -m` sends itself SIGINT at its end, even if the exception was handled."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -57,7 +57,7 @@ def report(problem: object) -> None:
 
 
 class _Command(click.Command):
-    """Sets the command in every usage error: click leaves it out of some."""
+    """Sets the context, which names the command, in every usage error: click leaves it out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -189,7 +189,7 @@ def announce_packing() -> None:
 
 
 def refuse_given(why: str, *names: str) -> None:
-    """Raises PassError if one of these options of the running command was given. why: it has no effect."""
+    """Raises PassError if one of these options of the running command was given. why: why it would have no effect."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:

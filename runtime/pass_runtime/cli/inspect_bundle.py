@@ -143,7 +143,7 @@ def _rates(rates: list[float]) -> str:
 def _head(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none"
-    return f"rank {found['rank']}, width {found['width']}, among the best {found['blocks']} blocks of tokens"
+    return f"rank {found['rank']}, state width {found['width']}, drafts from {found['blocks']} blocks of tokens"
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -208,7 +208,7 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
         limits = session.backend.capabilities
         if limits.device == "cpu":
             raise PassError(
-                "no CUDA graphs: no engine fits this machine, ONNX Runtime has no CUDA; use pass-export build"
+                "no CUDA graphs: no engines fit this machine, and this onnxruntime has no CUDA; run pass-export build"
             )
         session.warm_up(*SAMPLINGS)
         if not limits.keeps_graphs:  # the warm-up ran only the passes that `auto` times

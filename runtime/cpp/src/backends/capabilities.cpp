@@ -131,7 +131,7 @@ DeviceName split_device(const std::string& name) {
     }
     if (colon == std::string::npos) return {kind, 0};
     if (!gpu) {
-        throw Error("device '" + name + "': " + kind + " takes no number; only " + gpu_list() + " do, as cuda:1");
+        throw Error("device '" + name + "': " + kind + " takes no number; only " + gpu_list() + " do, as in cuda:1");
     }
     const std::string number = name.substr(colon + 1);
     if (number.empty() || number.size() > max_ordinal_digits ||

@@ -57,7 +57,7 @@ class OneThread:
         self._finalizer = weakref.finalize(self, self._tasks.put, None)
 
     def run(self, task: Callable[[], T]) -> T:
-        """Return or raise what `task` does. A task may itself call this."""
+        """Run `task` in the thread, and return its result or raise its error. A task may itself call this."""
         if threading.current_thread() is self._thread:
             return task()
         future: Future[T] = Future()
@@ -84,8 +84,8 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
 FIRST_CAPACITY = 256
 """The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU are multiples of this, in tokens: sums over the entries then round alike, however many of
-them are masked."""
+"""KV capacities on the CPU are multiples of this, in tokens: the number of masked entries then does not change how sums
+over all entries are rounded."""
 ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
 """By device, the weight formats that are multiplied with activations rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
@@ -115,7 +115,7 @@ class OrtBackend(Backend):
         DEFAULT_BATCH. capacity: the largest KV capacity in tokens; None is the model's.
 
         exact: open the trunk with `exact` (see `open_session`). weight_cache: keeps the trunk's packed weights; unused
-        if `exact` or not on the CPU. trunks: open sessions to use.
+        if `exact` or not on the CPU. trunks: sessions to use that are already open.
         """
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
@@ -133,7 +133,7 @@ class OrtBackend(Backend):
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
-            # tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
+            # On the CPU a `DerivedTrunk` computes the same bits in any window (tests/parity/test_same_entries.py).
             same_entries=kind == "cpu" and not exact and derived is not None,
         )
         spare_entries = 0 if derived is None else derived.spare_entries
@@ -286,8 +286,8 @@ class OrtBackend(Backend):
 def following_capacities(maximum: int) -> tuple[int, ...]:
     """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the size before.
 
-    Attention on the CPU takes time for every entry of the cache, valid or not. Copying the cache whenever it grows
-    costs less.
+    They follow the text's length closely: attention on the CPU takes time for every entry of the cache, valid or not,
+    and copying the cache whenever it grows costs less than attention over invalid entries.
     """
     sizes, size = [], CAPACITY_STEP
     while size < maximum:

@@ -37,13 +37,13 @@ INSTALL_GPU_BUILD = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip inst
 CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
-    # Without capture if opening with it fails, as for a graph with a node on the CPU. TF32 would round float32.
+    # The second if opening with the first fails, as for a graph with a node on the CPU. TF32 would round float32.
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
 SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"
 SAVE_OPTIONS = {
-    # Smaller tensors stay in the graph: shapes are computed from them.
+    # Tensors of fewer bytes stay in the graph, because ONNX Runtime computes shapes from them.
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
 }
@@ -84,11 +84,10 @@ def open_session(
     """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails. `captures` of the
     session is whether it captures CUDA graphs. If it cannot, `not_captured` is ONNX Runtime's reason, else None.
 
-    threads: 0 lets ONNX Runtime choose. exact: run the nodes one by one, without fusing them, which is slow. Quantized
-    weights are then multiplied in float32, while fused kernels also round activations to 8 bits, and the weights are
-    not packed. shared: constants, by name, that the session reads from this memory instead of from the file.
-    save: also write the optimized graph to this file, and the weights as its kernels read them to one beside it with
-    the suffix .data. packed: `path` was written with `save`.
+    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights, which is slow. Quantized weights are
+    then multiplied in float32; fused kernels also round activations to 8 bits. shared: constants, by name, that the
+    session reads from this memory instead of from the file. save: also write the optimized graph to this file, and the
+    weights as ONNX Runtime's kernels read them to a file beside it (.data). packed: `path` was written with `save`.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -139,8 +138,8 @@ def open_session(
 
 
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
-    """Map the constants that tails share from their files: the noise tables and the draft head. ONNX Runtime itself
-    would map them again for every tail, and each mapping would hold the same megabytes in memory."""
+    """Map the files of the constants that all tails read: noise tables and draft head. ONNX Runtime itself would map
+    them again for every tail, and each mapping would hold the same megabytes in memory."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
@@ -167,8 +166,8 @@ ORT_TYPES = {  # by dtype of the manifest
 
 
 def check_graph(session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None) -> None:
-    """Raises PassError if a session's inputs or outputs differ from `graph`, or (with `manifest`, for a trunk) its
-    metadata from the manifest."""
+    """Raises PassError if a session's inputs or outputs differ from those of `graph`. manifest: given for a trunk,
+    whose metadata are then compared with it too."""
     for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
         listed = [(tensor.name, ORT_TYPES[tensor.dtype], tensor.shape) for tensor in described]
         actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in found]

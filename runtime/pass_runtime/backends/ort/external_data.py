@@ -1,7 +1,7 @@
 """Copies an ONNX model with external weights, so that every blob of weights begins at an aligned offset.
 
-Only the model's entries with the place of a blob are changed, in the protobuf's bytes
-(https://protobuf.dev/programming-guides/encoding/): field 7 of a ModelProto is its graph, field 5 of a GraphProto an
+The model is edited as the bytes of its protobuf (https://protobuf.dev/programming-guides/encoding/). Only entries that
+give the place of a blob are changed: field 7 of a ModelProto is its graph, field 5 of a GraphProto an
 initializer, field 13 of a TensorProto an entry of its external data, with the key in field 1 and the value in field 2
 (onnx.proto). ONNX Runtime adds entries whose key begins with `prepacked` and whose value is
 NAME|offset;length;checksum|..., for the packed forms of the tensor that its kernels read.
@@ -42,8 +42,8 @@ class AlignedModel:
 
 
 def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> AlignedModel:
-    """Write a copy of `model`, whose weights are all in the file `data` beside it, as `target`, with the weights in
-    `new_data` beside that. Raises UnknownFormat if it is another kind of model."""
+    """Copy `model` to `target`, and its weights from the file `data` beside `model` to the file `new_data` beside
+    `target`. Raises UnknownFormat if `model` has other weights too, or is not as ONNX Runtime writes models."""
     with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
         blobs = _Blobs(old, new, alignment)
         graph = _relocate(model, data, target, new_data, blobs.move)

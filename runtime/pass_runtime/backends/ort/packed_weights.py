@@ -136,7 +136,7 @@ class WeightCache:
             shutil.rmtree(part, ignore_errors=True)
 
     def _make_room(self, directory: Path, size: int) -> None:
-        """Remove what killed processes left, and old entries until a new one fits. Raises NotPacked if none can."""
+        """Remove what killed processes left, and old entries until a new one fits. Raises NotPacked on a full disk."""
         for part in directory.glob("*.part"):
             with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
@@ -151,8 +151,8 @@ class WeightCache:
 
 
 def _read(entry: Path) -> AlignedModel:
-    """Read an entry's note; without files if it is damaged. Raises FileNotFoundError if there is none, and NotPacked if
-    it says that the weights cannot be used."""
+    """Read an entry's note. If it is damaged, the result has no files. Raises FileNotFoundError if there is none, and
+    NotPacked if it says that the weights cannot be used."""
     try:
         note = json.loads((entry / NOTE_FILE).read_text(encoding="utf-8"))
         if "unusable" in note:
@@ -163,7 +163,7 @@ def _read(entry: Path) -> AlignedModel:
 
 
 def _read_other(entry: Path) -> tuple[Path, AlignedModel] | None:
-    """An entry to link the weights of another one to; None if it cannot be used."""
+    """Read the entry whose file of weights a new entry is to link to; None if it cannot be used."""
     try:
         return entry, _read(entry)
     except (FileNotFoundError, NotPacked):

@@ -33,8 +33,8 @@ CPU_FIELDS = {
 
 
 def weight_key(graph: str, weights: str) -> str | None:
-    """A trunk's key on this machine, from the SHA-256 of its graph and of its weights; None if the CPU is unknown. It
-    depends on all that the packed form does: ONNX Runtime's build and the CPU, but not the number of threads."""
+    """A trunk's key on this machine, from the SHA-256 of its graph and of its weights; None if the CPU is unknown. Like
+    the packed form, it depends on ONNX Runtime's build and on the CPU, but not on the number of threads."""
     cpu = describe_cpu()
     if cpu is None:
         return None
@@ -44,8 +44,8 @@ def weight_key(graph: str, weights: str) -> str | None:
 
 
 def describe_cpu() -> str | None:
-    """The different lines `field: value` of CPU_INFO about the cores' kinds, in order; None if it lacks their
-    instruction sets."""
+    """The lines `field: value` of CPU_INFO that say of what kind the cores are, in order and without repetitions. None
+    if CPU_INFO does not list instruction sets."""
     try:
         text = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -61,14 +61,14 @@ def describe_cpu() -> str | None:
 GRAPH_FILE, WEIGHTS_FILE = "trunk.onnx", "trunk.data"
 SAVED_STEM = "saved-by-onnxruntime"
 ALIGNMENT_BYTES = 4096
-"""Every blob of weights begins at a multiple of this, more than any kernel needs. A packed blob must be aligned as when
-it was packed, to the 64 bytes that ONNX Runtime allocates at, because kernels align addresses inside it: else logits
-are wrong, or the process crashes. ONNX Runtime itself aligns only blobs of more than 1 MiB."""
+"""Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels align addresses inside a
+packed blob, so it must begin, as when it was packed, at a multiple of the 64 bytes that ONNX Runtime allocates at: else
+logits are wrong, or the process crashes. ONNX Runtime itself aligns only blobs of more than 1 MiB."""
 PROMPT_TOKENS = 16
 """The length of the prompt by which two sessions are compared."""
 
 Probe = Callable[[ort.InferenceSession], Sequence[npt.NDArray[Any]]]
-"""Computes logits with a session. Raises PassError if the session is not one of the trunk."""
+"""Computes logits with a session. Raises PassError if the session's graph is not the trunk's."""
 
 
 class NotUsable(Exception):

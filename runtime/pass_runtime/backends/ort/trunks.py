@@ -63,8 +63,8 @@ class BoundSession:
         overwritten: Sequence[BoundTensor],
         on_failure: OnFailure,
     ) -> None:
-        """overwritten: inputs whose memory is that of an output, without the KV cache, whose entries are the same after
-        every run. on_failure: called with the reason if a capture fails."""
+        """overwritten: inputs whose memory an output overwrites. Those of the KV cache are not listed: every run writes
+        the same entries. on_failure: called with the reason if a capture fails."""
         self._session, self._binding, self._memory = session, binding, memory
         self._overwritten, self._on_failure = overwritten, on_failure
         self._options = _run_options(graph_id)
@@ -163,8 +163,8 @@ def _run_options(graph_id: int) -> ort.RunOptions:
 
 @dataclass(frozen=True)
 class Trunks:
-    """The sessions of the trunk, which may be the same one: `plain` for passes without look-ahead rows, and `lookahead`
-    for passes with them, which `open_lookahead` opens for the first such pass."""
+    """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those with look-ahead rows.
+    The first of these gets `lookahead` from `open_lookahead`, which may return `plain`."""
 
     plain: ort.InferenceSession
     open_lookahead: Callable[[], ort.InferenceSession]
@@ -214,7 +214,8 @@ def open_packed(
     def open_unpacked() -> Trunks:
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
-    # The graph with look-ahead rows reads all weights, so it is packed first. The other graph's file links to them.
+    # The graph with look-ahead rows reads all weights, so it is packed first, and the other's entry links to its
+    # weights. If the cache has it already, it is opened for the first pass with look-ahead rows.
     first = None
     if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
         first = map_weights(lookahead_file)

@@ -61,7 +61,7 @@ class TrtBackend(Backend):
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
-        self._capacity = self._columns = 0
+        self._capacity = self._columns = 0  # _columns: the engines' KV capacity that covers _capacity
         self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._shared)
         try:
             with self.for_this_thread():
@@ -238,7 +238,7 @@ def least_width(engines: EngineSet) -> int:
 
 
 def _pass_key(kind: PassKind) -> tuple[Any, ...]:
-    """Identifies a pass or its tails. `_program` also makes the program's name of it."""
+    """Identifies a pass or its tails. `_program` joins the items to a name for the program."""
     logprobs = ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"] if kind.logprobs else []
     processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
     return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors

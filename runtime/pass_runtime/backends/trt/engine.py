@@ -18,7 +18,7 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 from pass_runtime.errors import PassError
 
 Shape = tuple[int | str, ...]
-"""Names are dynamic sizes."""
+"""The sizes of a tensor. A string is the name of a dynamic size."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EngineCall:
 
 def engine_shapes(graph: Graph, capacity: int, least_width: int, *, trunk: bool) -> dict[str, Shape]:
     """The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens: windows have at least
-    `least_width` rows, and the trunk has the additional input `columns`."""
+    `least_width` rows, and the trunk also has `columns`, whose length is how many cache entries a pass reads."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
         rows = least_width if tensor.name in WINDOW_TENSORS else 0

@@ -27,7 +27,7 @@ log = logging.getLogger("pass_runtime.backends")
 
 class RuntimeCache:
     """TensorRT-RTX's cache of compiled kernels, for all engines of a set. It must live as long as their contexts. If
-    its file cannot be read or written, kernels are only compiled again."""
+    its file cannot be read or written, nothing fails, but kernels are compiled again."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
@@ -130,7 +130,7 @@ class Shared:
         return "; ".join(errors)[:600] or "it gave no reason"
 
 
-OUTDATED = "were built from other graphs than the bundle has now"
+OUTDATED = "were built from other graphs than the bundle has now"  # follows "the engines" in a message
 
 
 def choose_engines(
@@ -179,7 +179,7 @@ def is_current(engines: EngineSet, manifest: Manifest) -> bool:
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
-    """The reason why `engines` cannot run here, as words for a message; None if they can."""
+    """The reason why `engines` cannot run here, as words to follow "the engines"; None if they can."""
     if not is_current(engines, manifest):
         return OUTDATED
     if engines.version != version:
