@@ -38,8 +38,8 @@ class Capabilities:
     prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width of a wide chunk ->
     the largest KV capacity with which it may run, because it needs much memory.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
-    lookahead: the length of the draft chain and of the look-ahead groups that the engines were built for; None allows
-    any plan. trees: the sizes, in drafts, of the trees with tails; in a tree several drafts may follow one row.
+    lookahead: drafts of a chain, and rows of each of its look-ahead groups (`Plan`), in engines; None allows any plan.
+    trees: the sizes, in drafts, of the trees that there are tails for; in a tree several drafts may follow one row.
     rounds_activations: whether activations are rounded to 8 bits.
     same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a tree, only
     the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write these bits too.
@@ -279,7 +279,7 @@ class Backend(ABC):
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
         """Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows."""
         if not 0 < len(tokens) <= width:
-            raise ValueError(f"{len(tokens)} tokens in a window of {width}")
+            raise ValueError(f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}")
         plan = prefill_plan(width)
         ids = np.zeros((1, self.bindings.padded_width(plan)), np.int64)
         ids[0, : len(tokens)] = tokens

@@ -300,7 +300,7 @@ class KVCache:
 
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
         """Move entries of a window to its beginning, so that they follow one another. The window begins after the
-        first `length` entries of `slot`. rows: the entries' rows in the window, rising, from 0."""
+        first `length` entries of `slot`. rows: the entries' rows in the window, rising; the first is 0."""
         pitch, size = self._pitch(self.capacity), self.entry_bytes
         for index, row in enumerate(rows):
             if index == row:  # as all rows of a chain
@@ -318,7 +318,7 @@ class KVCache:
 
 
 class NoiseRows:
-    """The noise offsets that the tails read (`pass_runtime.bundle.noise`): a row of `positions` (N) for every slot.
+    """The noise offsets that tails read (`pass_runtime.bundle.noise`): a row [positions,2] int64 per slot and stream.
 
     A row is filled from the slot's present position to NOISE_AHEAD_POSITIONS beyond its next pass, and further when a
     later pass needs it. So the cost of starting a request does not grow with the KV capacity.

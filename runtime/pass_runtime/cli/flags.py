@@ -169,7 +169,7 @@ def load_options(options: dict[str, Any], **more: Any) -> LoadOptions:
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:
-    """Open a bundle. Signals end the imports quietly, and a terminal shows if weights are being packed."""
+    """Open a bundle. A signal during imports ends the process with one line. A terminal shows if weights are packed."""
     with importing():
         import_module("pass_runtime.backends.ort.backend")  # imports ONNX Runtime, before `load` would
     announce_packing()

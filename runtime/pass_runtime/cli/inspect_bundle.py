@@ -143,7 +143,7 @@ def _rates(rates: list[float]) -> str:
 def _head(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none"
-    return f"rank {found['rank']}, state width {found['width']}, drafts from {found['blocks']} blocks of tokens"
+    return "rank {rank}, state width {width}, drafts from the {blocks} likeliest blocks of token ids".format(**found)
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -84,8 +84,8 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
 FIRST_CAPACITY = 256
 """The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU are multiples of this, in tokens: the number of masked entries then does not change how sums
-over all entries are rounded."""
+"""KV capacities on the CPU, in tokens, are multiples of this, except the largest: the number of masked entries then
+does not change how sums over all entries are rounded."""
 ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
 """By device, the weight formats that are multiplied with activations rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)

@@ -139,7 +139,7 @@ def open_session(
 
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
     """Map the files of the constants that all tails read: noise tables and draft head. ONNX Runtime itself would map
-    them again for every tail, and each mapping would hold the same megabytes in memory."""
+    them again for every tail, and the process's resident size would count the pages of each mapping."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:

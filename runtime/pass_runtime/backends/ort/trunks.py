@@ -164,7 +164,7 @@ def _run_options(graph_id: int) -> ort.RunOptions:
 @dataclass(frozen=True)
 class Trunks:
     """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those with look-ahead rows.
-    The first of these gets `lookahead` from `open_lookahead`, which may return `plain`."""
+    The first pass with look-ahead rows opens `lookahead` by `open_lookahead`, which may return `plain`."""
 
     plain: ort.InferenceSession
     open_lookahead: Callable[[], ort.InferenceSession]
@@ -215,7 +215,7 @@ def open_packed(
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
     # The graph with look-ahead rows reads all weights, so it is packed first, and the other's entry links to its
-    # weights. If the cache has it already, it is opened for the first pass with look-ahead rows.
+    # weights. If the cache has its entry already, it is opened only for the first pass with look-ahead rows.
     first = None
     if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
         first = map_weights(lookahead_file)

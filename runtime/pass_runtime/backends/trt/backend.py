@@ -245,8 +245,8 @@ def _pass_key(kind: PassKind) -> tuple[Any, ...]:
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
-    """Free graphs, then engines, then the device, because each refers to the next. In a forked process CUDA does not
-    work, so free nothing."""
+    """Drop the programs, then free the engines that they run, then what `shared.cuda` holds: graphs, memory and stream.
+    In a forked process CUDA does not work, so free nothing."""
     if shared.cuda.forked:
         return
     with shared.cuda.for_this_thread():
