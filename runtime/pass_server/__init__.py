@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP server over a session: `app.make_app` builds the ASGI app, `server.py` runs it."""
+"""An OpenAI-compatible HTTP server of a `pass_runtime.Session`: `app.make_app` makes the app, `server.py` runs it."""

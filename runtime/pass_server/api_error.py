@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 _UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
-"""Parts of an error's path that name one type of a field with several; other parts of this kind have a bracket."""
+"""Types that pydantic adds to the path of an error in a union, as in `stop.constrained-str`; others have a bracket."""
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 

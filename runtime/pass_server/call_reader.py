@@ -140,7 +140,7 @@ class CallReader(SteppedReader):
         super().__init__()
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
-        """Outside of calls, in one, after one or after Mistral's marker, or in the rest of the turn: content."""
+        """text: outside of calls. call: in one. after: after one or Mistral's marker. rest: only content follows."""
         self._scanner = CallScanner(names)
         self._before = ""
         """What was read before the object of the call: content if it turns out to be no call."""

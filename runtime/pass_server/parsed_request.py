@@ -78,8 +78,8 @@ def tokenize_request(
     session: Session, limits: ServeOptions, request: GenerationRequest, arrived: float | None = None, salt: str = ""
 ) -> TokenizedRequest:
     """Check a request, tokenize its prompts, and begin to compile its constraints, which may take seconds. salt: keeps
-    the client's cached prompts apart from those of others; as long for every client, since `cache_salt` is appended.
-    Raises ApiError if the request is invalid."""
+    the client's cached prompts apart from those of others. All clients' salts have one length: `cache_salt` is
+    appended, and must not turn one into another. Raises ApiError if the request is invalid."""
     arrived = time.perf_counter() if arrived is None else arrived
     if (name := unsupported_field(request)) is not None:
         raise not_supported(name, getattr(request, name))
@@ -248,8 +248,8 @@ def _options(request: GenerationRequest, constraint: Constraint | None, salt: st
 def _constraint(
     session: Session, chat_format: ChatFormat | None, turn_format: TurnFormat | None, request: GenerationRequest
 ) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
-    """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of ParsedRequest). Raises
-    ApiError if the constraint is invalid."""
+    """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of ParsedRequest). `compiling`
+    also has the requested constraint if a chat's turn has another. Raises ApiError if a constraint is invalid."""
     param, requested = constraint_of(request) or ("tools", None)
     found = requested  # in a chat, the whole turn has another constraint if it may have reasoning or calls
     if chat_format is not None and isinstance(request, ChatRequest):

@@ -17,7 +17,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """items: the output so far; deltas extend the last one until `end`. Events have no sequence number yet."""
+    """Builds output items from deltas. Returns events that are not numbered yet. items: so far; `end` ends the last."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []

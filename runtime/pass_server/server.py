@@ -94,9 +94,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
-        """Close one other connection that has no admitted request under way, and return whether there was one. First go
-        connections that never had an admitted request, then those that are idle for longest. admitted: whether those
-        that had one may be closed. For a new connection they may not: it exceeds the limit until it is admitted."""
+        """Close one other connection that has no admitted request under way: if possible one that never had one, else
+        the one that is idle for longest. Returns whether there was one. admitted: whether those that had one may be
+        closed. A new connection may not close them: the limit is exceeded until one of its requests is admitted."""
         others = [other for other in self.connections if other is not self and (admitted or not other.admitted)]
         idle = [other for other in others if other.idle or not _admitted(other.cycle)]
         if not idle:

@@ -34,7 +34,7 @@ class GenerationResponse(Response):
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            await send(message)  # first waits if the client does not read; if cancelled then, nothing was sent
+            await send(message)  # waits first if the client does not read; if it is cancelled then, it sent nothing
             started = True
 
         async def work() -> None:

@@ -125,11 +125,11 @@ class TurnFormat:
         return TurnReader(reasoning, None if self.calls is None else self.calls.reader(self.names))
 
     def text(self, tokens: Sequence[Token], text: str) -> str:
-        """`text` with the texts of the marker tokens, which it lacks. tokens and text: as in `Piece`."""
+        """`text`, which begins with the texts of `tokens`, with those of the marker tokens added; see `Piece`."""
         if not any(token.id in self.marker_tokens for token in tokens):
             return text
-        final = "".join(token.text for token in tokens)
-        return "".join(token.text + self.marker_tokens.get(token.id, "") for token in tokens) + text[len(final) :]
+        of_tokens = "".join(token.text for token in tokens)
+        return "".join(token.text + self.marker_tokens.get(token.id, "") for token in tokens) + text[len(of_tokens) :]
 
 
 class ChatFormat:

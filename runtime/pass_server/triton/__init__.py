@@ -1,1 +1,1 @@
-"""A session as a model of Triton's Python backend: `model.Model`. Needs no package of the extra `serve`."""
+"""A `pass_runtime.Session` as `model.Model`, for Triton's Python backend. Needs no package of the extra `serve`."""

@@ -117,8 +117,8 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     """values: by the names in PARAMETER_TYPES; None means the default. Raises PassError if one is invalid."""
     given = {name: value for name, value in values.items() if value is not None}
     limits = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
-    opened: dict[str, Any] = {"max_batch_size": None} | {name: given[name] for name in LOAD_NAMES if name in given}
-    load = LoadOptions(**opened)
+    opened = {name: given[name] for name in LOAD_NAMES if name in given}
+    load = LoadOptions(**{"max_batch_size": None, **opened})  # None: see LoadOptions, whose default is 1
     drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
     if not 0 <= drain_seconds < float("inf"):
         raise PassError(f"drain-seconds must be a finite number of at least 0, not {drain_seconds}")
