@@ -100,7 +100,7 @@ class GenerateOptions:
         if isinstance(words, str) or not isinstance(words, Collection):
             raise PassError("bad_words must be a list of strings")
         if not all(isinstance(word, str) and word for word in words) or len(words) > MAX_BAD_WORDS:
-            raise PassError(f"bad_words must be at most {MAX_BAD_WORDS} strings that are not empty")
+            raise PassError(f"bad_words must be at most {MAX_BAD_WORDS} strings, none empty, not these {len(words)}")
         if _total_bytes(words) > MAX_BAD_WORD_BYTES:
             raise PassError(f"bad_words must be at most {MAX_BAD_WORD_BYTES} bytes together, not {_total_bytes(words)}")
         if any(word.encode(errors="replace").decode() != word for word in words):
@@ -136,11 +136,9 @@ class LoadOptions:
     logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints, biases and penalties
     (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
     speculative_max_concurrency: if more sequences than this decode at a time, all of them are decoded plainly, whatever
-    plans they name (None: no limit).
-    prefix_cache: reuse K/V of earlier requests that begin with the same tokens, on engines on which this changes no bit
-    of the results (ONNX Runtime on the CPU).
-    verify: compare the hashes of the bundle's files with the manifest's; a file that was verified before and has not
-    changed is not read again.
+    plans they name (None: no limit). prefix_cache: reuse K/V of earlier requests that begin with the same tokens, on
+    engines on which this changes no bit of the results (ONNX Runtime on the CPU). verify: compare the hashes of the
+    bundle's files with the manifest's; a file that was verified before and has not changed is not read again.
     """
 
     device: str = "auto"
@@ -173,4 +171,4 @@ class LoadOptions:
         if self.max_queue < 1:
             raise PassError(f"max-queue must be at least 1, not {self.max_queue}")
         if self.capacity is not None and (self.capacity < 4 or self.capacity % 4):
-            raise PassError(f"capacity must be a multiple of 4, not {self.capacity}")
+            raise PassError(f"capacity must be a multiple of 4 and at least 4, not {self.capacity}")

@@ -84,8 +84,8 @@ class SchemeInfo(_Strict):
     """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero point) * scale.
 
     numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of an output.
-    zero_points: whether there are zero points; codes are then unsigned. offsets: whether every block also has an
-    offset, which is added to its values. The graph multiplies the sum of each block's inputs by the offsets instead.
+    zero_points: whether there are zero points; codes are then unsigned. offsets: whether every block's values also have
+    an offset in common. The graph multiplies it by the sum of the block's inputs, and adds that to the layer's output.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -189,9 +189,9 @@ class PlanConstants(_Strict):
     """The inputs of a plan's graphs that are the same in every pass, by name, for runtimes in other languages.
 
     The trunk's: row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row), logit_rows [R] and
-    lookahead_rows [A]. A fused tail's: lookahead_ids [A] and draft_rows [D+1,L']. Q is the number of window rows, R of
-    rows with logits, A of look-ahead rows, D of drafts; L' is the depth of the next drafts, which is D if they are a
-    chain. `pass_runtime.bundle.plan.Plan` defines them.
+    lookahead_rows [A]. A fused tail's: lookahead_ids [A], which other plans list, too, and draft_rows [D+1,L']. Q is
+    the number of window rows, R of rows with logits, A of look-ahead rows, D of drafts; L' is the depth of the next
+    drafts, which is D if they are a chain. `pass_runtime.bundle.plan.Plan` defines them.
     """
 
     row_position: Integers
@@ -217,8 +217,8 @@ class PlanConstants(_Strict):
 class PlanInfo(_Strict):
     """A plan (`pass_runtime.bundle.plan`) and its tail graphs.
 
-    parents: the row that each draft of a tree follows; empty if the drafts are a chain. next: the name of the plan
-    whose window the tails lay out.
+    groups: how many look-ahead rows follow the root, and each draft. parents: the row that each draft of a tree
+    follows; empty if the drafts are a chain. next: the name of the plan whose window the tails lay out.
     """
 
     name: str
@@ -270,7 +270,7 @@ class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
     library, version: the library that built it. bundle: `Manifest.content` of the bundle that it was built from.
-    targets: compute capabilities, such as `sm89`. lookahead: the L of its plans, whose groups all have full size.
+    targets: compute capabilities, such as `sm89`. lookahead: the L of its plans. None has group sizes in its name.
     capacities: numbers of cache entries that a pass may read, ascending; the last is S, the capacity of the cache.
     prefill_widths: tokens in a prompt chunk, descending; 1 is always possible and not listed.
     """

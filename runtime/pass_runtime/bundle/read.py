@@ -100,7 +100,7 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
         found = [tensor for tensor in tensors if tensor.name.startswith(prefix)]
         # The count comes first: a damaged number of layers may be too large to list their names.
         if len(found) != 2 * model.layers or {t.name for t in found} != set(cache_names(prefix, model.layers)):
-            yield f"model.layers is {model.layers} and the trunk has {len(found)} {prefix[:-1]} tensors"
+            yield f"model.layers is {model.layers}, but the trunk's {len(found)} {prefix}* tensors are not 2 per layer"
         for tensor in found:
             if tensor.shape != expected:
                 sizes = f"model.kv_heads {model.kv_heads} and model.head_dim {model.head_dim}"
@@ -111,7 +111,7 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
 
 def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
     """Tensors in the same buffer must have the same dtype and rank, and the host must know their symbolic sizes."""
-    tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
+    tails, vocab = [tail for plan in manifest.plans for tail in plan.tails.values()], manifest.model.vocab_size
     others = [] if manifest.processors is None else [manifest.processors]
     first: dict[str, Tensor] = {}
     for graph in (manifest.trunk, *tails, manifest.logprobs, *others):
@@ -119,8 +119,8 @@ def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
             for size in tensor.shape:
                 if isinstance(size, str) and size not in SIZES:
                     yield f"{tensor.name} of {graph.file} has the unknown size {size}"
-            if tensor.name in ("logits", "processed_logits") and tensor.shape[2:] != (manifest.model.vocab_size,):
-                yield f"{tensor.name} of {graph.file} are not those of model.vocab_size {manifest.model.vocab_size}"
+            if tensor.name in ("logits", "processed_logits") and tensor.shape[2:] != (vocab,):
+                yield f"{tensor.name} of {graph.file} is {list(tensor.shape)}, but model.vocab_size is {vocab}"
             buffer = fed_by(tensor.name) or tensor.name
             other = first.setdefault(buffer, tensor)
             if (other.dtype, len(other.shape)) != (tensor.dtype, len(tensor.shape)):

@@ -54,9 +54,8 @@ class RequestField:
     lt). choices: the only texts that are valid. default: if `neutral` is None, what it means, in words.
     flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's HTTP API, and the input
     of a Triton model. "" stands for the field's own name, None for no name; http is None, too, if the endpoints use
-    different names.
-    http_schema: arguments of pydantic's `Field` for HTTP. They replace `bounds`, and a description replaces `help`.
-    dtype: of Triton's input; None if the kind decides it.
+    different names. http_schema: arguments of pydantic's `Field` for HTTP. They replace `bounds`, and a description
+    replaces `help`. dtype: of Triton's input; None if the kind decides it.
     """
 
     name: str

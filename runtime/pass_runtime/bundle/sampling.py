@@ -26,6 +26,7 @@ RULES: tuple[Rule, ...] = ("match", "rejection")
 model's and q the draft's probability ("rejection")."""
 
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
+"""Argmax, draws from all tokens, draws from those that truncation keeps. Each can also do what those before it do."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Runner:
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """If another slot, or a saved prefix, has more K/V of the prompt of `slot` than that has, copy them into it."""
+        """If another slot, or a saved prefix, has more K/V of the prompt than `slot` itself, copy them into `slot`."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
         counts = [self._reusable(other, sequence.request) for other in others]
@@ -324,8 +324,9 @@ class Runner:
         self._set_kept(source, [])
 
     def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
-        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that holds the rest of the
-        prompt if the rest fills three quarters of it, or fills none but one-row windows; else the widest it fills."""
+        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that has room for the rest
+        of the prompt if that fills three quarters of it, or if all narrower windows have one row. Otherwise it is the
+        widest that the rest fills."""
         remaining, offered = stop - start, self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[-1:]
         holding = [width for width in widths if width >= remaining]

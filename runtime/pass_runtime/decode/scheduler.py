@@ -249,8 +249,8 @@ class Scheduler:
 
 
 def _allows_tree(request: Request) -> bool:
-    """Whether a request may be decoded with trees: it names one, or "auto" (as second choices round differently), and
-    has no log-probabilities and no processors, whose graphs read the rows of a chain."""
+    """Whether a request may be decoded with trees, whose second choices round differently from a chain: it names a tree
+    or "auto", and has no log-probabilities or processors, whose graphs read the rows of a chain."""
     asked = request.cycle is None or request.cycle.is_tree
     return asked and request.logprobs is None and request.processing is None
 

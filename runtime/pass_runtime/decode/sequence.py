@@ -245,9 +245,8 @@ class Slot:
     """One row of the batch.
 
     kept: of a free slot, the tokens whose K/V are still in the cache. prompt and salt: those of the slot's present or
-    last sequence; the cache begins with the K/V of that prompt.
-    exact_prefix_len: how many of the first K/V entries are bit-identical to those of a prefill. It may exceed `cached`,
-    as it is not lowered if fewer tokens are kept.
+    last sequence; the cache begins with the K/V of that prompt. exact_prefix_len: how many of the first K/V entries are
+    bit-identical to those of a prefill. It may exceed `cached`, as it is not lowered if fewer tokens are kept.
     num_drafts: drafts in its window, which came from `source`. staged: whether its window is on the device. masked:
     whether the device leaves the slot out of passes. ngram: drafts for the next pass that need no model, from an n-gram
     match or a grammar. matched: how many tokens match, or FORCED_MATCH.

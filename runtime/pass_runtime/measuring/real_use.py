@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from pass_runtime.session import Session
 
 FIRST_LOOK_PROMPTS = Path(__file__).with_name("first_look.jsonl")
-"""Three prompts of each of CORE_KINDS, which no weights were trained on. The texts that SmolLM2-135M and
-Qwen2.5-Coder-0.5B write greedily after them neither end nor repeat themselves in the first 64 tokens."""
+"""The default prompts of `pass-run bench`: three of each of CORE_KINDS, which no weights were trained on. The greedy
+texts of SmolLM2-135M and Qwen2.5-Coder-0.5B neither end nor repeat themselves in the first 64 tokens after them."""
 CORE_KINDS = ("chat", "text", "code")
 """The kinds that the runtime's scripts measure unless they are told otherwise."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
@@ -68,7 +68,7 @@ CONTINUED_KINDS = ("text", "code")
 ALL_KINDS = "all"
 """The name of all kinds together, in results."""
 EXTRA_TOKENS = MAX_LOOKAHEAD + 1
-"""Tokens to generate beyond those that are counted, so that the last pass that begins among these is complete."""
+"""Tokens to generate after the counted ones, so that the last pass that begins among the counted ones is complete."""
 
 
 @dataclass(frozen=True)

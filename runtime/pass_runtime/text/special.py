@@ -110,7 +110,8 @@ class ChatEncoder:
         return self._spans(text)
 
     def _without_absent(self, places: _Places, spans: Sequence[Span]) -> _Places:
-        """`places` without the special tokens that are not in the prompt: templates may look for these in messages."""
+        """`places` without the special tokens of which the prompt has no part: they need no change, and a template that
+        looks for them in messages still finds them."""
         present = {self._special[number].content for _, _, number in spans}
         kept = [span for span in places.whole if any(each in self._special[span[2]].content for each in present)]
         return replace(places, whole=kept)
@@ -236,7 +237,8 @@ class _MarkedPlaces:
         self._begin, self._end = _unguessable(4), _unguessable(4)
 
     def change(self, text: str, places: _Places) -> str:
-        """The string with marks: `_begin` at its start, `_end` at its end: they never enclose text between strings."""
+        """The string with marks. Its start gets `_begin` and its end `_end`, so that a special token that the template
+        writes between two strings does not stand between `_begin` and `_end`."""
         parts, done = [self._begin] if places.before else [], 0
         for start, end, _ in places.whole:
             parts += [text[done:start], self._begin, text[start:end], self._end]

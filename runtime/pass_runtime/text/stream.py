@@ -148,7 +148,7 @@ class TokenIndex:
         self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)  # by place in `_bytes`, the id
         self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)  # the last byte has a pair, too
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
-        self._places = np.argsort(pairs, kind="stable").astype(np.int32)  # in `_bytes`, by pair there
+        self._places = np.argsort(pairs, kind="stable").astype(np.int32)  # in `_bytes`, sorted by the pairs there
         self._first = np.append(np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)).tolist()
         """By pair of bytes, the index in `_places` at which the pair's places begin."""
 

@@ -65,7 +65,7 @@ AGREEMENT_RATIO = 1.1
 TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
 """The most timings of a pass, and of one with more than WIDE_WINDOW_ROWS rows, which takes long and matters little."""
 MAX_TIMED_ROWS = 64
-"""Passes with more rows, of all slots together, are not timed: decoding was faster with them on no machine."""
+"""Passes with more rows, of all slots together, are not timed: on no machine did they make decoding faster."""
 TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
 """Group sizes of the fused windows with 8 and 16 rows, which are timed because processors multiply in tiles of so many
 rows: one more row takes another tile."""

@@ -240,7 +240,7 @@ class PlanTuner:
             if promising and self._passes - last >= IDLE_PASSES:
                 self._trial = candidate
                 break
-        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # also if a request names a plan that runs instead
+        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # even if a request's own plan runs instead
         return self.decided
 
 
