@@ -70,8 +70,8 @@ def write_tails(
 ) -> tuple[PlanInfo, ...]:
     """Write tail.<plan>.<sampler>.onnx for every plan of the bundle.
 
-    All sampling tails share a file with the noise tables, and all drafting tails one with the draft head. Trees need
-    rule "match" and a draft head: without a head, all drafts of one depth would have the same children.
+    Sampling tails read the noise tables from one file, and drafting tails the draft head from another. Trees need rule
+    "match", `has_candidate_subset`, and a head: without one, all drafts of one depth would have the same children.
     """
     locations = _write_noise_tables(directory, vocab_size)
     head = None
@@ -110,13 +110,13 @@ def _write_plan(
     vocab_size: int,
     rule: Rule,
     head: heads.HeadArrays | None,
-    shared: Mapping[str, tuple[str, int]],
+    locations: Mapping[str, tuple[str, int]],
 ) -> PlanInfo:
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
         model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size, head)
-        _use_external_data(model, directory, shared)
+        _use_external_data(model, directory, locations)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
         tails[sampler] = graph_info(model, name)
@@ -145,9 +145,9 @@ def write_processors(directory: Path, vocab_size: int) -> Graph:
     return graph_info(model, PROCESSORS_FILE)
 
 
-def _use_external_data(model: ir.Model, directory: Path, shared: Mapping[str, tuple[str, int]]) -> None:
-    """Make `model` read its initializers in `shared`, name -> (file, offset in bytes), from files of `directory`."""
-    for name, (file, offset) in shared.items():
+def _use_external_data(model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]) -> None:
+    """Make `model` read initializers from files of `directory`. locations: name -> (file, offset in bytes)."""
+    for name, (file, offset) in locations.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
         if value is not None and tensor is not None:
@@ -235,7 +235,7 @@ def write_manifest(
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Map each output to the input that shares its memory: of the next graph, or of the trunk in the next pass."""
+    """Map each output to the input, of the next graph or of the trunk in the next pass, that shares its memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
@@ -282,6 +282,7 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
 
 
 def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
+    """Return the manifest entry; None without quantization. Its `grid` is the scheme of most layers of the decoder."""
     spec = quantized.spec
     if spec.scheme is None:
         return None

@@ -98,7 +98,7 @@ def _engine_options(command: Any) -> Any:
     type=click.Choice(WEIGHTS),
     default="full",
     show_default=True,
-    help="Format of weights. `full` is --dtype, `source` is that of the .gguf file.",
+    help="Format of weights. `full` keeps --dtype, `source` keeps the codes of a .gguf file.",
 )
 @click.option(
     "--calibrate",
@@ -152,7 +152,7 @@ def main(**options: Any) -> None:
         raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
     if engine is not None:
         if options["zero_points"]:
-            raise PassError("TensorRT multiplies symmetric integers only: leave out --zero-points, or --engine")
+            raise PassError("TensorRT does not support zero points: leave out --zero-points, or --engine")
         options["zero_points"] = False
         _check_engine(engine)  # first, because finding the model takes longer
     options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
@@ -308,7 +308,7 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
     if report.greedy_tokens:
         console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
     else:
-        console.print("every plan against ar   not run: ONNX Runtime would widen the weights (try pass-run bench)")
+        console.print("every plan against ar   not run: it would need float32 weights (pass-run bench compares plans)")
     if report.quality is not None:
         quality = report.quality
         console.print(

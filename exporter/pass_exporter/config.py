@@ -70,7 +70,7 @@ class ExportConfig:
     output: the bundle directory; None names it after the model.
     weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
     zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding errors smaller but
-    is not supported by TensorRT; None means True for int4 in fp32, the dtype for CPUs, and False otherwise.
+    is not supported by TensorRT; None means True for int4 in fp32 (the dtype for CPUs), and False otherwise.
     calibrate: a text file for rounding int4 weights and measuring w8a8's activations; None if the model writes the
     text. Path(NO_CALIBRATION) rounds int4 to the nearest codes instead, for large models on few cores.
     rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain decoding;

@@ -28,7 +28,7 @@ def staged_directory(
     """Yields an empty directory that is renamed to `destination` if the block succeeds, and removed otherwise.
 
     force: replace an existing directory of the same kind. marker_file: every directory of the kind has this file.
-    kind, alternative: the words of error messages for the kind, and for the option that avoids the conflict.
+    kind: the name of the kind in error messages. alternative: the option that they advise to avoid the conflict.
 
     Raises PassError if the destination exists and must not be replaced, is locked, or cannot be written.
     """

@@ -85,7 +85,7 @@ def write_model(config: RepositoryConfig) -> Path:
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
     check_load_options(config.bundle, manifest, config.device, config.capacity)
-    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
+    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)  # raises PassError if an option is invalid
     _check_repository(config.output)
     model = config.output / name
     words = {"kind": "model of Triton", "alternative": "another --served-model-name"}

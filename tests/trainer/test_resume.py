@@ -226,7 +226,7 @@ def test_what_cannot_be_trained_is_refused_first(config: TrainConfig, change: di
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"lookahead": 9}, r"holds 8 look-ahead rows; use --lookahead 8 or less"),
+        ({"lookahead": 9}, r"holds 8 look-ahead embeddings; use --lookahead 8 or less"),
         ({"rank": 5}, r"has an adapter of rank 4; use --rank 4 or less"),
         ({"head": True, "head_rank": 7}, r"has a head with --head-rank 12 --head-width 24; give the same or larger"),
     ],

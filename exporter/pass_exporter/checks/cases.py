@@ -57,10 +57,10 @@ def torch_cases(
     """Runs a random window of every plan of the bundle, and one of prefill. A large model skips most plans.
 
     If layers have a sliding window, the widest plan also runs after a text longer than that window.
-    quantized: how activations are rounded.
+    quantized: how activations are rounded. A model is large if it would have over LARGE_MODEL_BYTES in 16 bits.
     """
     rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
-    if model.num_parameters() > LARGE_MODEL_BYTES // 2:  # All plans take minutes if torch has no kernel for the dtype.
+    if 2 * model.num_parameters() > LARGE_MODEL_BYTES:  # All plans take minutes without kernels for the dtype.
         plans = (plans[0], *plans[-3:])
     sliding = max((window for window in layer_windows(model.config) if window is not None), default=0)
     windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
@@ -82,7 +82,7 @@ def _torch_case(
     min_length: int,
     rounded: Mapping[str, QuantizedInput],
 ) -> Case:
-    """Runs one window after at least `min_length` tokens. rounded: the layers' rounded inputs in the last pass."""
+    """Runs one window after at least `min_length` tokens. rounded: each pass replaces the layers' inputs in it."""
     trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
     length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
@@ -104,12 +104,12 @@ def _torch_case(
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     window = _entries(cache, slice(length, None))
-    adapted = plan.lookahead_rows
-    read = {
+    adapted = plan.lookahead_rows  # The trunk runs the adapter on these rows alone, `_adapted` on all.
+    compared = {
         name: QuantizedInput(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER_PREFIX) else each
         for name, each in rounded.items()
     }
-    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), read)
+    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), compared)
 
 
 def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:

@@ -39,8 +39,8 @@ class TextScores:
 
 @dataclass(frozen=True)
 class Quality:
-    """perplexity: exp of the mean negative log-likelihood per token; full_perplexity is the torch model's.
-    agreement: the share of tokens at which both models' greedy choices are equal."""
+    """perplexity: exp of the mean negative log-likelihood of `tokens` tokens; full_perplexity is the torch model's.
+    agreement: the share of these tokens at which both models' greedy choices are equal."""
 
     tokens: int
     perplexity: float

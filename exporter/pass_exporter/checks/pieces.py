@@ -28,12 +28,12 @@ def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict
     model = ir.load(path)
     values = [dict(feed) for feed in feeds]
     for nodes in _pieces(list(model.graph)):
-        constant, later = _constant(nodes), {value.name for value in _results(model, nodes)}
+        constant, results = _constant(nodes), {value.name for value in _results(model, nodes)}
         (weights,) = _run(model, path, constant, [{}])
         varying = [node for node in nodes if node not in constant]
         found = _run(model, path, varying, [known | weights for known in values])
         for known, made in zip(values, found, strict=True):
-            known |= made | {name: weights[name] for name in weights if name in later}
+            known |= made | {name: weights[name] for name in weights if name in results}
     return [{str(value.name): known[str(value.name)] for value in model.graph.outputs} for known in values]
 
 

@@ -1,7 +1,7 @@
 """Checks a trunk that rounds activations to 8 bits, for which a limit on the error of the logits is not enough.
 
-A value halfway between two codes may be rounded up in torch and down in ONNX Runtime, because its last bit differs. The
-difference of one code is about a hundredth of the tensor's values, and later layers add to it, so even a correct
+A value halfway between two codes may be rounded up in torch and down in ONNX Runtime, because its last bit differs. One
+code is about a hundredth of the tensor's largest value, and later layers add to the difference, so even a correct
 graph's logits differ much from torch's. Therefore the checked graph reads torch's codes instead of its own. Two things
 are checked: its outputs must agree with torch's within the usual limit, and its own codes, which nothing reads, must
 agree with torch's except for the few values that are halfway.
@@ -27,8 +27,8 @@ GRAPH_PREFIX, TORCH_PREFIX = "codes.graph.", "codes.torch."
 
 @contextmanager
 def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yields a manifest of trunks whose layers read the inputs of `torch_codes_feed`, and whose own rounded inputs are
-    outputs, for `codes_difference`.
+    """Yields a manifest of changed trunks: layers read `torch_codes_feed` instead of the inputs that the graph
+    rounds itself. These become outputs, for `codes_difference`.
 
     These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if its activations are
     not static.
@@ -65,13 +65,13 @@ def _read_torch_codes(graph: ir.Graph) -> None:
 
 
 def torch_codes_feed(case: Case) -> dict[str, Array]:
-    """The rounded inputs of torch's layers, as inputs of a graph of `with_torch_codes`."""
+    """The inputs of a graph of `with_torch_codes`: the values of torch's codes for each layer's rounded input."""
     dtype = case.past[0].dtype
     return {f"{TORCH_PREFIX}{name}": rounded.values.astype(dtype) for name, rounded in case.rounded.items()}
 
 
 def codes_difference(case: Case, outputs: Mapping[str, Array]) -> float:
-    """The mean difference between torch's codes and the graph's own, in the layer with the largest; 0 if none."""
+    """The largest of all layers' mean differences between torch's codes and the graph's; 0 if no layer has codes."""
     differences = [0.0]
     for name, own in outputs.items():
         if name.startswith(GRAPH_PREFIX) and own.size:

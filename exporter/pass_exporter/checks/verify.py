@@ -22,14 +22,14 @@ from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load_verified
 
 MIN_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
-"""By dtype. Only float32's limit grows with the model."""
+"""By dtype, the least value of `Limits.error`. Only float32's limit grows with the model."""
 ROUNDING_FACTOR = 16.0
-"""The error limit for float32 is this times eps * sqrt(layers * hidden size), the expected error if each layer sums
-hidden-size terms with independent roundings. The errors are 0.3 (SmolLM2) and 4.7 (Qwen2.5-0.5B in int4) times it."""
+"""The error limit for float32 is this times the expected error: eps * sqrt(layers * hidden size), if each layer sums
+hidden-size terms with independent roundings. SmolLM2 has 0.3 times that error, Qwen2.5-0.5B in int4 4.7 times."""
 
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
 """By dtype, the largest accepted mean difference in codes. SmolLM2 has 0.0002, 0.04 and 0.24, a random model 0.1 in
-float16. Rounding itself moves a value by 0.25 codes."""
+float16. Rounding itself moves values by 0.25 codes on average."""
 GREEDY_TOKENS, LARGE_MODEL_GREEDY_TOKENS = 32, 6
 WIDENED_FORMATS = ("full", "fp8")
 """Weight formats that ONNX Runtime's CPU kernels hold as float32."""
@@ -65,9 +65,9 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits:
     plain = [case for case in cases if not len(case.plan.lookahead_rows)]
     worst = _check_file(bundle / manifest.trunk.file, manifest, cases, limits, keeps=True)
     for derived in manifest.derived:
+        fitting = cases if derived.lookahead_rows else plain
         # Trunks for one sequence have GroupQueryAttention, which may copy only the entries up to the window's end.
-        fitting, keeps = cases if derived.lookahead_rows else plain, derived.batch is None
-        worst = max(worst, _check_file(bundle / derived.file, manifest, fitting, limits, keeps))
+        worst = max(worst, _check_file(bundle / derived.file, manifest, fitting, limits, keeps=derived.batch is None))
     return worst
 
 
@@ -88,7 +88,7 @@ def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limits: L
 
 
 def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
-    """The expected values of the trunk's outputs before the cache: logits, and the draft head's hidden rows if any."""
+    """The expected values of the outputs that precede the cache's: logits and, for a draft head, the hidden rows."""
     with_hidden = any(tensor.name == HIDDEN_OUTPUT for tensor in manifest.trunk.outputs)
     return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 
@@ -138,10 +138,10 @@ def _error(actual: Array, expected: Array) -> float:
 
 
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
-    """Compares the greedy text of every mode with that of `ar`. Raises PassError for more than a near-tie.
+    """Compares the greedy text of every mode and of one tree with that of `ar`.
 
     Returns the number of tokens on which all agree, and the near-tie after them if there is one; 0 tokens if
-    `session_for_checks` returns None.
+    `session_for_checks` returns None. Raises PassError if a text differs at a token that is no near-tie.
     """
     session = session_for_checks(bundle, manifest)
     if session is None:
@@ -151,7 +151,7 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
     count = min(LARGE_MODEL_GREEDY_TOKENS if _is_large(bundle, manifest) else GREEDY_TOKENS, capacity - len(prompt))
     same, near_tie = count, None
     plain: list[int] = []
-    # A tree's rows round differently from plain decoding's; with 8-bit activations by more than a near-tie.
+    # With 8-bit activations, a tree's text may differ by more than a near-tie: no tree is in `exact_trees` then.
     exact = session.backend.capabilities.exact_trees
     trees = [plan.name for plan in manifest.layouts if plan.parents and plan.drafts in exact]
     for plan in (*MODES, *trees[:1]):

@@ -1,9 +1,9 @@
-"""Writes a trunk with the same weights that ONNX Runtime's CPU provider can run, for the exporter's checks.
+"""Writes a trunk that ONNX Runtime's CPU provider can run, with the same weights, for the exporter's checks.
 
-bf16 becomes float32, because the provider has no bf16 kernels; the checked masks, positions, weights and cache do not
-depend on the dtype. Static int8 activations become uint8, unless the bundle has a trunk for the CPU, which has uint8
-already: ONNX Runtime multiplies only uint8 activations as integers. Integer sums are exact, so windows of all widths
-agree.
+bf16 becomes float32, because the provider has no bf16 kernels. The masks, positions, weights and cache that are checked
+are the same in both dtypes. Static int8 activations become uint8, because ONNX Runtime multiplies only uint8
+activations as integers: integer sums are exact, so windows of all widths agree. If the bundle has a trunk for the CPU,
+int8 stays: that trunk has uint8 already.
 """
 
 from __future__ import annotations

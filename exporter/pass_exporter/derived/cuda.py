@@ -2,7 +2,7 @@
 
 If query heads share K and V, `Attention` with a mask first expands K and V to all query heads, in every layer and pass
 (fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention reads the cache directly, but its
-kernels for `attention_bias`, which onnxruntime-gpu 1.31.1 has, are not fused. Which one is faster has not been measured
+kernels with `attention_bias` are not fused (onnxruntime-gpu 1.31.1). Which one is faster has not been measured
 on a GPU, so an export writes this trunk only on request.
 
 The operator reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot be the
@@ -97,16 +97,16 @@ def _bias(graph: ir.Graph, layer: Layer, known: dict[ir.Value, ir.Value]) -> ir.
     return known[mask]
 
 
-def _replace(graph: ir.Graph, layer: Layer, shared: list[ir.Value]) -> None:
-    rows: list[ir.Value | None] = [*qkv_rows(graph, layer)]
-    rows += [None] * (3 - len(rows))
+def _replace(graph: ir.Graph, layer: Layer, inputs_after_cache: list[ir.Value]) -> None:
+    inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
+    inputs += [*[None] * (3 - len(inputs)), *layer.past, *inputs_after_cache]
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,
         "kv_num_heads": layer.kv_heads,
         "do_rotary": 1,
         "scale": layer.attention.attributes["scale"].as_float(),
     }
-    attended = ir.node("GroupQueryAttention", [*rows, *layer.past, *shared], attributes, domain=DOMAIN, num_outputs=3)
+    attended = ir.node("GroupQueryAttention", inputs, attributes, domain=DOMAIN, num_outputs=3)
     graph.insert_before(layer.attention, attended)
     for old, new in zip((layer.result, *layer.present), attended.outputs, strict=True):
         replace_value(graph, old, new)

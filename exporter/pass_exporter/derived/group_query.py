@@ -27,8 +27,7 @@ DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
 """The operator rotates only heads whose size is a multiple of this."""
 MIN_TABLE_ROWS = 2048
-"""The fewest positions in the tables of cos and sin. The capacity of a tiny model is less than the number of positions
-that the export's checks run."""
+"""The fewest positions in the tables of cos and sin. An export's checks run more than the capacity of a tiny model."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ class Layer:
 class _SharedInputs:
     """Inputs of GroupQueryAttention that layers share, and the spare row.
 
-    sizes: `total_sequence_length`, the number of valid entries, after `seqlens_k`, which is one less.
+    sizes: `seqlens_k`, the number of valid entries minus one, then `total_sequence_length`, the number itself.
     tables: cos and sin, by `Layer.cos_sin`.
     positions: [1,Q].
     biases: the masks [1,1,Q,entries] as floats, by `Layer.window`.
-    spare_row_pads: for a Pad of [B,Q,N], which adds the spare row if the window has one row, and else nothing.
+    spare_row_pads: [6], `pads` by which Pad adds the spare row to [B,Q,N] if the window has one row, and else nothing.
     width: [1], the number of rows without the spare row.
     """
 
@@ -187,7 +186,7 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 def rotation_tables(
     model: ir.Model, cos_sin: tuple[ir.Value | None, ...], index: int, max_capacity: int
 ) -> list[ir.Value]:
-    """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodess.
+    """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodes.
 
     The operator needs a row for every valid entry and for the spare row. index: a part of the tables' names.
     """

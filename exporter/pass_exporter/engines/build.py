@@ -68,7 +68,8 @@ class _Job:
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Builds an engine for every graph of `bundle`. Raises PassError, and then the bundle is unchanged."""
+    """Builds all engines and installs them in `bundle`. Raises PassError if a setting is invalid or a build fails, and
+    after the installation if the logits differ too much (`config.verify`)."""
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -97,7 +98,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Checks all settings before anything is built. Raises PassError."""
+    """Checks all settings before anything is built. Raises PassError if one is invalid, or memory is too small."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()

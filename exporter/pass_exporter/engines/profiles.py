@@ -1,9 +1,9 @@
 """Optimization profiles: the shapes that engines are tuned for.
 
-There is a profile for each window (width Q, look-ahead rows A) of trees, and of plans with as many drafts as the bundle
-allows. Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes seconds to build,
-and TensorRT-RTX 1.7 does not build a profile with ranges in fp16. Each window has a profile for every number of cache
-columns that a pass may read, for batch size 1 and, if `max_batch_size` is larger, for batches up to that size.
+The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees, and of the plans with as many drafts
+as the bundle allows. Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes
+seconds to build, and TensorRT-RTX 1.7 builds none with ranges instead in fp16. Each window has a profile for every
+number of cache columns that a pass may read, for batch size 1 and, if `max_batch_size` is larger, for up to that size.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def choose_targets(library: Library, config: EngineConfig, device: DeviceInfo | 
 
 
 MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""By format, the lowest compute capability for which TensorRT-RTX 1.7 multiplies matrices, by test builds."""
+"""By format, the lowest compute capability (80 is 8.0) whose matrix products TensorRT-RTX 1.7 built in tests."""
 
 
 def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:

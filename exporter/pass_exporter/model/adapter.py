@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-PREFIX = "adapter."
+ADAPTER_PREFIX = "adapter."
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
@@ -52,7 +52,7 @@ class Adapter(torch.nn.Module):
         """Return the tensors under their names in a weights file."""
         pairs = zip(self.names, self.lora_A, self.lora_B, strict=True)
         return {
-            f"{PREFIX}{name}.{part}": tensor.detach()
+            f"{ADAPTER_PREFIX}{name}.{part}": tensor.detach()
             for name, a, b in pairs
             for part, tensor in (("lora_A", a), ("lora_B", b))
         }

@@ -55,6 +55,7 @@ def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
 
 
 def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | None:
+    """Return the id of the added token after the sample answer; None if there is none, or if it opens the next turn."""
     ids = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     if not ids:
         return None
@@ -74,6 +75,6 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     finally:
         chat.close()
     end = added.match(after.lstrip()) if found else None
-    # Some templates write the opening of the next turn after every message. Tokens that open a turn are no ends.
+    # Some templates write the opening of the next turn after every message. One also precedes the answer.
     opening.update(added.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

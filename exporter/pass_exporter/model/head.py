@@ -12,8 +12,7 @@ principal directions of these rows (`new_head`). It is frozen, and a weights fil
 of earlier versions store a trained `table`. If such a head was widened, its file has both: the table's columns come
 first, then the projection's.
 
-The candidates are the tokens of the CANDIDATE_BLOCKS blocks with the largest l_j. The blocks are those of
-`pass_runtime.bundle.noise`.
+The candidates are the tokens of the CANDIDATE_BLOCKS blocks (`pass_runtime.bundle.noise`) with the largest l_j.
 `pass_exporter.tails.definitions` defines the same in numpy. (Recurrent drafters over hidden states: Hydra, arXiv
 2402.05109; Clover, arXiv 2405.00263.)
 """
@@ -29,7 +28,7 @@ import torch
 from pass_runtime.bundle.head import CANDIDATE_BLOCKS, HeadArrays, has_candidate_subset
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
-PREFIX = "head."
+HEAD_PREFIX = "head."
 TRAINED_TENSORS = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
 SCALED_DIRECTIONS = 96
@@ -72,7 +71,7 @@ class DraftHead(torch.nn.Module):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors under their names in a weights file."""
         trained = {name: getattr(self, name).detach() for name in TRAINED_TENSORS}
-        return {f"{PREFIX}{name}": tensor for name, tensor in (self.table_tensors | trained).items()}
+        return {f"{HEAD_PREFIX}{name}": tensor for name, tensor in (self.table_tensors | trained).items()}
 
     def arrays(self) -> HeadArrays:
         """Return the weights in the layout and dtypes of a bundle's tails."""

@@ -23,10 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
-from pass_exporter.model.adapter import PREFIX, Adapter, linear_layers
+from pass_exporter.model.adapter import ADAPTER_PREFIX, Adapter, linear_layers
 from pass_exporter.model.fingerprint import model_fingerprint, same_fingerprint
-from pass_exporter.model.head import PREFIX as HEAD
-from pass_exporter.model.head import PROJECTION, TABLE, TRAINED_TENSORS, DraftHead
+from pass_exporter.model.head import HEAD_PREFIX, PROJECTION, TABLE, TRAINED_TENSORS, DraftHead
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -193,19 +192,19 @@ def _embeddings(path: Path, tensors: dict[str, torch.Tensor], length: int, hidde
             f"{path}: {EMBEDDINGS_KEY} has shape {list(embeddings.shape)}, but this model needs "
             f"[{length}, {hidden_size}]; were these weights made for another model?"
         )
-    if len(embeddings) < length:
-        raise PassError(f"{path} holds {len(embeddings)} look-ahead rows; use --lookahead {len(embeddings)} or less")
+    if (found := len(embeddings)) < length:
+        raise PassError(f"{path} holds {found} look-ahead embeddings; use --lookahead {found} or less")
     _finite(path, EMBEDDINGS_KEY, embeddings)
     return embeddings[:length].clone()
 
 
 def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> Adapter | None:
-    names = [name.removeprefix(PREFIX).removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")]
+    names = [key.removeprefix(ADAPTER_PREFIX).removesuffix(".lora_A") for key in tensors if key.endswith(".lora_A")]
     if not names:
         return None
-    layers, factors = linear_layers(model), {}
+    layers, factors, missing = linear_layers(model), {}, torch.empty(0, 0)
     for name in (name for name in layers if name in names):  # in the model's order
-        a, b = (tensors.get(f"{PREFIX}{name}.{part}", torch.empty(0, 0)).float() for part in ("lora_A", "lora_B"))
+        a, b = (tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", missing).float() for part in ("lora_A", "lora_B"))
         expected = (layers[name].out_features, layers[name].in_features)
         if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
             raise PassError(f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}")
@@ -218,7 +217,8 @@ def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedMode
 
 
 def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> DraftHead | None:
-    found = {name.removeprefix(HEAD): tensor.float() for name, tensor in tensors.items() if name.startswith(HEAD)}
+    keys = [key for key in tensors if key.startswith(HEAD_PREFIX)]
+    found = {key.removeprefix(HEAD_PREFIX): tensors[key].float() for key in keys}
     if not found:
         return None
     if missing := sorted({*TRAINED_TENSORS, TABLE if TABLE in found else PROJECTION} - set(found)):
@@ -242,7 +242,7 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
                 f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model needs "
                 f"{list(expected[name])}; was it made for another model?"
             )
-        _finite(path, f"{HEAD}{name}", tensor)
+        _finite(path, f"{HEAD_PREFIX}{name}", tensor)
     return DraftHead(found, model.get_output_embeddings().weight).requires_grad_(False)
 
 

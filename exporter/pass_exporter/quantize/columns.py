@@ -19,7 +19,7 @@ from pass_exporter.quantize.smooth import MIN_MAGNITUDE
 SMOOTHING_EXPONENT = 0.2
 """SmoothQuant's alpha: the share of a channel's magnitude that moves to its weights."""
 ADDED_COLUMNS = 96
-"""Columns beyond one per channel. SmolLM2 needs all 96, Qwen2.5-Coder-0.5B needs 64. Each makes the product larger."""
+"""Columns beyond one per channel; each enlarges the product. SmolLM2's perplexity needs 96, Qwen2.5-Coder-0.5B's 64."""
 SCALE_MARGIN = 1.25
 """The scale leaves this much room above the measured maximum. Magnitudes in Wikipedia and Python were up to 1.3 times
 those of the calibration text."""

@@ -152,7 +152,7 @@ def _q8_0() -> Iterator[Guess]:
 def _q4_1() -> Iterator[Guess]:
     """Guesses for Q4_1: the least value has code 0 and the largest code 15; then all other pairs of codes.
 
-    Each is tried with the zero point that makes the offset small, and with 0, because that offset may not be exact.
+    Each is tried with the zero point that makes the offset small, and with zero point 0: a small offset may be inexact.
     """
 
     def guess(first: int, last: int, nudge: int, centred: bool, blocks: torch.Tensor) -> Fitted:

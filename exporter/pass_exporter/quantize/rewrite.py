@@ -55,7 +55,7 @@ class _Rewriter:
     def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
         self._graph, self._quantized = graph, quantized
         self._rounded: dict[ir.Value, ir.Value] = {}
-        self._sum_columns: dict[ir.Value, ir.Value] = {}
+        self._sums: dict[ir.Value, ir.Value] = {}
 
     def replace(self, node: ir.Node, weight: ir.Value, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> None:
         """Rewrites `node`, the product of rows and `weight`. parts: the codes of the model's weights `names` in it."""
@@ -67,9 +67,9 @@ class _Rewriter:
                 self._rounded[rows] = self._rounded_rows(node, names[0], np.array(scale, weight.dtype.numpy()))
             node.replace_input_with(0, self._rounded[rows])
         if parts[0].offsets is not None:
-            if rows not in self._sum_columns:
-                self._sum_columns[rows] = self._block_sums(node, f"{weight.name}.block_sums", parts[0])
-            self._add_offsets(node, self._sum_columns[rows], weight, parts)
+            if rows not in self._sums:
+                self._sums[rows] = self._block_sums(node, f"{weight.name}.block_sums", parts[0])
+            self._add_offsets(node, self._sums[rows], weight, parts)
         if not weight.uses():
             self._graph.initializers.pop(str(weight.name))
 

@@ -26,8 +26,8 @@ def smooth(
 ) -> dict[QuantPoint, torch.Tensor]:
     """Moves factors from activations to weights, in place, at every point with a producer. Returns the new maxima.
 
-    maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent / weight^(1-exponent),
-    with the largest magnitude of its weights in any reader.
+    maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent / weight^(1-exponent);
+    weight is the largest magnitude of its weights in all readers.
     """
     layers, factors, after = linear_layers(model), _factors(adapter), dict(maxima)
     for point, magnitude in maxima.items():

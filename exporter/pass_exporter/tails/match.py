@@ -1,6 +1,7 @@
 """tail.<plan>.<sampler>.onnx: samples tokens, accepts drafts that equal them, and lays out the next window.
 
-Contract (B batch, R = Q window rows, N listed positions; a tail's graph has only the inputs that it reads):
+Contract (B batch, R = Q window rows, A look-ahead rows, D drafts, E = `Plan.max_emitted`, N listed positions; Q'
+and L' are the next plan's width and depth; a tail's graph has only the inputs that it reads):
 
     logits         [B,R,V] float32   the trunk's, one row per window row
     input_ids      [B,Q] int64       the window of this pass

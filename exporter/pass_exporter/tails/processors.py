@@ -11,8 +11,7 @@
 
 P is the number of rows whose samples may be emitted: the root and the drafts. Look-ahead rows are not processed,
 because the tokens before them are not known when the pass begins. If they draft a token that a constraint forbids, it
-is not accepted.
-`pass_exporter.tails.definitions.process_logits` is the definition.
+is not accepted. `pass_exporter.tails.definitions.process_logits` is the definition.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ class SamplerNodes:
     def draw(self, w: ir.Value, root: ir.Value, depth: list[int], stream: str) -> ir.Value:
         """w [B,R,V], non-negative and unnormalized -> [B,R] tokens drawn with the noise of `stream`.
 
-        First draws a block of tokens, then one of its tokens, each by exponential sampling
-        (`pass_runtime.bundle.noise`).
+        Draws a block of tokens, then one of its tokens, by exponential sampling (`pass_runtime.bundle.noise`).
         """
         op, rows, blocks = self.op, len(depth), noise.vocabulary_blocks(self.vocab_size)
         if self.vocab_size < blocks * noise.BLOCK_SIZE:
@@ -189,7 +188,7 @@ class SamplerNodes:
         return [self.op.const(table, np.int32, name) for name, table in zip(noise.TABLES, tables, strict=True)]
 
     def _table_sum(self, offsets: ir.Value, rows: int) -> ir.Value:
-        """[B,R,I] int32: T1[16b + i] + T2[16d + i] for the I random numbers i of each position with offsets (b, d).
+        """[B,R,I] int32: T1[16b + i] + T2[16d + i] for i = 0 .. I-1, with the offsets (b, d) of each row's position.
 
         It gathers whole table rows of 16.
         """

@@ -11,8 +11,8 @@ from pass_runtime.bundle.request_fields import MAX_CANDIDATES
 
 F32 = np.float32
 FIRST_CANDIDATES = 64
-"""The number of candidates that are searched first. They suffice for the usual values of top-k, and for a top-p of 0.9
-in 93 % of positions, in 50 % of look-ahead rows."""
+"""The number of candidates that are searched first. They suffice for the usual values of top-k. For a top-p of 0.9 they
+suffice in 93 % of positions, and in 50 % of look-ahead rows."""
 TOP_P_MARGIN = 1e-4
 """More than the rounding error of a sum of probabilities. The first candidates are taken as sufficient for top-p only
 if their sum exceeds it by this."""
