@@ -47,7 +47,7 @@ class FixedTuners:
         }
         self._asked: set[tuple[str, int]] = set()
 
-    def known(self, sampler, batch):
+    def is_timed(self, sampler, batch):
         return (sampler, batch) in self._asked
 
     def get(self, sampler, batch=1):

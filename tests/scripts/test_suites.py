@@ -36,13 +36,13 @@ class Checkout:
         (root / "tests").mkdir()
         for name in ("scripts/test.sh", "scripts/environment.sh", ".ci/run", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, root / name)
-        for name in ("build_cpp.sh", "check_cpp.sh", "install_triton.sh"):
+        for name in ("build_cpp.sh", "check_cpp.sh", "docs.sh", "install_triton.sh"):
             self.program(root / "scripts" / name, RECORDER)
         self.program(root / "recorder", RECORDER)
         self.program(root / "bin" / "python3", PYTHON)
         for kind in ("address-undefined", "thread"):
             self.program(root / "build/cpp" / kind / "pass-tests", RECORDER)
-        for name in ("clang-format", "clang-tidy"):
+        for name in ("clang-format", "clang-tidy", "chromium"):
             self.program(root / "bin" / name, "#!/bin/sh\necho version 14.0\n")
 
     def program(self, path: Path, text: str) -> None:
@@ -142,6 +142,8 @@ def test_suites_with_environments_of_their_own(checkout: Checkout):
     assert calls[-2:] == ["install_triton.sh ", "pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py -x"]
     status, calls, said = checkout.run("scripts/test.sh", "ray", "-x")
     assert status == 0 and calls[-1] == "pytest tests/serve/test_ray.py -x" and "into .venv-ray" in said
+    status, calls, _ = checkout.run("scripts/test.sh", "page", "-x")
+    assert status == 0 and calls[-1] == "pytest -n 0 tests/page/in_browser.py -x"
     oldest = checkout.root / "bin/python3"
     status, calls, said = checkout.run("scripts/test.sh", "ranges", OLDEST_PYTHON=str(oldest))
     assert status == 0 and "installing into .venv-oldest" in said
@@ -161,14 +163,16 @@ def test_no_python_for_the_oldest_versions(checkout: Checkout):
         assert status == expected and not pytest_calls(calls) and "NOT TESTED with the oldest versions" in said
 
 
-def test_ci_runs_every_suite_but_ray_and_the_page(checkout: Checkout):
+def test_ci_runs_every_suite_but_ray(checkout: Checkout):
     """In one environment, with one place for the export of the default model, which is removed afterwards."""
     recorder = RECORDER.replace(">>", '${PASS_TEST_BUNDLE:+" in $PASS_TEST_BUNDLE"} >>')
     checkout.program(checkout.root / "recorder", recorder)
     status, calls, said = checkout.run(".ci/run", OLDEST_PYTHON=str(checkout.root / "bin/python3"))
     assert status == 0, said
     starts = [line for line in said.splitlines() if line.startswith("== ")]
-    assert starts == [f"== scripts/test.sh {suite}" for suite in ("usual", "triton", "cpp --sanitizers", "ranges")]
+    suites = ("usual", "page", "docs", "triton", "cpp --sanitizers", "ranges")
+    assert starts == [f"== scripts/test.sh {suite}" for suite in suites]
+    assert any(call.startswith("docs.sh --strict") for call in calls)
     places = {call.partition(" in ")[2] for call in pytest_calls(calls)}
-    assert len(pytest_calls(calls)) == 5 and len(places) == 1 and not Path(*places).exists()
+    assert len(pytest_calls(calls)) == 6 and len(places) == 1 and not Path(*places).exists()
     assert checkout.run(".ci/run", FAILS="pytest tests/serve")[0] == 1
