@@ -123,7 +123,7 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
 
 
 def repeat_attack(url: str, path: str, body: bytes, statuses: Any, stop: Any) -> None:
-    """Repeat an attack until `stop` is set, in another process than the victim's. statuses: a queue for each status."""
+    """Repeat an attack until `stop` is set, in a process of its own. Put the status of every answer into `statuses`."""
     while not stop.is_set():
         if not path:
             sum(range(100_000))

@@ -118,7 +118,7 @@ def open_pass(bundle: Path, threads: int, device: str) -> Write:
 
 
 def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
-    """Return decoding for several clients: (prompts, tokens, clients=N, **options). The result has no text."""
+    """Return a function (prompts, tokens, clients=N, **options) that decodes for N clients. Its result has no text."""
     session = load(bundle, device, threads=threads, max_batch_size=slots, prefix_cache=False)
     warm = set[object]()
 
@@ -136,7 +136,7 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
 
 
 def open_genai(directory: Path, threads: int) -> Write:
-    """Return greedy decoding by onnxruntime-genai. Its options: `ngram` (draft with n-grams) and `ignore_eos`."""
+    """Return the greedy Write of onnxruntime-genai. Its options: `ngram` (draft with n-grams) and `ignore_eos`."""
     import onnxruntime_genai as og
 
     config = og.Config(str(directory))
@@ -161,7 +161,7 @@ def open_genai(directory: Path, threads: int) -> Write:
 
 
 def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
-    """Return greedy decoding of a GGUF file by OpenVINO GenAI. lookup: draft with n-grams (its prompt lookup)."""
+    """Return the greedy Write of a GGUF file in OpenVINO GenAI. lookup: draft with n-grams (its prompt lookup)."""
     genai, openvino = import_module("openvino_genai"), import_module("openvino")
     settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
     pipeline = genai.LLMPipeline(str(model), "CPU", **settings, **({"prompt_lookup": True} if lookup else {}))
@@ -180,7 +180,7 @@ def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
 
 
 def open_llama_cpp(model: Path, threads: int) -> Write:
-    """Return greedy decoding of a GGUF file by llama.cpp."""
+    """Return the greedy Write of a GGUF file in llama.cpp."""
     llama = import_module("llama_cpp").Llama(str(model), n_ctx=2048, n_threads=threads or None, verbose=False)
 
     def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> TimedText:
@@ -195,10 +195,9 @@ def open_llama_cpp(model: Path, threads: int) -> Write:
 
 
 def build_genai(bundle: Path, directory: Path) -> Path:
-    """Return `directory`, which has onnxruntime-genai's own CPU export of the bundle's base model.
+    """Return `directory`. If it has no onnxruntime-genai model, export the bundle's base model into it for the CPU.
 
-    If it has none, the model is exported in the precision that the directory's name says: int4 or fp32. Raises
-    PassError for any other name.
+    The directory's name is the precision of an export: int4 or fp32. Raises PassError for any other name.
     """
     if not (directory / "genai_config.json").is_file():
         if directory.name not in ("int4", "fp32"):
@@ -217,7 +216,7 @@ def build_genai(bundle: Path, directory: Path) -> Path:
 
 
 def start_process(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
-    """Open an engine in another process, and return its decoding."""
+    """Open an engine in another process, and return a Write that sends it requests."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     spawn.Process(target=_serve, args=(engine, path, threads, there), daemon=True).start()
@@ -250,7 +249,8 @@ def _serve(engine: Callable[[Path, int], Write], path: Path, threads: int, pipe:
 def our_plans(
     bundles: Sequence[Path], plans: Sequence[str], engine: Callable[[Path, int], Write], threads: int
 ) -> list[Contestant]:
-    """Start a process for every bundle. plans: keys of DEFAULT_CONTENDERS, or plans. PassError for other names."""
+    """Start a process for every bundle. Return a contestant for each bundle and each of `plans`, which are names of
+    plans or keys of DEFAULT_CONTENDERS. Raises PassError for other names."""
     chosen = {plan: DEFAULT_CONTENDERS.get(plan, {"plan": plan}) for plan in plans}
     for options in chosen.values():
         GenerateOptions(**options)
@@ -333,7 +333,7 @@ def compare_texts(
 ) -> None:
     """Compare the texts of each bundle's plans with those of its first plan, and add what differs to `report`.
 
-    A near-tie is an error too if the backend computes the same bits in windows of every width (`same_entries`).
+    A near-tie (nearly equal scores) is an error, too, if `same_entries`: windows of all widths give the same bits.
     found: texts by contestant, prompt id and round.
     """
     for each in contestants:
@@ -411,7 +411,12 @@ def cell(value: Any) -> str:
 @click.option(
     "--plan", "plans", multiple=True, help=f"Plan, or {', '.join(DEFAULT_CONTENDERS)} (default: all); repeatable."
 )
-@click.option("--genai", multiple=True, type=click.Path(path_type=Path), help="onnxruntime-genai's DIR/int4, DIR/fp32.")
+@click.option(
+    "--genai",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Directory of an onnxruntime-genai model. If its name is int4 or fp32, a missing model is made; repeatable.",
+)
 @click.option("--openvino", type=PATH, help="The model's GGUF file, for OpenVINO GenAI (pip install openvino-genai).")
 @click.option("--llama-cpp", type=PATH, help="The same for llama.cpp (pip install llama-cpp-python).")
 @click.option("--clients", multiple=True, type=click.IntRange(1), help="Concurrent clients, without peers; repeatable.")

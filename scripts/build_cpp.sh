@@ -7,8 +7,8 @@
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments of cmake
 #
 # PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another onnxruntime.
-# TENSORRT_INCLUDE, TENSORRT_RTX_INCLUDE: headers, for --device tensorrt (default: TensorRT 10.14's, which a Python package
-# has) and tensorrt-rtx (no package has them). CPP_JOBS: the number of compilers that run at a time (2).
+# TENSORRT_INCLUDE: TensorRT's headers, for --device tensorrt (default: those of 10.14, from a Python package).
+# TENSORRT_RTX_INCLUDE: TensorRT-RTX's, for --device tensorrt-rtx (no default). CPP_JOBS: compilers at a time (2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -46,7 +46,7 @@ tidy-one) # FILE. For each clean file, build/cpp/tidy has a hash of all inputs o
 fuzz)
     # Without clang there is no libFuzzer: the program then makes its own mutations.
     fuzzer=build/cpp/fuzz
-    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # a configured build directory keeps its compiler
+    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # a configured directory keeps its compiler
     scripts/build_cpp.sh --no-tests --into "$fuzzer" --sanitize address,undefined --target manifest_fuzz -- \
         -DPASS_FUZZ=ON -DPASS_TESTS=OFF
     mkdir -p "$fuzzer/corpus"

@@ -27,13 +27,8 @@ WIDTH, HEIGHT, CELL_INCHES = 27.0, 21.9, 0.325
 """Width and height of the picture in cells, and the size of a cell in inches."""
 POSITION_PITCH, LINE_PITCH, WINDOW_PITCH, MASK_CELL = 1.12, 1.4, 2.5, 0.75
 """Distances, in cells, between adjacent positions, lines and windows, and the size of a mask's entry."""
-PAPER_COLOUR, PANEL_COLOUR, TEXT_COLOUR, NOTE_COLOUR, HIDDEN_COLOUR = (
-    "#ffffff",
-    "#f3f5f8",
-    "#1f2328",
-    "#59636e",
-    "#e3e7ec",
-)
+PAPER_COLOUR, PANEL_COLOUR, HIDDEN_COLOUR = "#ffffff", "#f3f5f8", "#e3e7ec"
+TEXT_COLOUR, NOTE_COLOUR = "#1f2328", "#59636e"
 COLOURS = {RowKind.ROOT: "#0b62a8", RowKind.DRAFT: "#eeaa3c", RowKind.LOOKAHEAD: "#0f7b5a"}
 LABEL_COLOURS = {RowKind.ROOT: PAPER_COLOUR, RowKind.DRAFT: TEXT_COLOUR, RowKind.LOOKAHEAD: PAPER_COLOUR}
 LEGEND = {
@@ -91,7 +86,7 @@ def labels(plan: Plan) -> list[str]:
 
 
 def line_numbers(plan: Plan) -> list[int]:
-    """Return the line on which each row is drawn: root and drafts of a fused plan below all groups, in their order."""
+    """Return each row's line, 0 at the top. A fused plan has a line for each group, then one for root and drafts."""
     found: list[int] = []
     groups = iter(range(len(plan.groups)))
     for row in plan.rows:
@@ -114,14 +109,14 @@ def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = Fa
 
     is_next: draw outlines only, and leave out the groups of a fused plan, as for the window that follows.
     """
-    only_chain = is_next and plan.is_fused
-    top = len(plan.groups) if only_chain else 0
+    without_groups = is_next and plan.is_fused
+    top = len(plan.groups) if without_groups else 0
     places = [
         (origin[0] + POSITION_PITCH * int(position), origin[1] + LINE_PITCH * (line - top))
         for position, line in zip(plan.row_position, line_numbers(plan), strict=True)
     ]
     for row, (x, y), label in zip(plan.rows, places, labels(plan), strict=True):
-        if only_chain and row.kind is RowKind.LOOKAHEAD:
+        if without_groups and row.kind is RowKind.LOOKAHEAD:
             continue
         if row.parent >= 0:
             before = places[row.parent]
@@ -142,12 +137,12 @@ def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float
         places = draw_window(canvas, plan, (x, y), is_next=last)
         for (x0, y0), (x1, y1) in zip(sources, places, strict=False):
             canvas.arrow((x0 + 0.72, y0 + 0.97), (x1 + 0.28, y1 + 0.03))
-        chain = places[0][1]
-        canvas.text((left, chain + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold")
+        root_y = places[0][1]
+        canvas.text((left, root_y + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold")
         if not last:
-            canvas.text((left, chain + 0.75), pass_note(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15)
+            canvas.text((left, root_y + 0.75), pass_note(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15)
         sources = [places[row] for row in (plan.drafts, *plan.draft_rows[plan.drafts])]
-        x, y = x + POSITION_PITCH * (plan.drafts + 1), chain + WINDOW_PITCH
+        x, y = x + POSITION_PITCH * (plan.drafts + 1), root_y + WINDOW_PITCH
     shown = (plans[-1].drafts + 1 if plans[-1].is_fused else plans[-1].width) + sum(p.drafts + 1 for p in plans[:-1])
     for position in range(shown):
         canvas.text(
@@ -172,7 +167,7 @@ def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
 
 
 def draw_groups(canvas: Canvas, plan: Plan, origin: Point) -> None:
-    """Write beside each group of a fused plan for which number of accepted drafts it makes the next drafts."""
+    """Label each group of a fused plan with the number of accepted drafts after which it makes the next drafts."""
     for accepted, size in enumerate(plan.groups):
         at = (origin[0] + POSITION_PITCH * (accepted + size + 1) + 0.2, origin[1] + LINE_PITCH * accepted + 0.5)
         canvas.text(at, f"{accepted} accepted: the next drafts", 7.5, NOTE_COLOUR)

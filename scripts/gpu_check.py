@@ -2,7 +2,7 @@
 
 Each step is a process. The most informative steps run first. A step that cannot run is skipped with a reason. The
 output directory has report.json and report.md, written after every step, and gpu_check.log. The last line is the
-verdict: works (status 0), wrong (1), nothing ran (3), works but not captured (4).
+verdict: works (status 0), wrong (1), nothing ran (3), works but not captured (4: passes without CUDA graphs).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_SEQ_LEN, LAYER_GIB = 2048, 0.65
 STEP_SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (40, 240), "export": (40, 180), "build": (30, 180)}
 STEP_SECONDS |= {"rows": (15, 60), "batch": (15, 60), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
 STEP_SECONDS |= {"attention": (40, 240)}
-"""By the first word of a step's name: the seconds that must be left to start it, and its time limit in seconds. If all
-steps have more than DEFAULT_BUDGET_SECONDS together, the limits grow in proportion."""
+"""By the first word of a step's name: the seconds that must be left to start it, and its time limit in seconds. If the
+budget of --minutes is larger than DEFAULT_BUDGET_SECONDS, the limits grow in proportion."""
 DEFAULT_BUDGET_SECONDS = 600.0
 PYTHON_MODULE = (sys.executable, "-m")
 
@@ -105,7 +105,7 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # those of engines
+    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines have these
     for name in DEVICES:
         rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
@@ -209,7 +209,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     type=click.IntRange(1),
     default=4,
     show_default=True,
-    help="Layers of a random 7B, at most 32; more need more --minutes.",
+    help="Layers of a random 7B model (32 are all); more layers need more --minutes.",
 )
 @click.option("--only", multiple=True, help="Run only steps whose names begin with this; repeatable.  [default: all]")
 @one_line_errors

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks in one command if the toolkit works on a machine with a GPU: the device and all backends, the time of passes by
-# rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP] (see --help)
+# rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP], see --help
 # It uses python3, or PYTHON, and its packages: GPU machines bring their own torch, onnxruntime-gpu and TensorRT.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

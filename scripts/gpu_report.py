@@ -43,7 +43,7 @@ VERDICTS = {"works": 0, "wrong": 1, "nothing ran": 3, "works but not captured": 
 LAYERS_OF_7B, GROUP_QUERY_FLAG = 32, "--cuda-attention group-query"
 MAX_LOGIT_DIFFERENCE, MAX_TIME_RATIO = 3e-2, 0.98
 """Limits for advising another attention operator: the difference of its fp16 logits, relative to the largest logit, and
-its time, relative to the time of the first operator. A larger ratio of times may be noise."""
+its time, relative to the time of the default operator. A larger ratio of times may be noise."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Machine:
 
     gpu: nvidia-smi's fields of GPU 0; empty without a GPU. target: such as `sm90`. memory: GiB.
     versions: of installed packages.
-    missing: the reasons why some of cuda (ONNX Runtime), tensorrt, tensorrt-rtx and cuda-python cannot be used; only
-    the key gpu without a GPU.
+    missing: the reasons why some of cuda (ONNX Runtime), tensorrt, tensorrt-rtx and cuda-python cannot be used, by
+    name. If there is no GPU, the only key is gpu.
     """
 
     gpu: Mapping[str, str] = field(default_factory=dict)
@@ -161,14 +161,15 @@ def attention_advice(step: Result, plain: Any) -> str:
     if step.status != "ok":
         return f"leave out {GROUP_QUERY_FLAG}: {step.reason}" if step.status == "failed" else step.reason
     if plain is None:
-        return f"run the step layers cuda, too, to compare {GROUP_QUERY_FLAG} with"
+        return f"run the step 'layers cuda' too; its times show if {GROUP_QUERY_FLAG} is faster"
     scale = max(map(abs, plain["logits"]))
     difference = max(abs(a - b) for a, b in zip(plain["logits"], step.data["logits"], strict=True)) / scale
     if not difference <= MAX_LOGIT_DIFFERENCE:
-        return f"leave out {GROUP_QUERY_FLAG}: it computes other logits, by {difference:.2g} of the largest"
+        return f"leave out {GROUP_QUERY_FLAG}: logits differ by up to {difference:.2g} of the largest logit"
     pairs = zip(step.data["cells"], plain["cells"], strict=True)
     ratio = statistics.mean(new["milliseconds"] / old["milliseconds"] for new, old in pairs)
-    return f"{'export with' if ratio < MAX_TIME_RATIO else 'leave out'} {GROUP_QUERY_FLAG}: {ratio:.2f} of the time"
+    advice = "export with" if ratio < MAX_TIME_RATIO else "leave out"
+    return f"{advice} {GROUP_QUERY_FLAG}: passes take {ratio:.2f} times as long"
 
 
 def _extrapolate(cell: Mapping[str, Any], bandwidth: float | None) -> dict[str, float]:

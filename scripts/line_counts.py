@@ -1,4 +1,4 @@
-"""Counts lines and files by folder, for the table of docs/architecture.md between MARKERS and for README.md's map."""
+"""Counts lines and files by room, a folder with a row in docs/architecture.md, for that page and README.md's map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIXES = {".py", ".sh", ".cpp", ".h", ".hpp", ".c", ".cmake"}
 
 
 def count() -> dict[str, tuple[int, int]]:
-    """Return (lines, files) by folder."""
+    """Return (lines, files) by room."""
     lines, files = Counter[str](), Counter[str]()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for path in map(Path, listed.splitlines()):
@@ -31,7 +31,7 @@ def count() -> dict[str, tuple[int, int]]:
 
 
 def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
-    """The page with these counts in the rows between MARKERS, whose last column, a description, stays."""
+    """Return the page with these counts in the table between MARKERS. The table's last column, a description, stays."""
     before, _, rest = page.partition(MARKERS[0])
     table, _, after = rest.partition(MARKERS[1])
     words = dict(re.findall(r"^\| `([\w/]+)/` .*\| ([^|]*) \|$", table, re.MULTILINE))
@@ -43,7 +43,7 @@ def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def with_sums(readme: str, counts: Mapping[str, tuple[int, int]]) -> str:
-    """The README with the lines of each folder of its map: all rooms in it together."""
+    """Return the README with new line counts in its map: for each folder, the sum over its rooms."""
 
     def row(found: re.Match[str]) -> str:
         lines = sum(n for room, (n, _) in counts.items() if Path(room).is_relative_to(found[1]))

@@ -38,7 +38,7 @@ AIPERF = "aiperf==0.13.0"
 AIPERF_VENV = Path(__file__).parents[1] / "build" / "aiperf"
 PLANS = {"off": "ar", "on": "auto"}
 """The plan without speculation, and the plan with it."""
-COLUMNS = ("clients", "speculation", "TTFT p50", "p99", "ITL p50", "tokens/s", "each", "requests", "errors")
+COLUMNS = ("clients", "speculation", "TTFT p50", "p99", "ITL p50", "tokens/s", "per client", "requests", "errors")
 
 
 def install_aiperf() -> Path:
@@ -143,7 +143,7 @@ def main(bundle: Path, clients: str, requests: int, tokens: int, threads: int, s
         (place / "prompts.jsonl").write_text(lines, encoding="utf-8")
         ratios = http_time_ratios(bundle, url, model, prompts, threads, tokens)
         low, middle, high = statistics.quantiles(ratios, n=4)
-        click.echo(f"one client, server by session: {middle:.3f} (quartiles {low:.3f} to {high:.3f})\n")
+        click.echo(f"one client, time of server / of session: {middle:.3f} (quartiles {low:.3f} to {high:.3f})\n")
         click.echo("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
         for concurrency in map(int, clients.split(",")):
             for speculation, plan in PLANS.items():

@@ -72,7 +72,7 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, options: ServeOpti
 @click.option(
     "--api-key-file", type=click.Path(path_type=Path), help="File with one API key per line; clients need one."
 )
-@click.option("--allow-no-key", is_flag=True, help="Allow other machines without keys.")
+@click.option("--allow-no-key", is_flag=True, help="Allow a --host that other machines reach, without keys.")
 @click.option("--served-model-name", "model_name", help="The model's name for clients.  [default: the bundle's name]")
 @click.option("--replicas", type=int, default=1, show_default=True, help="Fewest replicas.")
 @click.option("--max-replicas", type=int, help="Most replicas.  [default: --replicas]")

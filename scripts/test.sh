@@ -3,7 +3,7 @@
 #
 #     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is there; OPTIONs are
 #                                         # pytest's (-m "not slow", tests/docs); --all adds tests marked `seldom`
-#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests, tests/cpp, format, clang-tidy;
+#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests, tests/cpp, format, tidy;
 #                                         # --sanitizers: its own again under AddressSanitizer and UBSan, and TSan
 #     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
 #     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
@@ -21,8 +21,8 @@ usual() {
     ruff check .
     ruff format --check .
     mypy
-    # Files go to workers in the order of tests/conftest.py; xdist's own is by how many tests they have, not how long
-    # they are.
+    # Files go to workers in the order of tests/conftest.py, the longest first. Otherwise xdist would begin with the
+    # files that have most tests.
     pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 }
 

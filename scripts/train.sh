@@ -2,9 +2,9 @@
 # Trains look-ahead weights for a model of models/registry.toml and puts them, with measured acceptance, into models/:
 #   scripts/train.sh MODEL [STEPS [OPTION...]]
 # It takes hours on a CPU, less with a GPU. A second call continues an interrupted run, and more STEPS extend it. If the
-# model has weights already, they are trained further. OPTIONs are those of pass-train, for example for shorter runs. The
-# variables LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
-# `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
+# model has weights already, they are trained further. OPTIONs are those of pass-train, for example for shorter runs.
+# The variables LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has
+# options of `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?usage: scripts/train.sh MODEL [STEPS [OPTION...]], with a name from models/registry.toml}

@@ -10,13 +10,13 @@ MIN_DENOMINATOR = 1e-30
 def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     """Return the probability [...] that the model and the draft sample the same token with the same noise.
 
-    target, draft [...,C]: log-probabilities p and q of the same C tokens. The draft's sum to 1; the model may give
-    other tokens a probability, too.
+    target, draft [...,C]: logarithms of the probabilities p and q of the same C tokens. q sums to 1; p sums to less if
+    the model gives other tokens a probability, too.
 
-    The exact-match rule samples both with the same exponential noise E: the model's token has the least E_i / p_i, and
-    the draft has the least E_i / q_i (equivalent to Gumbel noise added to log-probabilities). Both choose token
-    i if E_j >= E_i max(p_j / p_i, q_j / q_i) for every other token j. Given E_i, this has the probability exp(-E_i S),
-    with S the sum of these maxima over the other tokens. The mean over E_i is 1 / (1 + S), so
+    The exact-match rule samples both with the same exponential noise E: the model's token is the i with the least
+    E_i / p_i, the draft the i with the least E_i / q_i (equivalent to Gumbel noise added to log-probabilities). Both
+    choose token i if E_j >= E_i max(p_j / p_i, q_j / q_i) for every other token j. Given E_i, this has the probability
+    exp(-E_i S), with S the sum of these maxima over the other tokens. The mean over E_i is 1 / (1 + S), so
 
         P(same token) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)
 

@@ -18,7 +18,7 @@ from pass_runtime.errors import PassError
 CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
 STATE_FILE = "progress.json"
 FLAG_NAMES = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
-"""The flags of settings whose flag has another name."""
+"""By the name of a setting: the name of its flag, if they differ."""
 DEFAULT_SETTINGS = {"aim": "distribution"}
 """Values of the flags that are missing in checkpoints of earlier versions."""
 
@@ -110,8 +110,8 @@ class Checkpoint:
             if flag == "steps" and isinstance(saved_value, int) and value >= saved_value:
                 continue
             if value != saved_value:
-                least = "; give at least as many" if flag == "steps" else ""
-                shown = "" if flag == "data" else f" ({_shown(saved_value)}{least})"
+                hint = "; give at least as many" if flag == "steps" else ""
+                shown = "" if flag == "data" else f" ({_shown(saved_value)}{hint})"
                 raise PassError(
                     f"{self._path} was made with another --{flag}{shown}; give the same options, or another -o"
                 )

@@ -122,7 +122,7 @@ TABLE_CHARACTERS = 110
     type=click.Choice(["auto", "torch", "w8a8"]),
     default="auto",
     show_default=True,
-    help="What writes training text: the model in torch, or its w8a8 bundle. auto: the bundle on one CPU process.",
+    help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 if one process runs on a CPU.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of training text, weights and batches.")
 @click.option(
@@ -195,7 +195,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any) -> None:
     """Measure the acceptance of drafts, and tokens per pass, on answers to prompts of several kinds.
 
-    WEIGHTS is a file that pass-train wrote. Without it, the untrained baseline is measured.
+    WEIGHTS is a file that pass-train wrote. Default: the untrained baseline, the mean of all token embeddings.
     """
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")

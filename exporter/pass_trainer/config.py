@@ -30,8 +30,8 @@ class TrainConfig:
     data: text files, directories or JSON lines from which prompts are taken, or `self`: the model writes them.
     lookahead: L, the number of embeddings.
     adapter: `lora` trains low-rank adapters of `rank` for look-ahead rows, in the layers from `adapter_from` on.
-    head: also train a draft head with `head_rank` columns in its table and a state of size `head_width`. None means
-    the sizes of `start`, or HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
+    head: also train a draft head with `head_rank` columns in its token table and a state of size `head_width`. None
+    means the sizes of the head of `start`; if it has none, HEAD_RANK and HEAD_WIDTH. A smaller head is widened.
     start: a weights file to start from; its adapter is truncated to `rank`.
     write_with: what writes the training text, see `run.text_writer_name`. recipe: how it is made.
     steps: optimizer steps. batch: sequences per step and process. anchors: tokens per sequence after which drafts are
@@ -91,7 +91,7 @@ class TrainConfig:
             raise PassError(f"--decay must be above 0 and at most 1, not {self.decay}")
 
     def resume_settings(self) -> dict[str, Any]:
-        """Return the settings on which the result depends, as JSON. A resumed run must have equal ones."""
+        """Return settings for `Checkpoint` to compare, as JSON. `run.run` adds those of data and text writer."""
         values = asdict(self)
         for name in ("data", "output", "device", "resume", "checkpoint_minutes", "write_with"):
             del values[name]

@@ -45,9 +45,9 @@ class Drafter(torch.nn.Module):
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
 
         A row's loss with the aim `distribution` is KL(model || draft) in nats. If there is a head, the cross-entropy of
-        its logits is added. The head reads the true previous token, because a draft after a wrong draft is rejected in
-        any case. With the aim `acceptance`, this loss has the weight DISTRIBUTION_SHARE, and the probability that the
-        draft is rejected has the remaining weight.
+        its candidates' logits is added. The head reads the true previous token, because a draft after a wrong draft is
+        rejected in any case. With the aim `acceptance`, this loss has the weight DISTRIBUTION_SHARE, and the
+        probability that the draft is rejected has the remaining weight.
         """
         hidden, drafts, targets = self.row_outputs(tokens, windows)
         target, draft = targets.float().log_softmax(-1), drafts.float().log_softmax(-1)
@@ -66,7 +66,7 @@ class Drafter(torch.nn.Module):
     def log_probs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probabilities of drafts and of the frozen model for the same positions, both [B,R,V] float32.
 
-        If there is a head, it reads the true previous tokens.
+        If there is a head, it reads the true previous tokens, and only its candidates' log-probabilities are finite.
         """
         hidden, drafts, targets = self.row_outputs(tokens, windows)
         drafts = drafts.float()
@@ -131,8 +131,7 @@ def layer_of(name: str) -> int:
 
 
 def new_adapter(base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0) -> Adapter:
-    """Return a new LoRA adapter: A is random and B is zero, so that it changes nothing yet. first: the first adapted
-    layer."""
+    """Return a new LoRA adapter of the layers from `first` on: A is random, and B is 0, so it changes nothing yet."""
     factors = {}
     for name, layer in linear_layers(base).items():
         if name.rpartition(".")[2] in ADAPTED_LAYERS and layer_of(name) >= first:

@@ -1,4 +1,4 @@
-"""Measures the greedy agreement of drafts with the model, by distance, on held-out sequences of the training data.
+"""Measures how often each of the L drafts is the model's greedy choice, on held-out sequences of the training data.
 
 The agreement shows whether training still helps. Held-out sequences are often repetitive, which makes drafting easy.
 `pass_trainer.evaluation` measures acceptance in real use.
@@ -22,7 +22,7 @@ STRIDE_TOKENS = 6
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often drafts agree with the model: shares of the `places` anchors after which they were measured.
+    """How often drafts agree with the model, as shares of anchors. places: the number of anchors.
 
     match[i]: draft i is the model's greedy choice, regardless of the drafts before it.
     cumulative[i]: all of drafts 0..i are the model's greedy choices.
@@ -72,7 +72,7 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
             right.append((drafts[0].argmax(-1) == choice).view(-1, lookahead).cpu())
             in_top4.append((drafts[0].topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu())
     if not right:
-        raise PassError(f"no sequence has room for {lookahead} drafts; give more text")
+        raise PassError(f"no held-out sequence has room for {lookahead} drafts; use a larger --held-out")
     matches, top4 = torch.cat(right).float(), torch.cat(in_top4).float()
     return Agreement(
         len(matches),

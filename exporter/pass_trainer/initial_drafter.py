@@ -26,7 +26,7 @@ def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
 
 
 def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
-    """Return the first `lookahead` rows of a weights file, with adapter and head; the untrained baseline for None."""
+    """Return the first `lookahead` rows of a weights file, with adapter and head; for None, `mean_embedding`."""
     return mean_embedding(model, lookahead) if path is None else read_lookahead(path, lookahead, model)
 
 

@@ -30,7 +30,7 @@ def write_report(directory: Path, record: TrainingRecord, history: History, agre
 
 
 def draw_curves(path: Path, history: History) -> None:
-    """Plot the loss, and the agreement on held-out sequences by distance, over optimizer steps."""
+    """Plot the loss, and the agreement of each draft on held-out sequences, over optimizer steps."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -97,9 +97,9 @@ here.
 
 ## Held-out sequences
 
-Greedy agreement with the base model after {agreement.places} tokens of sequences that were not trained on (their
-documents may have been). Small models' greedy text repeats itself, which makes drafting easy. "Cumulative" is the share
-of these tokens after which this draft and all before it are right.
+Greedy agreement with the base model, measured after each of {agreement.places} tokens of sequences that were not
+trained on (their documents may have been). Small models' greedy text repeats itself, which makes drafting easy.
+Distance j is draft j. "Cumulative" is the share of these tokens after which this draft and all before it are right.
 
 | distance | top-1 | top-4 | cumulative |
 |---|---|---|---|
@@ -113,8 +113,8 @@ Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2
 
 The base model continued prompts from {", ".join(recipe["data"])} (SHA-256 of all text {recipe["data_sha256"][:16]}):
 {recipe["recipe"]["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
-{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`, a draft weighted
-{recipe["decay"]} of the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]} sequences
-per step and process, learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
+{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`, each draft weighs
+{recipe["decay"]} times as much as the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]}
+sequences per step and process, learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
 Versions: {", ".join(f"{name} {number}" for name, number in record.tools.items())}.
 """

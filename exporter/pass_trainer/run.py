@@ -36,7 +36,7 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run. In a phase of known length, the run calls what `phase` returned as a `NotedStep`."""
+    """Shows the phases of a run. If a phase has a known length, the run calls its NotedStep after every step."""
 
     def phase(self, name: str) -> NotedStep: ...
 

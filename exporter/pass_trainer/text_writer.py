@@ -79,7 +79,7 @@ class BundleTextWriter:
     ) -> None:
         self._model, self._bundle, self._progress = model, directory / self.name, progress
         self._revision = revision
-        self._capacity = -(-max_tokens // 4) * 4
+        self._capacity = -(-max_tokens // 4) * 4  # KV capacities are multiples of 4.
 
     def write(
         self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int

@@ -1,4 +1,4 @@
-"""Training windows: groups of look-ahead rows after many tokens (anchors) of one sequence run in one forward pass.
+"""Training windows: look-ahead rows in groups after many tokens (anchors) of a sequence, for one forward pass.
 
 `pass_runtime.bundle.plan` makes masks and positions, as for export and runtime: the sequence is laid out as one window,
 with its first token as the root and its other tokens as drafts. Group a follows token a.
@@ -50,7 +50,7 @@ def sample_groups(
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[int, ...]:
-    """Return groups for measuring: `lookahead` rows after every `stride`-th token that has as many tokens after it."""
+    """Return groups for measuring: L = `lookahead` rows after every `stride`-th token that has L tokens after it."""
     groups = [0] * length
     for anchor in range(max(prompt - 1, 0), length - lookahead, stride):
         groups[anchor] = lookahead
@@ -62,13 +62,13 @@ def make_windows(groups: Sequence[Sequence[int]], width: int) -> Windows:
     plans = [Plan("train", width - 1, tuple(sizes)) for sizes in groups]
     rows = max(max(plan.width for plan in plans) - width, 1)
     index = torch.zeros(len(plans), rows, dtype=torch.long)
-    depth, valid = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool)
+    position, valid = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool)
     mask = torch.zeros(len(plans), 1, rows, width + rows, dtype=torch.bool)
     mask[:, 0, :, 0] = True  # The softmax of a padding row would be NaN if it saw nothing.
     for b, plan in enumerate(plans):
         used = plan.width - width
         index[b, :used] = torch.from_numpy(plan.lookahead_ids(0))
-        depth[b, :used] = torch.from_numpy(plan.row_position[width:])
+        position[b, :used] = torch.from_numpy(plan.row_position[width:])
         mask[b, 0, :used, : width + used] = torch.from_numpy(plan.window_mask[width:])
         valid[b, :used] = True
-    return Windows(index, depth, mask, valid)
+    return Windows(index, position, mask, valid)

@@ -43,6 +43,7 @@ class DraftCounts:
 
     @property
     def places(self) -> int:
+        """The number of anchors."""
         return self.tried[0]
 
     @property
@@ -116,7 +117,7 @@ def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
 
 
 def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range) -> DraftCounts:
-    """Count the drafts and passes for the tokens of these indices. rows: `right_in_row` of every anchor."""
+    """Count the drafts of row k if k + 1 is in `indices`, and the passes that begin there. rows: of `right_in_row`."""
     tried, right = [0] * lookahead, [0] * lookahead
     for k, row in enumerate(rows):
         if k + 1 in indices:
@@ -131,9 +132,8 @@ def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], i
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
     """Yield the number of tokens that each pass of fused decoding emits, for a text of `length` tokens.
 
-    accepted[k]: the number of right drafts that follow token k, which were made when token k was the newest.
-
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
+    accepted[k]: the number of right drafts that follow token k, which were made when token k was the newest.
     """
     yield 1
     begin = 1

@@ -49,8 +49,7 @@ def drafts_of(
 
 
 def group_states(drafter: Drafter, tokens: list[int], anchors: range, lookahead: int) -> tuple[torch.Tensor, Ids]:
-    """Return the hidden states [anchors,L,H] of every anchor's look-ahead rows, and their drafts' positions
-    [anchors,L]."""
+    """Return the hidden states [anchors,L,H] of look-ahead rows, and the positions [anchors,L] of their drafts."""
     known = torch.tensor(tokens[: anchors[-1] + 2])
     # A row sees only its anchor and the tokens before it, so no row sees the padding.
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))

@@ -83,7 +83,7 @@ class AnsweredPrompt:
     def anchors(self, tokens: int) -> range:
         """The anchors for the answer's first `tokens` tokens, as indices into the tokens of prompt and answer together.
 
-        The first anchor is the prompt's last token. The drafts of anchor a are made when token a + 1 is known.
+        The first anchor is the prompt's last token. Anchor a has drafts for tokens a + 2, ..., given those up to a + 1.
         """
         first = len(self.answer.prompt) - 1
         return range(first, first + min(tokens, len(self.answer.tokens)) - 1)

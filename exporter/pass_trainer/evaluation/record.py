@@ -33,8 +33,8 @@ def check_recordable(config: EvaluateConfig) -> None:
 
 
 def write_results(config: EvaluateConfig, report: dict[str, Any]) -> None:
-    """Write the cumulative acceptance outside of loops over all prompts into the weights file, and the table into the
-    model card."""
+    """Write the cumulative acceptance of all prompts, without loops in answers, into the weights file, and the table
+    into the model card."""
     assert config.weights is not None
     greedy, sampled = (
         report["temperatures"][f"{t:g}"][ALL_KINDS]["chain"] for t in (GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE)
