@@ -122,8 +122,9 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def repeat_attack(url: str, path: str, body: bytes, statuses: Any, stop: Any) -> None:
-    """Repeat an attack until `stop` is set, in a process of its own. Put the status of every answer into `statuses`."""
+def repeat_attack(url: str, path: str, body: bytes, queue: Any, stop: Any) -> None:
+    """Repeat an attack until `stop` is set, in a process of its own. Then put the counts of statuses into `queue`."""
+    statuses = Counter[str]()
     while not stop.is_set():
         if not path:
             sum(range(100_000))
@@ -131,9 +132,10 @@ def repeat_attack(url: str, path: str, body: bytes, statuses: Any, stop: Any) ->
         try:
             headers = {"Content-Type": "application/json"}
             response = httpx.post(f"{url}{path}", content=body, headers=headers, timeout=600)
-            statuses.put(str(response.status_code))
+            statuses[str(response.status_code)] += 1
         except httpx.HTTPError as error:
-            statuses.put(type(error).__name__)
+            statuses[type(error).__name__] += 1
+    queue.put(statuses)
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
@@ -163,9 +165,8 @@ def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str
                 during += stream_gaps(url, model, tokens)
                 max_bytes = max(max_bytes, resident_bytes(pid))
                 stop.set()
+                statuses += queue.get()
                 attacker.join()
-                while not queue.empty():
-                    statuses[queue.get()] += 1
             rows.append(
                 {
                     "attack": name,
