@@ -235,7 +235,7 @@ def write_manifest(
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Map each output to the input, of the next graph or of the trunk in the next pass, that shares its memory."""
+    """Map each output to the input that shares its memory, which the next graph or the next pass's trunk reads."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}

@@ -299,16 +299,16 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
     if not lookahead.trained and config.lookahead_weights is None:
         console.print("[yellow]  no trained embeddings are shipped for this model: pass-train makes them[/]")
     if not lookahead.trained:
-        console.print(
-            "[yellow]  drafts will rarely be accepted until they are trained; the text is exact either way[/]"
-        )
+        console.print("[yellow]  drafts of untrained embeddings are rarely accepted; the text is exact either way[/]")
     limit = f"(limit {report.relative_error_limit:.0e})"
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
     if report.greedy_tokens:
         console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
     else:
-        console.print("every plan against ar   not run: it would need float32 weights (pass-run bench compares plans)")
+        console.print(
+            "every plan against ar   not run: it needs a float32 copy of all weights (pass-run bench compares plans)"
+        )
     if report.quality is not None:
         quality = report.quality
         console.print(

@@ -1,9 +1,9 @@
 """Writes a trunk that ONNX Runtime's CPU provider can run, with the same weights, for the exporter's checks.
 
-bf16 becomes float32, because the provider has no bf16 kernels. The masks, positions, weights and cache that are checked
-are the same in both dtypes. Static int8 activations become uint8, because ONNX Runtime multiplies only uint8
-activations as integers: integer sums are exact, so windows of all widths agree. If the bundle has a trunk for the CPU,
-int8 stays: that trunk has uint8 already.
+bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values stay, so
+masks, positions, weights and cache are checked all the same. Static int8 activations become uint8, because ONNX Runtime
+multiplies only uint8 activations as integers: integer sums are exact, so windows of all widths agree. If the bundle has
+a trunk for the CPU, int8 stays: that trunk has uint8 already.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
 """The operator rotates only heads whose size is a multiple of this."""
 MIN_TABLE_ROWS = 2048
-"""The fewest positions in the tables of cos and sin. An export's checks run more than the capacity of a tiny model."""
+"""The fewest positions in the tables of cos and sin. The checks of an export use more than a tiny model's capacity."""
 
 
 @dataclass(frozen=True)

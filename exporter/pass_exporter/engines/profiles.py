@@ -2,8 +2,8 @@
 
 The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees, and of the plans with as many drafts
 as the bundle allows. Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes
-seconds to build, and TensorRT-RTX 1.7 builds none with ranges instead in fp16. Each window has a profile for every
-number of cache columns that a pass may read, for batch size 1 and, if `max_batch_size` is larger, for up to that size.
+seconds to build, and TensorRT-RTX 1.7 cannot build one for a range of widths in fp16. Each window has a profile for
+every number of cache columns that a pass may read, for batch size 1 and, if larger, for up to `max_batch_size`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def choose_targets(library: Library, config: EngineConfig, device: DeviceInfo | 
                 "machine with a GPU"
             )
         if requested not in ((), (device.target,)):
-            mismatch = f"which is {device.target}, not {requested[0]}; leave out --compute-capability"
+            mismatch = f"which is {device.target}, not {' and '.join(requested)}; leave out --compute-capability"
             raise PassError(f"{library.name} builds for this machine's GPU, {mismatch}, or build on that GPU")
         return (device.target,)
     if not requested and device is None:

@@ -75,6 +75,6 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     finally:
         chat.close()
     end = added.match(after.lstrip()) if found else None
-    # Some templates write the opening of the next turn after every message. One also precedes the answer.
+    # If a template writes the next turn's opening after every message, that opening also precedes the answer.
     opening.update(added.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

@@ -38,9 +38,9 @@ EMBEDDINGS_KEY, FINGERPRINT_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
 class TrainingRecord(BaseModel):
     """The metadata of a weights file: what was trained, on which text, and how.
 
-    base: the name of the base model. rank: of the adapter; 0 without one.
-    acceptance: greedy cumulative acceptance of drafts 1..L. Training measures it on held-out sequences;
-    `pass-train evaluate --record` replaces it by the acceptance on its prompts.
+    base: the base model. rank: of the adapter; 0 without one. recipe: pass-train's settings, data and stages.
+    acceptance: for i = 1..L the rate at which drafts 1..i are all right, if greedy. Training measures it on held-out
+    sequences; `pass-train evaluate --record` replaces it by the acceptance on its prompts.
     acceptance_sampled: the same at temperature 0.8; empty before `--record`.
     """
 

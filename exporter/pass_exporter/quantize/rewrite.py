@@ -31,8 +31,8 @@ ZERO_POINT = "activation.zero_point"
 """Name of the initializer that all activations share as their zero point: 0, int8."""
 
 MIN_SUM_COLUMNS = 16
-"""The fewest columns of block sums. ONNX Runtime merges equal constants of up to 8 numbers, and does not fuse a product
-whose constant has several readers."""
+"""The fewest columns of block sums. So the constants of several inputs stay apart: ONNX Runtime merges equal ones of
+up to 8 numbers, and does not fuse a product whose constant has several readers."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:

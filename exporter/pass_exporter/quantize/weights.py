@@ -38,7 +38,7 @@ class QuantizedModel:
 
     @property
     def weight_only(self) -> tuple[str, ...]:
-        """The decoder's layers whose activations are not rounded although the spec rounds activations."""
+        """The decoder's quantized layers whose input has no static scale; () if spec.activations is None."""
         if self.spec.activations is None:
             return ()
         decoder = (name for name in self.weights if name.startswith(DECODER_PREFIX) and name not in self.activations)

@@ -39,7 +39,7 @@ def head_drafts(
 
     rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: of these rows.
     root [B,1]: the new root.
-    draw: draws a token from logits. draw_candidate: returns the same token, but reads only the candidates' logits.
+    draw: draws a token from logits. draw_candidate: returns that token's index, and reads only the candidates' logits.
     """
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None

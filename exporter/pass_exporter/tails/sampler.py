@@ -111,8 +111,8 @@ class SamplerNodes:
     def rank_candidates(self, scores: ir.Value, rows: int, blocks: ir.Value, root: ir.Value, depth: int) -> ir.Value:
         """scores [B,rows,8K], each row as in `draw_candidate` -> [B,rows,8K] keys that rank the candidates.
 
-        The candidate with the largest key is the one that `draw_candidate` draws, the next is its second choice, and
-        so on.
+        The candidate with the largest key is the one that `draw_candidate` draws. A key is the block's times the
+        token's, divided by the largest of the block's tokens; at temperature 0, and if greedy, it is the score.
         """
         op = self.op
         if self.sampler == "greedy":
@@ -152,9 +152,9 @@ class SamplerNodes:
         op, listed = self.op, self._offsets(root, depth, stream)
         entries = []
         for i, table in enumerate(self._tables()):
-            block = op("Gather", listed, op.const([i]), axis=2)  # [B,R,1]
+            offset = op("Gather", listed, op.const([i]), axis=2)  # [B,R,1]
             entries.append(
-                op("Gather", op("Reshape", table, op.const([-1])), op("Mul", block, op.const(noise.ROW_SIZE)))
+                op("Gather", op("Reshape", table, op.const([-1])), op("Mul", offset, op.const(noise.ROW_SIZE)))
             )
         return self._uniform(op("Add", *entries))
 
@@ -165,8 +165,8 @@ class SamplerNodes:
     def _first_nonzero_tokens(self, by_block: ir.Value, blocks: int) -> ir.Value:
         """by_block [B,R,8,K] -> [B,R,K]: the first of the 8 vectors that is not all 0.
 
-        It replaces the blocks' sums for requests with temperature 0, which have no noise: among tied tokens the one
-        with the lowest id must win.
+        It replaces the blocks' sums at temperature 0, so without noise: of tied tokens the one with the lowest id must
+        win, and token i of block k has the id i*K + k.
         """
         op = self.op
         some = op("Greater", op("ReduceMax", by_block, op.const([3]), keepdims=1), op.const(0, F32))  # [B,R,8,1]
@@ -200,7 +200,7 @@ class SamplerNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, rows, count * noise.ROW_SIZE]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 that do not overflow -> uniform numbers u in (0, 1), float32; equal at temperature 0."""
+        """Table sums, int32 without overflow -> uniform numbers u in (0, 1), float32; at temperature 0 all the same."""
         op = self.op
         modulus = op.const(1 << noise.BITS, np.int32)
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))

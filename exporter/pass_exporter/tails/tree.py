@@ -153,7 +153,7 @@ def _ranked_tokens(
 def _next_level(
     op: GraphTape, plan: Plan, level: _Level, children: list[tuple[int, int]], tokens: ir.Value, states: ir.Value
 ) -> _Level:
-    """The next level: those children that have children themselves. tokens: the children's [B,K]."""
+    """The next level: those children that have children; `level` again if none has. tokens: the children's [B,K]."""
     followed = [(i, c, p) for i, (c, p) in enumerate(children) if c in plan.parents]
     if not followed:
         return level

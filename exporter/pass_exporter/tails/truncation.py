@@ -36,9 +36,9 @@ def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """[B,R,1]: the smallest of `values` [B,R,K] that top-k, then top-p, then min-p keep; 0 if all three are off.
+    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep; 0 if all three are off.
 
-    values: probabilities in falling order.
+    values [B,R,K]: the largest probabilities in falling order. candidates: K.
     """
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
@@ -55,7 +55,7 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 
 
 def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
-    """[B,R,1] bool: whether top-k and top-p keep no values beyond the largest, `few` [B,R,FIRST_CANDIDATES]."""
+    """[B,R,1] bool: whether `smallest_kept` needs no values but the largest, `few` [B,R,FIRST_CANDIDATES]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     mass, wanted = op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(TOP_P_MARGIN, F32))
     reached = op("Greater", mass, wanted)
