@@ -333,7 +333,7 @@ def compare_texts(
 ) -> None:
     """Compare the texts of each bundle's plans with those of its first plan, and add what differs to `report`.
 
-    A near-tie (nearly equal scores) is an error, too, if `same_entries`: windows of all widths give the same bits.
+    A difference where both tokens' scores are nearly equal (a near-tie) is an error only with `same_entries`.
     found: texts by contestant, prompt id and round.
     """
     for each in contestants:
@@ -346,7 +346,7 @@ def compare_texts(
                         continue  # By this rule plans have the same distribution, not the same text.
                     request = request_of(len(theirs.tokens), **options)
                     difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
-                    exact = session.backend.capabilities.same_entries
+                    exact = session.backend.capabilities.same_entries  # windows of all widths give the same bits
                 near_tie = difference is not None and difference.is_near_tie and not exact
                 report["near_ties" if near_tie else "differences"].append(f"{each.name}, {prompt}: {difference}")
 

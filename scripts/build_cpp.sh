@@ -118,7 +118,7 @@ tensorrt() {
     if [ -e "$target/done" ]; then echo "$PWD/$target/kernel_lens/include/tensorrt"; else say "that failed; see $target.log"; fi
 }
 
-genai() { # onnxruntime: the path of onnxruntime-genai's library beside it, if there is one. Only text input needs it.
+genai() { # $1: onnxruntime's library. Prints the path of onnxruntime-genai's beside it, if any: for text input only.
     local library
     library=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
     if [ -e "$library" ]; then echo "$library"; fi

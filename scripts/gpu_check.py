@@ -67,8 +67,8 @@ class Step:
 
 
 def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
-    """Return all steps in order: check the device, compare backends with the CPU, time rows; then build engines for the
-    bundle and measure its speed on every device. Steps that cannot run have `blocked` set."""
+    """Return all steps in order: check the device, compare backends with the CPU, time rows; build engines, and measure
+    the bundle on every device; run tests; time another attention operator. Steps that cannot run have `blocked` set."""
     no_device, need, memory = machine.missing.get("cuda-python"), LAYER_GIB * layers, machine.memory
     too_small = f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
     steps = [Step("device", _gpu_step("device"), no_device)]
@@ -105,7 +105,7 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines have these
+    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines allow these
     for name in DEVICES:
         rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))

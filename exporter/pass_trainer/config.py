@@ -82,7 +82,7 @@ class TrainConfig:
         if not 0 <= self.seed < 2**32:
             raise PassError(f"--seed must be 0 to {2**32 - 1}, not {self.seed}")
         if not 0 < self.lr < math.inf:
-            raise PassError(f"--lr must be greater than 0, not {self.lr}")
+            raise PassError(f"--lr must be a finite number above 0, not {self.lr}")
         if not self.checkpoint_minutes >= 0:
             raise PassError(f"--checkpoint-minutes must be 0 or more, not {self.checkpoint_minutes}")
         if self.start is not None and not self.start.is_file():

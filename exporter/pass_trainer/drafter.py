@@ -45,9 +45,9 @@ class Drafter(torch.nn.Module):
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
 
         A row's loss with the aim `distribution` is KL(model || draft) in nats. If there is a head, the cross-entropy of
-        its candidates' logits is added. The head reads the true previous token, because a draft after a wrong draft is
-        rejected in any case. With the aim `acceptance`, this loss has the weight DISTRIBUTION_SHARE, and the
-        probability that the draft is rejected has the remaining weight.
+        its logits is added, over its candidates (the tokens that it can draft). The head reads the true previous token,
+        because a draft after a wrong draft is rejected in any case. With the aim `acceptance`, this loss has the weight
+        DISTRIBUTION_SHARE, and the probability that the draft is rejected has the remaining weight.
         """
         hidden, drafts, targets = self.row_outputs(tokens, windows)
         target, draft = targets.float().log_softmax(-1), drafts.float().log_softmax(-1)

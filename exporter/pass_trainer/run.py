@@ -165,7 +165,7 @@ def model_cache_key(model: torch.nn.Module) -> str:
 
 
 def split(sequences: Sequences, held_out: int | None = None) -> tuple[Sequences, Sequences]:
-    """Return (training, held out): the first `held_out` sequences, or by default a sixteenth, at most MAX_HELD_OUT."""
+    """Return (training, held out). The first `held_out` are held out; by default a sixteenth, at most MAX_HELD_OUT."""
     count = held_out or min(max(len(sequences) // 16, 1), MAX_HELD_OUT)
     return sequences.part(slice(count, None)), sequences.part(slice(count))
 

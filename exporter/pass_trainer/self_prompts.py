@@ -37,7 +37,7 @@ class SelfPrompts:
     def write(self, count: int, rng: random.Random) -> list[list[int]]:
         """Return `count` prompts, which are distinct if the model has a chat template.
 
-        Raises PassError if too few of the messages that it writes have an end token.
+        Raises PassError if it writes too few distinct messages of an allowed length that have an end token.
         """
         if not self.tokenizer.chat_template:
             return [[self._start()]] * count

@@ -69,7 +69,7 @@ class TorchTextWriter:
 class BundleTextWriter:
     """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. max_tokens: of a sequence.
 
-    The first call exports the bundle into `directory` if it is missing.
+    The first call exports the bundle into `directory`/w8a8 if it is missing.
     """
 
     name = "w8a8"

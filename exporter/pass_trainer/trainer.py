@@ -1,6 +1,6 @@
 """The training loop.
 
-The random numbers of a step depend only on (seed, step, sequence), so a resumed run gives the same weights.
+Random numbers depend only on the seed, the step and the row of the batch, so a resumed run gives the same weights.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def test_rates_of_a_run_that_was_given_more_steps():
         ({"adapter_from": 2}, r"--adapter-from must be 0 to 1, a layer of the model, not 2"),
         ({"adapter_from": -1}, r"--adapter-from must be 0"),
         ({"seed": -1}, r"--seed must be 0 to 4294967295, not -1"),
-        ({"lr": float("inf")}, r"--lr must be greater than 0"),
+        ({"lr": float("inf")}, r"--lr must be a finite number above 0"),
         ({"checkpoint_minutes": float("nan")}, r"--checkpoint-minutes must be 0 or more"),
         ({"start": Path("nowhere.safetensors")}, r"--start nowhere.safetensors: there is no such file"),
     ],
