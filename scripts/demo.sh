@@ -16,7 +16,8 @@ fi
 . scripts/environment.sh
 environment export
 
-# With 8-bit dot products, w8a8 passes take little longer over several rows than over one. Other CPUs get int4.
+# With 8-bit dot products, w8a8 passes take little longer over several rows than over one. Other CPUs get int4: on AVX2
+# alone, ONNX Runtime's sums of two 8-bit products saturate at 16 bits.
 if grep -qE 'avx512_vnni|avx_vnni|amx_int8|asimddp' /proc/cpuinfo 2>/dev/null; then best=w8a8; else best=int4; fi
 weights=${PASS_WEIGHTS:-$best}
 bundle=build/$model-$weights
