@@ -28,11 +28,11 @@ using OrderedMap = std::vector<std::pair<std::string, Value>>;
 
 using Integers = std::vector<std::int64_t>;
 
-// A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows, capacity,
-// positions, max_emitted.
+// A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows, capacity, positions,
+// max_emitted, processed_rows, touched.
 using Dimension = std::variant<std::int64_t, std::string>;
 
-// A graph input or output. dtype: int64, bool, float16, bfloat16 or float32.
+// A graph input or output. dtype: int64, int32, bool, float16, bfloat16 or float32.
 struct Tensor {
     std::string name;
     std::string dtype;

@@ -211,9 +211,9 @@ void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexc
 }
 
 void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
-    const Capabilities& limits = backend_.capabilities();
-    const auto fits = [&](int width) { return kept + limits.padded_width(width) <= capacity; };
-    for (const Plan& plan : limits.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
+    const Capabilities& capabilities = backend_.capabilities();
+    const auto fits = [&](int width) { return kept + capabilities.padded_width(width) <= capacity; };
+    for (const Plan& plan : capabilities.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
         if (!fits(plan.width())) continue;
         for (Sampler sampler : samplers) {
             const PassKind kind{plan, batch, sampler, false};
@@ -223,9 +223,9 @@ void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
     }
     const std::vector<std::int64_t> token{0};
     int first = 0;
-    for (int size : limits.batch_sizes) first = size < batch ? size : first;
+    for (int size : capabilities.batch_sizes) first = size < batch ? size : first;
     for (int slot = first; slot < batch; ++slot) {
-        for (int width : limits.chunks(kept, capacity)) {
+        for (int width : capabilities.chunks(kept, capacity)) {
             for (int run = 0; fits(width) && run < runs_until_captured; ++run) {
                 backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token, width);
             }

@@ -50,8 +50,8 @@ std::int64_t Slots::room() {
 }
 
 bool Slots::fits(std::size_t prompt_tokens) const {
-    const Capabilities& sizes = backend_.capabilities();
-    return static_cast<std::int64_t>(prompt_tokens) - 1 + sizes.padded_width(1) <= sizes.max_capacity();
+    const Capabilities& capabilities = backend_.capabilities();
+    return static_cast<std::int64_t>(prompt_tokens) - 1 + capabilities.padded_width(1) <= capabilities.max_capacity();
 }
 
 bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
@@ -122,7 +122,7 @@ void Slots::share(Slot& slot) {
 }
 
 std::vector<Slot*> Slots::compact() {
-    const Capabilities& sizes = backend_.capabilities();
+    const Capabilities& capabilities = backend_.capabilities();
     while (true) {
         std::vector<Slot*> active = decoding();
         if (active.empty()) return active;
@@ -130,7 +130,8 @@ std::vector<Slot*> Slots::compact() {
         const auto target = std::find_if(slots_.begin(), slots_.begin() + source.number,
                                          [](const Slot& slot) { return slot.sequence == nullptr; });
         const bool none = target == slots_.begin() + source.number;
-        if (none || sizes.batch_size(static_cast<int>(active.size())) == sizes.batch_size(source.number + 1)) {
+        if (none ||
+            capabilities.batch_size(static_cast<int>(active.size())) == capabilities.batch_size(source.number + 1)) {
             return active;
         }
         move(source, *target);
@@ -168,8 +169,8 @@ void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t kept) {
     for (const Slot* other : busy()) {
         tokens = std::max(tokens, static_cast<std::int64_t>(other->sequence->tokens.size()) + 1);
     }
-    const Capabilities& sizes = backend_.capabilities();
-    const std::int64_t fitting = sizes.capacity(std::min(tokens, sizes.max_capacity()));
+    const Capabilities& capabilities = backend_.capabilities();
+    const std::int64_t fitting = capabilities.capacity(std::min(tokens, capabilities.max_capacity()));
     if (fitting < backend_.capacity()) {
         for (Slot& other : slots_) truncate_kept(other, fitting);
         resize(fitting);

@@ -186,9 +186,10 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
 
 std::vector<Plan> Tuners::timed_plans(int batch) const {
     std::vector<Plan> found = probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
-    const Capabilities& sizes = runner_.backend().capabilities();
+    const Capabilities& capabilities = runner_.backend().capabilities();
     std::erase_if(found, [&](const Plan& plan) {
-        return !sizes.allows({plan}) || sizes.padded_width(plan.width()) > sizes.max_capacity() / 2;
+        return !capabilities.allows({plan}) ||
+               capabilities.padded_width(plan.width()) > capabilities.max_capacity() / 2;
     });
     const bool one_width = std::none_of(found.begin(), found.end(),
                                         [&](const Plan& plan) { return plan.width() != found.front().width(); });

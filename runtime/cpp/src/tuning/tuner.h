@@ -49,8 +49,7 @@ class PlanTuner {
     // The acceptance of a new sequence, which starts with the rates of all sequences.
     ConditionalAcceptance new_acceptance() const { return ConditionalAcceptance(lookahead_drafts_.rates()); }
 
-    // The candidate for the next pass. It is decided anew from time to time, and at once for a new look-ahead or batch
-    // size.
+    // The candidate for the next pass, decided anew from time to time, and at once for a new look-ahead or batch size.
     Candidate next_candidate(int lookahead, int batch, const std::vector<const ConditionalAcceptance*>& acceptances);
     // The menu, with drafts at most `lookahead` deep and windows not wider than those that were timed; best first.
     std::vector<Candidate> candidates(int lookahead, int batch, const std::vector<double>& cumulative) const;
