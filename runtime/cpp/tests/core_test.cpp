@@ -1,4 +1,4 @@
-// Slots, steps and turns, over a backend that recites.
+// The scheduler and the threads that call it, over a backend that recites.
 #include "catch.hpp"
 
 #include <chrono>

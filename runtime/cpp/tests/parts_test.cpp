@@ -143,7 +143,7 @@ TEST_CASE("the menu promises what Python says it does", "[tuning]") {  // tests/
         const Cycle& cycle = found[i];
         const std::string two_pass = "two-pass " + std::to_string(cycle.lookahead());
         CHECK((cycle.plans.size() == 2 ? two_pass : cycle.plans.front().name) == expected[i].first);
-        CHECK(tokens_of(cycle, cumulative) == Approx(expected[i].second).epsilon(1e-9));
+        CHECK(expected_tokens(cycle, cumulative) == Approx(expected[i].second).epsilon(1e-9));
     }
     CHECK(menu(0).size() == 1);
     // Engines with plans for one look-ahead alone, in full groups.
@@ -176,7 +176,7 @@ TEST_CASE("pass times are fitted", "[tuning]") {
         const PassSeconds expected = seconds_of(shape_of(plan));
         CHECK(times.seconds(shape_of(plan)) == Approx(expected.trunk + expected.tail).epsilon(0.01));
     }
-    // Of its four rows three are taken to be look-ahead rows, as in the draft passes that were timed; two are.
+    // Two of its four rows are look-ahead rows, but the estimate is for three, as in the draft passes that were timed.
     CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
     const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
     CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
@@ -209,7 +209,7 @@ TEST_CASE("pass times follow what passes take", "[tuning]") {
 TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") {
     // From what others taught, and faster. tests/runtime/test_auto.py has the same figures.
     PlanTuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
-    std::map<int, Acceptance> own;
+    std::map<int, ConditionalAcceptance> own;
     for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}}) {
         tuner.ngram(3).record(drafted, accepted);
     }
@@ -217,7 +217,7 @@ TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") 
         tuner.ngram(3, &own).record(drafted, accepted);
     }
     tuner.ngram(3, &own).forget();
-    const auto check = [](const Acceptance& found, const std::vector<double>& rates) {
+    const auto check = [](const ConditionalAcceptance& found, const std::vector<double>& rates) {
         for (std::size_t i = 0; i < rates.size(); ++i) CHECK(found.rates()[i] == Approx(rates[i]).epsilon(1e-9));
     };
     check(tuner.ngram(3), {0.615056721723052, 0.6668061950606948, 0.6668061950606948, 0.5835077438258686});
@@ -249,13 +249,13 @@ TEST_CASE("what was not run lately is tried for a few passes", "[tuning]") {
     TimedPasses timed;  // rows are nearly free; passes take so long that decisions are not put off
     for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = {1e6 + plan.width(), 1.0};
     PlanTuner tuner(PassTimes(timed), 4, {0.9, 0.8, 0.7, 0.6});
-    const std::string decided = tuner.mode(4, 1, {}).cycle.name;
-    const Plan plan = tuner.mode(4, 1, {}).cycle.plans.front();
+    const std::string decided = tuner.next_candidate(4, 1, {}).cycle.name;
+    const Plan plan = tuner.next_candidate(4, 1, {}).cycle.plans.front();
     CHECK(decided != "ar");
     for (int pass = 0; pass < 12; ++pass) tuner.observe(plan, 1, tuner.plan_seconds(plan));
-    CHECK(tuner.mode(4, 1, {}).cycle.name == "ar");  // it never ran, and all are compared to it
+    CHECK(tuner.next_candidate(4, 1, {}).cycle.name == "ar");  // it never ran, and all are compared to it
     for (int pass = 0; pass < 4; ++pass) tuner.observe(ar_plan(), 1, tuner.plan_seconds(ar_plan()));
-    CHECK(tuner.mode(4, 1, {}).cycle.name == decided);
+    CHECK(tuner.next_candidate(4, 1, {}).cycle.name == decided);
 }
 
 TEST_CASE("statistics of a generation", "[stats]") {

@@ -43,7 +43,7 @@ TEST_CASE("words are forbidden where they would end, behind drafts too", "[proce
     asked.bad_words = {{5, 6}, {9}, {1, 2, 3}};
     Processors processors(asked, {5, 1, 2});
     const std::vector<std::int64_t> text{5, 1, 2, 7}, drafts{5, 1, 2, tokens};
-    const ProcessedRows rows = processors.rows(text, drafts, processors.size(text, 4));
+    const ProcessedRows rows = processors.rows(text, drafts, processors.list_size(text, 4));
     CHECK(allowed(rows, 0) == all_but({9}));  // the prompt does not count
     CHECK(allowed(rows, 1) == all_but({6, 9}));
     CHECK(allowed(rows, 2) == all_but({9}));
@@ -85,7 +85,7 @@ TEST_CASE("penalties count the text and the drafts before a row", "[processors]"
     asked.sampling.logit_bias = {{11, -3.0}};
     Processors processors(asked, {20});
     const std::vector<std::int64_t> text{20, 30, 30}, drafts{40, 30};
-    const std::size_t size = processors.size(text, 2);
+    const std::size_t size = processors.list_size(text, 2);
     CHECK(size == 16);
     const ProcessedRows rows = processors.rows(text, drafts, size);
     const auto at = [&](std::int64_t token, std::size_t row) {

@@ -129,7 +129,7 @@ ResolvedRequest Core::resolve(const Request& request) const {
                           options.bad_words,
                           options.allowed_token_ids,
                           options.allowed_tokens};
-    if (!processing.does_something()) return resolved;
+    if (!processing.changes_logits()) return resolved;
     if (!can_process_) throw Error("the bundle has no logits processors; export it again with this version");
     resolved.processing = std::move(processing);
     return resolved;

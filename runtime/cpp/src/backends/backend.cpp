@@ -21,7 +21,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::uniqu
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
       bindings_(manifest, capabilities_.positions(), capabilities_.least_width),
-      buffers_(*memory_, capabilities_.slots(), bindings_.scratch()),
+      buffers_(*memory_, capabilities_.slots(), bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
       noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
              capabilities_.positions()),
@@ -51,8 +51,8 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
     for (int size : plan.groups) {
         for (int i = 0; i < size; ++i) ids.push_back(vocab + i);
     }
-    ids.resize(static_cast<std::size_t>(bindings_.window(plan)), 0);
-    buffers_.write_row("input_ids", slot, {bindings_.window(plan)}, ids.data(), ids.size());
+    ids.resize(static_cast<std::size_t>(bindings_.padded_width(plan)), 0);
+    buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids.data(), ids.size());
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
         // An n-gram draft counts as drawn with probability 1, a missing draft with 0.
@@ -67,7 +67,7 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
 std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int batch) {
     std::vector<std::vector<std::int64_t>> found(static_cast<std::size_t>(batch));
     if (plan.drafts == 0) return found;
-    const std::int64_t width = bindings_.window(plan);
+    const std::int64_t width = bindings_.padded_width(plan);
     const std::vector<std::int64_t> windows = buffers_.read<std::int64_t>("input_ids", batch, {width});
     for (std::size_t slot = 0; slot < found.size(); ++slot) {
         const auto root = windows.begin() + static_cast<std::ptrdiff_t>(slot) * width;
@@ -107,8 +107,8 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
     const Plan plan = prefill_plan(width);
     const std::string scope = prefill_scope;
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
-    ids.resize(static_cast<std::size_t>(bindings_.window(plan)), 0);
-    buffers_.write(scope + "input_ids", {1, bindings_.window(plan)}, ids);
+    ids.resize(static_cast<std::size_t>(bindings_.padded_width(plan)), 0);
+    buffers_.write(scope + "input_ids", {1, bindings_.padded_width(plan)}, ids);
     buffers_.write(scope + "length", {1}, {length});
     buffers_.write(scope + "logit_rows", {1}, {static_cast<std::int64_t>(tokens.size()) - 1});
     run_prefill(slot, plan);

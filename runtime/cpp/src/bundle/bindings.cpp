@@ -26,7 +26,7 @@ const char* name_of(Sampler sampler) {
     }
 }
 
-std::set<std::string> BundleBindings::scratch() const {
+std::set<std::string> BundleBindings::transient() const {
     std::set<std::string> found;
     const auto add = [&](const Graph& graph) {
         for (const Tensor& output : graph.outputs) {
@@ -53,8 +53,8 @@ BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
     Constants known = constants(plan);
-    const int width = window(plan);
-    if (width > plan.width()) {  // padding after the window, whose results are not read
+    const int width = padded_width(plan);
+    if (width > plan.width()) {  // the padded window is one chain of rows; nothing reads the results of the padding
         Constants padded = constants(prefill_plan(width));
         padded["logit_rows"] = known["logit_rows"];
         known = std::move(padded);
@@ -64,15 +64,7 @@ Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const 
                       {"width", width},
                       {"logit_rows", prefill ? 1 : plan.width()},
                       {"lookahead_rows", width > plan.width() ? 0 : plan.lookahead_rows()}};
-    const std::string scope = prefill ? prefill_scope : "";
-    Bindings found;
-    for (const Tensor& tensor : manifest_.trunk.inputs) {
-        if (!tensor.name.starts_with(cache_prefix)) found.inputs.push_back(bind(tensor, sizes, plan, known, scope));
-    }
-    for (const Tensor& tensor : manifest_.trunk.outputs) {
-        if (!tensor.name.starts_with(present_prefix)) found.outputs.push_back(bind(tensor, sizes, plan, {}, scope));
-    }
-    return found;
+    return bind_graph(manifest_.trunk, sizes, plan, known, prefill ? prefill_scope : "");
 }
 
 const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const {
@@ -82,18 +74,14 @@ const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const
 }
 
 Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool processed) const {
-    const Graph& graph = tail_graph(plan, sampler);
-    const Constants known = constants(plan);
     const Sizes sizes{{"batch", batch},
                       {"positions", positions_},
                       {"width", plan.width()},
                       {"lookahead_rows", plan.lookahead_rows()}};
-    Bindings found;
-    for (const Tensor& tensor : graph.inputs) {
-        found.inputs.push_back(bind(widened(tensor, plan), sizes, plan, known));
-        if (processed && tensor.name == "logits") found.inputs.back().buffer = "processed_logits";
+    Bindings found = bind_graph(tail_graph(plan, sampler), sizes, plan, constants(plan));
+    for (Binding& input : found.inputs) {
+        if (processed && input.tensor == "logits") input.buffer = "processed_logits";
     }
-    for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(widened(tensor, plan), sizes, plan, {}));
     return found;
 }
 
@@ -102,27 +90,35 @@ Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int ba
                       {"width", plan.width()},
                       {"processed_rows", plan.drafts + 1},
                       {"touched", static_cast<std::int64_t>(num_biased)}};
-    Bindings found;
-    for (const Tensor& tensor : graph.inputs) found.inputs.push_back(bind(tensor, sizes, plan, {}));
-    for (const Tensor& tensor : graph.outputs) found.outputs.push_back(bind(tensor, sizes, plan, {}));
-    return found;
+    return bind_graph(graph, sizes, plan, {});
 }
 
-Tensor BundleBindings::widened(const Tensor& tensor, const Plan& plan) const {
+Tensor BundleBindings::padded(const Tensor& tensor, const Plan& plan) const {
     const bool next = tensor.name == "next_ids";
     if (!next && tensor.name != "input_ids") return tensor;
-    const Plan of = next ? plan.next() : plan;
-    if (tensor.shape.at(1) != Dimension(std::int64_t{of.width()})) return tensor;
+    const Plan window = next ? plan.next() : plan;
+    if (tensor.shape.at(1) != Dimension(std::int64_t{window.width()})) return tensor;
     Tensor found = tensor;
-    found.shape[1] = std::int64_t{window(of)};
+    found.shape[1] = std::int64_t{padded_width(window)};
     return found;
 }
 
 Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
     const Sizes sizes{{"batch", batch}, {"width", plan.width()}, {"max_emitted", plan.max_emitted()}};
+    return bind_graph(manifest_.logprobs, sizes, plan, {});
+}
+
+Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
+                                    const Constants& constants, const std::string& scope) const {
     Bindings found;
-    for (const Tensor& tensor : manifest_.logprobs.inputs) found.inputs.push_back(bind(tensor, sizes, plan, {}));
-    for (const Tensor& tensor : manifest_.logprobs.outputs) found.outputs.push_back(bind(tensor, sizes, plan, {}));
+    for (const Tensor& tensor : graph.inputs) {
+        if (tensor.name.starts_with(cache_prefix)) continue;
+        found.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope));
+    }
+    for (const Tensor& tensor : graph.outputs) {
+        if (tensor.name.starts_with(present_prefix)) continue;
+        found.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope));
+    }
     return found;
 }
 

@@ -1,8 +1,7 @@
 // The buffer that each tensor of a graph is bound to.
 //
-// Tensors with the same buffer and shape share memory, which is how data flows from graph to graph: the trunk's logits
-// are the tail's, and an output that feeds an input of the next graph or pass shares its memory, as `next_ids` that of
-// `input_ids`.
+// Tensors with the same buffer and shape share memory, so data flows between graphs and passes: the trunk's output
+// `logits` is the tail's input, and a tail's output `next_ids` is the next pass's input `input_ids` (`fed_by`).
 #pragma once
 
 #include <algorithm>
@@ -20,17 +19,17 @@
 
 namespace pass {
 
-// An input that only a trunk for TensorRT has: its length is how many tokens of the KV cache a pass reads.
+// An input that only a trunk for TensorRT has. Its length is the number of KV cache entries that a pass reads.
 inline constexpr const char* columns_input = "columns";
-// Prefix of the buffers of prefill, which are apart from the windows of the slots.
+// Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they are.
 inline constexpr const char* prefill_scope = "prefill.";
 
 const char* name_of(Sampler sampler);
 
 using Bytes = std::vector<std::uint8_t>;
 
-// The buffer of a tensor. by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first
-// b. constant: the content of a buffer that no graph writes, else null.
+// The buffer of a tensor. by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b
+// rows. constant: what the buffer always holds; null if the host or a graph writes it.
 struct Binding {
     std::string tensor;
     std::string buffer;
@@ -40,31 +39,32 @@ struct Binding {
     std::shared_ptr<const Bytes> constant;
 };
 
-// The bindings of one graph in one plan.
+// The bindings of one graph for passes of one plan.
 struct Bindings {
     std::vector<Binding> inputs, outputs;
 };
 
-// The bindings of a bundle's graphs, from its manifest. positions: N, the positions in the noise input. least_width:
-// the fewest rows of a window that the engine takes; narrower windows are padded at the end.
+// The bindings of a bundle's graphs, from its manifest. positions: N, the number of positions in the tails' inputs of
+// noise offsets. least_width: the fewest window rows that the engine runs; narrower windows are padded at their end.
 class BundleBindings {
    public:
     BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width)
         : manifest_(manifest), positions_(positions), least_width_(least_width) {}
 
-    // Buffers whose content no later pass needs: every pass writes them before it reads them.
-    std::set<std::string> scratch() const;
-    // The rows of a window in memory, with padding.
-    int window(const Plan& plan) const { return std::max(plan.width(), least_width_); }
-    // The trunk's bindings but for the KV cache. prefill: in buffers of prefill, with one logit row, which the host
-    // writes.
+    // Buffers whose content is not needed after the pass that wrote it.
+    std::set<std::string> transient() const;
+    // The rows of a window in memory, which are at least `least_width`.
+    int padded_width(const Plan& plan) const { return std::max(plan.width(), least_width_); }
+    // The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute the logits of one
+    // row; the host writes which row that is.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
+    // Throws Error if the bundle has no such tail.
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
-    // processed: it reads what the logits processors wrote.
+    // The bindings of the tail of `plan`. processed: the tail reads the logits that the processors wrote.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
-    // Those of the logits processors before the tail of `plan`. num_biased: the length of their lists.
+    // The bindings of the logits processors before the tail of `plan`. num_biased: the length of their token lists.
     Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t num_biased) const;
-    // Those of the log-probability graph, after the tail of `plan`.
+    // The bindings of the graph of log-probabilities after the tail of `plan`.
     Bindings logprobs(const Plan& plan, int batch) const;
 
    private:
@@ -72,10 +72,13 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` with the padded width of its window, if an engine's tail has the window's ids as input or output.
-    Tensor widened(const Tensor& tensor, const Plan& plan) const;
+    // `tensor` with the shape that it has in memory, which for a window includes the padding.
+    Tensor padded(const Tensor& tensor, const Plan& plan) const;
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                 const std::string& scope = "") const;
+                 const std::string& scope) const;
+    // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope: prefix of the buffers.
+    Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan, const Constants& constants,
+                        const std::string& scope = "") const;
 
     const Manifest& manifest_;
     std::int64_t positions_;

@@ -51,10 +51,10 @@ class Digest {
     std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
 };
 
-constexpr const char* cache_file = "hashes.txt";
-constexpr std::size_t max_cached_hashes = 4096;  // how many lines are kept, the newest ones
-constexpr std::int64_t settle_nanoseconds =
-    2 * 1000000000L;  // nanoseconds since its last change from which on a file's hash is kept
+constexpr const char* hashes_file = "hashes.txt";
+constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
+// A hash is cached only if the file's last change is older than this; some file systems have coarse timestamps.
+constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
 std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000L + time.tv_nsec; }
 
@@ -71,10 +71,10 @@ struct Identity {
 std::optional<Identity> identity_of(const std::filesystem::path& path) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return std::nullopt;
-    const std::int64_t content = nanoseconds(status.st_mtim), anything = nanoseconds(status.st_ctim);
+    const std::int64_t mtime = nanoseconds(status.st_mtim), ctime = nanoseconds(status.st_ctim);
     return Identity{std::to_string(status.st_dev) + " " + std::to_string(status.st_ino) + " " +
-                        std::to_string(status.st_size) + " " + std::to_string(content) + " " + std::to_string(anything),
-                    std::max(content, anything)};
+                        std::to_string(status.st_size) + " " + std::to_string(mtime) + " " + std::to_string(ctime),
+                    std::max(mtime, ctime)};
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ std::string sha256_of_file(const std::filesystem::path& path) {
 HashCache::HashCache() {
     const std::filesystem::path directory = cache_directory();
     if (directory.empty()) return;
-    std::ifstream file(directory / cache_file);
+    std::ifstream file(directory / hashes_file);
     for (std::string line; std::getline(file, line);) {
         const std::size_t space = line.rfind(' ');
         if (space == std::string::npos) continue;
@@ -134,7 +134,7 @@ bool HashCache::matches(const std::filesystem::path& path, const std::string& sh
     const std::optional<Identity> after = identity_of(path);
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
-    if (before && after && before->text == after->text && after->changed + settle_nanoseconds < nanoseconds(now)) {
+    if (before && after && before->text == after->text && after->changed + min_age_ns < nanoseconds(now)) {
         new_.emplace_back(before->text, found);
     }
     return found == sha256;
@@ -148,25 +148,18 @@ void HashCache::save() const {
         std::erase_if(lines, [&](const Line& old) { return old.first == line.first; });
         lines.push_back(line);
     }
-    std::error_code error;  // on failure the files are read again next time
+    std::error_code error;
     std::filesystem::create_directories(directory, error);
-    static std::atomic<int> saves = 0;  // two threads may save at once
-    const std::filesystem::path part = directory / ("." + std::string(cache_file) + ".part-" +
+    static std::atomic<int> saves = 0;  // each save has a file of its own, as two threads may save at once
+    const std::filesystem::path part = directory / ("." + std::string(hashes_file) + ".part-" +
                                                     std::to_string(getpid()) + "-" + std::to_string(++saves));
-    {
-        std::ofstream file(part, std::ios::trunc);
-        for (std::size_t i = lines.size() > max_cached_hashes ? lines.size() - max_cached_hashes : 0; i < lines.size();
-             ++i) {
-            file << lines[i].first << ' ' << lines[i].second << '\n';
-        }
-        file.close();
-        if (file.fail()) {
-            std::filesystem::remove(part, error);
-            return;
-        }
+    std::ofstream file(part, std::ios::trunc);
+    for (std::size_t i = lines.size() - std::min(lines.size(), max_cached_hashes); i < lines.size(); ++i) {
+        file << lines[i].first << ' ' << lines[i].second << '\n';
     }
-    std::filesystem::rename(part, directory / cache_file, error);
-    if (error) std::filesystem::remove(part, error);
+    file.close();
+    if (!file.fail()) std::filesystem::rename(part, directory / hashes_file, error);
+    if (file.fail() || error) std::filesystem::remove(part, error);
 }
 
 namespace {

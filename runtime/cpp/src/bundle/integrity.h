@@ -1,4 +1,4 @@
-// The files of a bundle: their hashes, by OpenSSL, and those that were computed before.
+// The SHA-256 hashes of a bundle's files, computed by OpenSSL, and a cache of them.
 #pragma once
 
 #include <filesystem>
@@ -19,27 +19,28 @@ std::string sha256_of_file(const std::filesystem::path& path);
 // PASS_CACHE, else pass-toolkit under the user's cache directory; empty if there is none.
 std::filesystem::path cache_directory();
 
-// Hashes of files that were read before, in the user's cache directory, since reading a large model takes many seconds.
-// The Python runtime uses the same file. A file is identified by device, inode, size, mtime and ctime. No copy and no
-// `touch` can set the ctime back.
+// The hashes of files that were read before, kept in the user's cache directory because reading a large model takes
+// long. The Python runtime uses the same cache. A file is identified by its device, inode, size, mtime and ctime;
+// neither a copy nor `touch` can set the ctime back.
 class HashCache {
    public:
-    // The hashes that are known now; none if the cache directory cannot be read.
+    // Reads the cache. It is empty if there is no usable cache directory.
     HashCache();
 
-    // Whether the cache has this hash for `path`, whose content is not read.
+    // Whether the cache has this hash for `path`. The file's content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
-    // Whether `path` has this hash. The file is read if its hash is not known. Throws Error if it cannot be read.
+    // Whether `path` has this hash. The file is read unless the cache has the hash. Throws Error if it cannot be read.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
-    // Add the new hashes to the file, which other processes may have changed meanwhile. Does nothing if it cannot.
+    // Write the new hashes, and keep those that other processes have written meanwhile. Failures are ignored: the files
+    // are read again next time.
     void save() const;
 
    private:
     using Line = std::pair<std::string, std::string>;  // the identity of a file, and its SHA-256
 
-    std::vector<Line> lines_;
-    std::map<std::string, std::string> known_;
-    std::vector<Line> new_;
+    std::vector<Line> lines_;                   // of the cache, in its order
+    std::map<std::string, std::string> known_;  // the same, by identity
+    std::vector<Line> new_;                     // for `save`
 };
 
 }  // namespace pass

@@ -15,7 +15,7 @@ namespace pass {
 namespace {
 
 template <class Value>
-const Value* find_in(const Ordered<Value>& mapping, const std::string& name) {
+const Value* find_in(const OrderedMap<Value>& mapping, const std::string& name) {
     const auto found = std::find_if(mapping.begin(), mapping.end(), [&](auto& item) { return item.first == name; });
     return found == mapping.end() ? nullptr : &found->second;
 }
@@ -38,7 +38,7 @@ void check_cache(const ModelInfo& model, const std::string& prefix, const std::v
                 prefix.substr(0, prefix.size() - 1) + " tensors");
 }
 
-// The tensors of a graph must be those that this runtime fills and reads, of the types that it writes.
+// The tensors of a graph must be those that this runtime fills and reads, with their types and ranks.
 void check_tensors(const Graph& graph) {
     for (const auto* tensors : {&graph.inputs, &graph.outputs}) {
         for (const Tensor& tensor : *tensors) {
@@ -65,9 +65,9 @@ const Tensor* Graph::find(const std::string& name) const {
 
 const Graph* PlanInfo::tail(const std::string& sampler) const { return find_in(tails, sampler); }
 
-bool Profile::admits(const std::map<std::string, std::int64_t>& of) const {
+bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) const {
     return std::all_of(sizes.begin(), sizes.end(), [&](const auto& item) {
-        const std::int64_t size = of.at(item.first);
+        const std::int64_t size = dimensions.at(item.first);
         return item.second.min <= size && size <= item.second.max;
     });
 }
@@ -83,12 +83,12 @@ std::string Manifest::content() const {
 }
 
 const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots, bool lookahead_rows) const {
-    const auto rank = [](const DerivedTrunk& each) { return std::pair(each.batch.has_value(), !each.lookahead_rows); };
+    const auto fit = [](const DerivedTrunk& each) { return std::pair(each.batch.has_value(), !each.lookahead_rows); };
     const DerivedTrunk* found = nullptr;
     for (const DerivedTrunk& each : derived) {
         if (each.device != device || each.batch.value_or(slots) != slots) continue;
         if (lookahead_rows && !each.lookahead_rows) continue;
-        if (found == nullptr || rank(each) > rank(*found)) found = &each;
+        if (found == nullptr || fit(each) > fit(*found)) found = &each;
     }
     return found;
 }
@@ -116,7 +116,7 @@ const FileInfo* Manifest::file(const std::string& name) const { return find_in(f
 
 void check_consistency(const Manifest& manifest) {
     const ModelInfo& model = manifest.model;
-    Numbers tokens = model.eos_token_ids;
+    Integers tokens = model.eos_token_ids;
     if (model.bos_token_id) tokens.insert(tokens.begin(), *model.bos_token_id);
     for (const std::int64_t token : tokens) {
         if (token >= 0 && token < model.vocab_size) continue;

@@ -1,6 +1,6 @@
-// pass_config.json -> Manifest, field by field in the order of pass_runtime/bundle/manifest.py. What is missing,
-// unknown, or of another type or range is refused with its place in the document. Fields that this runtime does not
-// read are checked all the same, so that both runtimes take the same bundles.
+// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py. A field that is missing
+// or unknown, or has a wrong type or value, is refused by its place in the document. Fields that this runtime does not
+// need are checked all the same, so that both runtimes take the same bundles.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -20,204 +20,206 @@ constexpr int max_nesting = 200;                            // nested lists and 
 constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so that sums of numbers cannot overflow
 
 // A value and its place in the document, such as `model.vocab_size`.
-struct At {
+struct JsonNode {
     const Json& value;
-    std::string place;
+    std::string path;
 
-    At operator()(const std::string& key, const Json& inner) const {
-        return {inner, place.empty() ? key : place + "." + key};
+    JsonNode operator()(const std::string& key, const Json& inner) const {
+        return {inner, path.empty() ? key : path + "." + key};
     }
     void require(bool holds, const std::string& what) const {
-        if (!holds) throw Error((place.empty() ? "file" : one_line(place)) + ": " + what);
+        if (!holds) throw Error((path.empty() ? "file" : one_line(path)) + ": " + what);
     }
 };
 
-void read(const At& at, std::string& out) {
-    at.require(at.value.is_string(), "must be a string");
-    out = at.value.get<std::string>();
+void read(const JsonNode& node, std::string& out) {
+    node.require(node.value.is_string(), "must be a string");
+    out = node.value.get<std::string>();
 }
 
-void read(const At& at, bool& out) {
-    at.require(at.value.is_boolean(), "must be true or false");
-    out = at.value.get<bool>();
+void read(const JsonNode& node, bool& out) {
+    node.require(node.value.is_boolean(), "must be true or false");
+    out = node.value.get<bool>();
 }
 
-void read(const At& at, std::int64_t& out) {
-    const bool small = at.value.is_number_unsigned()
-                           ? at.value.get<std::uint64_t>() <= max_number
-                           : at.value.is_number_integer() && at.value.get<std::int64_t>() >= -max_number;
-    at.require(small, "must be a whole number of at most 2^53");
-    out = at.value.get<std::int64_t>();
+void read(const JsonNode& node, std::int64_t& out) {
+    const bool small = node.value.is_number_unsigned()
+                           ? node.value.get<std::uint64_t>() <= max_number
+                           : node.value.is_number_integer() && node.value.get<std::int64_t>() >= -max_number;
+    node.require(small, "must be a whole number of at most 2^53");
+    out = node.value.get<std::int64_t>();
 }
 
 // A share, from 0 to 1.
-void read(const At& at, double& out) {
-    at.require(at.value.is_number(), "must be a number");
-    out = at.value.get<double>();
-    at.require(out >= 0 && out <= 1, "must be 0 to 1");
+void read(const JsonNode& node, double& out) {
+    node.require(node.value.is_number(), "must be a number");
+    out = node.value.get<double>();
+    node.require(out >= 0 && out <= 1, "must be 0 to 1");
 }
 
-void read(const At& at, Dimension& out) {
-    if (at.value.is_string()) {
-        out = at.value.get<std::string>();
+void read(const JsonNode& node, Dimension& out) {
+    if (node.value.is_string()) {
+        out = node.value.get<std::string>();
     } else {
-        read(at, out.emplace<std::int64_t>());
+        read(node, out.emplace<std::int64_t>());
     }
 }
 
 template <class T>
-void read(const At& at, std::optional<T>& out) {
-    if (!at.value.is_null()) read(at, out.emplace());
+void read(const JsonNode& node, std::optional<T>& out) {
+    if (!node.value.is_null()) read(node, out.emplace());
 }
 
 template <class T>
-void read(const At& at, std::vector<T>& out) {
-    at.require(at.value.is_array(), "must be a list");
-    for (const Json& item : at.value) {
-        const At place = at(std::to_string(out.size()), item);
-        read(place, out.emplace_back());
+void read(const JsonNode& node, std::vector<T>& out) {
+    node.require(node.value.is_array(), "must be a list");
+    for (const Json& item : node.value) {
+        const JsonNode inner = node(std::to_string(out.size()), item);
+        read(inner, out.emplace_back());
     }
 }
 
 template <class T>
-void read(const At& at, Ordered<T>& out) {
-    at.require(at.value.is_object(), "must be an object");
-    for (const auto& [key, item] : at.value.items()) {
+void read(const JsonNode& node, OrderedMap<T>& out) {
+    node.require(node.value.is_object(), "must be an object");
+    for (const auto& [key, item] : node.value.items()) {
         auto& [name, value] = out.emplace_back(key, T());
-        read(at(name, item), value);
+        read(node(name, item), value);
     }
 }
 
-// Rules that a value has to keep besides its type.
+// A rule is a function that checks a value whose type is right. This one takes any value.
 struct Any {
     template <class T>
-    void operator()(const At&, const T&) const {}
+    void operator()(const JsonNode&, const T&) const {}
 };
 
 auto range(std::int64_t least, std::int64_t most = max_number) {
-    return [=](const At& at, std::int64_t number) {
-        at.require(number >= least && number <= most,
-                   "must be " + (most == max_number ? "at least " + std::to_string(least)
-                                                    : std::to_string(least) + " to " + std::to_string(most)));
+    return [=](const JsonNode& node, std::int64_t number) {
+        node.require(number >= least && number <= most,
+                     "must be " + (most == max_number ? "at least " + std::to_string(least)
+                                                      : std::to_string(least) + " to " + std::to_string(most)));
     };
 }
 const auto positive = range(1), natural = range(0), lookahead = range(1, max_lookahead);
 
-void capacity(const At& at, std::int64_t number) {
-    at.require(number >= 4 && number % 4 == 0, "must be a positive multiple of 4");
+void capacity(const JsonNode& node, std::int64_t number) {
+    node.require(number >= 4 && number % 4 == 0, "must be a positive multiple of 4");
 }
 
-void file_name(const At& at, const std::string& name) {
-    at.require(is_file_name(name), "is not a plain file name, so it could point outside the bundle");
+void file_name(const JsonNode& node, const std::string& name) {
+    node.require(is_file_name(name), "is not a plain file name, so it could point outside the bundle");
 }
 
-void sha256_text(const At& at, const std::string& text) {
-    at.require(text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
-               "must be a SHA-256");
+void sha256_text(const JsonNode& node, const std::string& text) {
+    node.require(text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+                 "must be a SHA-256");
 }
 
 template <class... Words>
 auto one_of(Words... words) {
-    return [=](const At& at, const std::string& text) {
-        at.require(((text == words) || ...), ("must be one of" + ... + (std::string(" ") + words)));
+    return [=](const JsonNode& node, const std::string& text) {
+        node.require(((text == words) || ...), ("must be one of" + ... + (std::string(" ") + words)));
     };
 }
 
 // A rule for every key of a mapping.
 template <class Rule>
 auto keys(Rule rule) {
-    return [=](const At& at, const auto& mapping) {
-        for (const auto& [name, value] : mapping) rule(at(name, at.value), name);
+    return [=](const JsonNode& node, const auto& mapping) {
+        for (const auto& [name, value] : mapping) rule(node(name, node.value), name);
     };
 }
 
-// Takes the fields of an object one by one; `end` refuses the others.
+// Reads the fields of an object one by one; `end` refuses fields that were not read.
 class Fields {
    public:
-    explicit Fields(const At& at) : at_(at) { at.require(at.value.is_object(), "must be an object"); }
+    explicit Fields(const JsonNode& node) : node_(node) { node.require(node.value.is_object(), "must be an object"); }
 
     template <class T, class Rule = Any>
     Fields& field(const char* name, T& out, const Rule& rule = {}) {
-        at_(name, at_.value).require(at_.value.contains(name), "is missing");
+        node_(name, node_.value).require(node_.value.contains(name), "is missing");
         return field_or_default(name, out, rule);
     }
     // A field that may be missing; `out` then stays as it is.
     template <class T, class Rule = Any>
     Fields& field_or_default(const char* name, T& out, const Rule& rule = {}) {
         known_.emplace_back(name);
-        const auto found = at_.value.find(name);
-        if (found == at_.value.end()) return *this;
-        const At at = at_(name, *found);
-        read(at, out);
-        rule(at, out);
+        const auto found = node_.value.find(name);
+        if (found == node_.value.end()) return *this;
+        const JsonNode node = node_(name, *found);
+        read(node, out);
+        rule(node, out);
         return *this;
     }
     // A field that is checked and not kept.
     template <class T, class Rule = Any>
-    Fields& unused(const char* name, const Rule& rule = {}) {
+    Fields& checked(const char* name, const Rule& rule = {}) {
         T dropped{};
         return field(name, dropped, rule);
     }
     void end() const {
-        for (const auto& [key, value] : at_.value.items()) {
+        for (const auto& [key, value] : node_.value.items()) {
             if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-            throw Error("unknown key '" + one_line(at_(key, value).place) +
+            throw Error("unknown key '" + one_line(node_(key, value).path) +
                         "' (made by a newer pass-export? upgrade, or export again)");
         }
     }
 
    private:
-    const At& at_;
+    const JsonNode& node_;
     std::vector<std::string> known_;
 };
 
-void read(const At& at, Tensor& out) {
-    Fields(at)
+void read(const JsonNode& node, Tensor& out) {
+    Fields(node)
         .field("name", out.name)
         .field("dtype", out.dtype, one_of("int64", "int32", "bool", "float16", "bfloat16", "float32"))
         .field("shape", out.shape)
         .end();
 }
 
-void read(const At& at, Graph& out) {
-    Fields(at).field("file", out.file).field("inputs", out.inputs).field("outputs", out.outputs).end();
+void read(const JsonNode& node, Graph& out) {
+    Fields(node).field("file", out.file).field("inputs", out.inputs).field("outputs", out.outputs).end();
 }
 
-void read(const At& at, DerivedTrunk& out) {
-    const auto one = [](const At& of, const std::optional<std::int64_t>& size) {
-        of.require(size.value_or(1) == 1, "must be 1 or null");
+void read(const JsonNode& node, DerivedTrunk& out) {
+    const auto is_one = [](const JsonNode& field, const std::optional<std::int64_t>& size) {
+        field.require(size.value_or(1) == 1, "must be 1 or null");
     };
-    Fields(at)
+    Fields(node)
         .field("file", out.file, file_name)
         .field("device", out.device, one_of("cpu", "cuda"))
-        .field_or_default("batch", out.batch, one)
+        .field_or_default("batch", out.batch, is_one)
         .field_or_default("lookahead_rows", out.lookahead_rows)
         .end();
 }
 
 struct Scheme {};
 
-void read(const At& at, Scheme&) {
+void read(const JsonNode& node, Scheme&) {
     bool offsets = false;
-    const auto block = [](const At& of, const std::optional<std::int64_t>& size) { positive(of, size.value_or(1)); };
-    Fields(at)
-        .unused<std::string>("numbers", one_of("int8", "int4", "fp8"))
-        .unused<std::optional<std::int64_t>>("block_size", block)
-        .unused<bool>("zero_points")
+    const auto none_or_positive = [](const JsonNode& field, const std::optional<std::int64_t>& size) {
+        positive(field, size.value_or(1));
+    };
+    Fields(node)
+        .checked<std::string>("numbers", one_of("int8", "int4", "fp8"))
+        .checked<std::optional<std::int64_t>>("block_size", none_or_positive)
+        .checked<bool>("zero_points")
         .field_or_default("offsets", offsets)
         .end();
 }
 
 struct Quantization {};
 
-void read(const At& at, Quantization&) {
-    Ordered<Scheme> layers;
+void read(const JsonNode& node, Quantization&) {
+    OrderedMap<Scheme> layers;
     std::optional<std::string> calibration;
     std::string activations;
     std::vector<std::string> weight_only;
-    Fields(at)
-        .unused<Scheme>("grid")
-        .unused<std::optional<Scheme>>("lm_head")
+    Fields(node)
+        .checked<Scheme>("grid")
+        .checked<std::optional<Scheme>>("lm_head")
         .field_or_default("layers", layers)
         .field_or_default("calibration", calibration)
         .field_or_default("activations", activations, one_of("full", "static_int8"))
@@ -225,13 +227,13 @@ void read(const At& at, Quantization&) {
         .end();
 }
 
-void read(const At& at, ModelInfo& out) {
+void read(const JsonNode& node, ModelInfo& out) {
     std::optional<Quantization> quantization;
-    std::optional<Ordered<std::string>> special_tokens;
-    Fields(at)
+    std::optional<OrderedMap<std::string>> special_tokens;
+    Fields(node)
         .field("name", out.name)
-        .unused<std::string>("source")
-        .unused<std::string>("family")
+        .checked<std::string>("source")
+        .checked<std::string>("family")
         .field("dtype", out.dtype, one_of("float16", "bfloat16", "float32"))
         .field("weights", out.weights, one_of("full", "int8", "int4", "fp8", "w8a8", "source"))
         .field_or_default("quantization", quantization)
@@ -248,20 +250,20 @@ void read(const At& at, ModelInfo& out) {
         .end();
 }
 
-void read(const At& at, HeadInfo& out) {
-    Fields(at)
+void read(const JsonNode& node, HeadInfo& out) {
+    Fields(node)
         .field("rank", out.rank, positive)
         .field("width", out.width, positive)
-        .field("blocks", out.blocks, positive)
+        .checked<std::int64_t>("blocks", positive)
         .end();
 }
 
-void read(const At& at, LookaheadInfo& out) {
-    Fields(at)
+void read(const JsonNode& node, LookaheadInfo& out) {
+    Fields(node)
         .field("length", out.length, lookahead)
-        .unused<bool>("trained")
+        .checked<bool>("trained")
         .field("source", out.source)
-        .field("adapter_rank", out.adapter_rank, natural)
+        .checked<std::int64_t>("adapter_rank", natural)
         .field("acceptance_per_position", out.acceptance_per_position)
         .field_or_default("acceptance_per_position_sampled", out.acceptance_per_position_sampled)
         .field_or_default("head", out.head)
@@ -270,56 +272,56 @@ void read(const At& at, LookaheadInfo& out) {
 
 struct Constants {};
 
-void read(const At& at, Constants&) {
-    Fields(at)
-        .unused<Numbers>("row_position")
-        .unused<std::vector<std::string>>("window_mask")
-        .unused<Numbers>("logit_rows")
-        .unused<Numbers>("lookahead_rows")
-        .unused<std::vector<Numbers>>("draft_rows")
-        .unused<Numbers>("lookahead_ids")
+void read(const JsonNode& node, Constants&) {
+    Fields(node)
+        .checked<Integers>("row_position")
+        .checked<std::vector<std::string>>("window_mask")
+        .checked<Integers>("logit_rows")
+        .checked<Integers>("lookahead_rows")
+        .checked<std::vector<Integers>>("draft_rows")
+        .checked<Integers>("lookahead_ids")
         .end();
 }
 
-void read(const At& at, PlanInfo& out) {
-    Fields(at)
+void read(const JsonNode& node, PlanInfo& out) {
+    Fields(node)
         .field("name", out.name)
-        .unused<std::int64_t>("drafts", natural)
-        .unused<Numbers>("groups")
+        .checked<std::int64_t>("drafts", natural)
+        .checked<Integers>("groups")
         .field_or_default("parents", out.parents)
-        .unused<std::string>("next")
-        .unused<Constants>("constants")
+        .checked<std::string>("next")
+        .checked<Constants>("constants")
         .field("tails", out.tails, keys(one_of("greedy", "sample", "truncated")))
         .end();
 }
 
 struct Noise {};
 
-// The random tables baked into the sampling tails must be those of bundle/noise.h.
-void read(const At& at, Noise&) {
+// The sampling tails must be made for the noise of bundle/noise.h.
+void read(const JsonNode& node, Noise&) {
     std::string scheme;
     std::int64_t members = 0, row = 0, bits = 0;
-    Fields(at).field("scheme", scheme).field("members", members).field("row", row).field("bits", bits).end();
+    Fields(node).field("scheme", scheme).field("members", members).field("row", row).field("bits", bits).end();
     if (scheme == noise_scheme && members == noise_block_size && row == noise_row_entries && bits == noise_bits) return;
     throw Error("noise scheme '" + one_line(scheme) + "' is not this version's '" + noise_scheme + "'; export again");
 }
 
-void read(const At& at, FileInfo& out) {
-    Fields(at).field("sha256", out.sha256, sha256_text).field("bytes", out.bytes, natural).end();
+void read(const JsonNode& node, FileInfo& out) {
+    Fields(node).field("sha256", out.sha256, sha256_text).field("bytes", out.bytes, natural).end();
 }
 
-void read(const At& at, Profile::Range& out) {
-    Numbers numbers;
-    read(at, numbers);
-    const At place = numbers.size() < 3 ? at(std::to_string(numbers.size()), at.value) : at;
-    place.require(numbers.size() == 3, "must be one of three numbers");
-    out = {numbers[0], numbers[1], numbers[2]};
+void read(const JsonNode& node, Profile::Range& out) {
+    Integers numbers;
+    read(node, numbers);
+    const JsonNode wrong = numbers.size() < 3 ? node(std::to_string(numbers.size()), node.value) : node;
+    wrong.require(numbers.size() == 3, "must be one of three numbers");
+    out = {numbers[0], numbers[2]};  // without the size that the engine was tuned for
 }
 
-void read(const At& at, Profile& out) { Fields(at).field("sizes", out.sizes).end(); }
+void read(const JsonNode& node, Profile& out) { Fields(node).field("sizes", out.sizes).end(); }
 
-void read(const At& at, EngineFile& out) {
-    Fields(at)
+void read(const JsonNode& node, EngineFile& out) {
+    Fields(node)
         .field("graph", out.graph, file_name)
         .field("file", out.file, file_name)
         .field("sha256", out.sha256, sha256_text)
@@ -329,9 +331,11 @@ void read(const At& at, EngineFile& out) {
         .end();
 }
 
-void read(const At& at, EngineSet& out) {
-    const auto some = [](const At& of, const Numbers& list) { of.require(!list.empty(), "must not be empty"); };
-    Fields(at)
+void read(const JsonNode& node, EngineSet& out) {
+    const auto not_empty = [](const JsonNode& field, const Integers& list) {
+        field.require(!list.empty(), "must not be empty");
+    };
+    Fields(node)
         .field("directory", out.directory, file_name)
         .field("library", out.library, file_name)
         .field("version", out.version)
@@ -339,7 +343,7 @@ void read(const At& at, EngineSet& out) {
         .field("bundle", out.bundle)
         .field("lookahead", out.lookahead, lookahead)
         .field("max_batch_size", out.max_batch_size, positive)
-        .field("capacities", out.capacities, some)
+        .field("capacities", out.capacities, not_empty)
         .field("prefill_widths", out.prefill_widths)
         .field("engines", out.engines)
         .end();
@@ -348,16 +352,16 @@ void read(const At& at, EngineSet& out) {
 struct Version {};
 
 // 3.0 is taken for 3, as in Python.
-void read(const At& at, Version&) {
-    if (at.value.is_number() && at.value == manifest_version) return;
-    throw Error("manifest version " + one_line(at.value.dump()) + " is not " + std::to_string(manifest_version) +
+void read(const JsonNode& node, Version&) {
+    if (node.value.is_number() && node.value == manifest_version) return;
+    throw Error("manifest version " + one_line(node.value.dump()) + " is not " + std::to_string(manifest_version) +
                 " (export again with this version)");
 }
 
-void read(const At& at, Manifest& out) {
-    Fields(at)
-        .unused<std::string>("format", one_of("pass-bundle"))
-        .unused<Version>("version")
+void read(const JsonNode& node, Manifest& out) {
+    Fields(node)
+        .checked<std::string>("format", one_of("pass-bundle"))
+        .checked<Version>("version")
         .field("model", out.model)
         .field("lookahead", out.lookahead)
         .field("rule", out.rule, one_of("match", "rejection"))
@@ -366,10 +370,10 @@ void read(const At& at, Manifest& out) {
         .field("plans", out.plans)
         .field("logprobs", out.logprobs)
         .field_or_default("processors", out.processors)
-        .unused<Ordered<std::string>>("feeds")
-        .unused<Noise>("noise")
+        .checked<OrderedMap<std::string>>("feeds")
+        .checked<Noise>("noise")
         .field("files", out.files, keys(file_name))
-        .unused<Ordered<std::string>>("tools")
+        .checked<OrderedMap<std::string>>("tools")
         .field("engines", out.engines)
         .end();
 }
@@ -403,7 +407,7 @@ bool is_file_name(const std::string& name) {
 Manifest parse_manifest(const std::string& text) {
     const Json document = parse(text);
     Manifest found;
-    read(At{document, ""}, found);
+    read(JsonNode{document, ""}, found);
     return found;
 }
 

@@ -12,7 +12,7 @@ namespace pass {
 
 namespace {
 
-int checked(int lookahead) {
+int checked_lookahead(int lookahead) {
     if (lookahead < 1 || lookahead > max_lookahead) {
         throw Error("look-ahead must be 1 to " + std::to_string(max_lookahead) + ", not " + std::to_string(lookahead));
     }
@@ -25,9 +25,30 @@ std::string joined(const std::vector<int>& sizes) {
     return text;
 }
 
+// The name of a plan of this kind. Throws Error, with `reason`, if a group has more than `max_size` rows or fewer than
+// 0, or the first has none.
+std::string name_with_groups(const std::string& kind, const std::vector<int>& groups, int max_size,
+                             const std::string& reason) {
+    const auto [smallest, largest] = std::minmax_element(groups.begin(), groups.end());
+    if (*smallest < 0 || *largest > max_size || groups.front() == 0) {
+        const std::string most = std::to_string(max_size);
+        throw Error(kind + ":" + joined(groups) + reason + ", so the first group must have 1 to " + most +
+                    " rows and the others 0 to " + most);
+    }
+    return *smallest == max_size ? kind + "-" + std::to_string(groups.size() - 1) : kind + ":" + joined(groups);
+}
+
 constexpr const char* known_plans =
     "choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes as in fused:4,3,2,2,1 "
     "and tree:2,2,1,0";
+
+// The number that `text` is; none if it is something else.
+std::optional<int> parse_number(std::string_view text) {
+    int number = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+}
 
 // The sizes in "fused:4,3,2,2,1" or "tree:2,2,1,0".
 std::vector<int> parse_sizes(const std::string& mode) {
@@ -35,19 +56,15 @@ std::vector<int> parse_sizes(const std::string& mode) {
     std::vector<int> sizes;
     for (std::size_t begin = 0; begin <= shape.size();) {
         const std::size_t end = std::min(shape.find(',', begin), shape.size());
-        int size = 0;
-        const char* last = shape.data() + end;
-        const auto [stop, error] = std::from_chars(shape.data() + begin, last, size);
-        if (error != std::errc() || stop != last) {
-            throw Error(mode + " must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
-        }
-        sizes.push_back(size);
+        const std::optional<int> size = parse_number(shape.substr(begin, end - begin));
+        if (!size) throw Error(mode + " must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
+        sizes.push_back(*size);
         begin = end + 1;
     }
     return sizes;
 }
 
-// A row of a window: the index of the row that it follows, and its distance from the root.
+// A row of a window: the index of the row that it follows (-1 for the root), and its distance from the root.
 struct Row {
     int parent;
     int depth;
@@ -67,17 +84,7 @@ std::vector<Row> rows_of(const Plan& plan) {
     return rows;
 }
 
-// The number in "tree-8"; none if `mode` is no such name.
-std::optional<int> tree_named(const std::string& mode) {
-    int drafts = 0;
-    const std::size_t prefix = std::string_view("tree-").size();
-    if (!mode.starts_with("tree-")) return std::nullopt;
-    const char* last = mode.data() + mode.size();
-    const auto [stop, error] = std::from_chars(mode.data() + prefix, last, drafts);
-    return error == std::errc() && stop == last ? std::optional(drafts) : std::nullopt;
-}
-
-// The tree of so many drafts. Throws Error if there is none, or it is deeper than `lookahead`.
+// The tree with so many drafts. Throws Error if there is none, or it is deeper than `lookahead`.
 const Tree& find_tree(const std::vector<Tree>& trees, int drafts, int lookahead) {
     for (const Tree& tree : trees) {
         if (static_cast<int>(tree.size()) != drafts) continue;
@@ -111,34 +118,22 @@ Plan Plan::next() const {
 
 Plan ar_plan() { return {"ar", 0, {}}; }
 
-Plan draft_plan(int lookahead) { return {"draft-" + std::to_string(checked(lookahead)), 0, {lookahead}}; }
+Plan draft_plan(int lookahead) { return {"draft-" + std::to_string(checked_lookahead(lookahead)), 0, {lookahead}}; }
 
-Plan verify_plan(int lookahead) { return {"verify-" + std::to_string(checked(lookahead)), lookahead, {}}; }
+Plan verify_plan(int lookahead) { return {"verify-" + std::to_string(checked_lookahead(lookahead)), lookahead, {}}; }
 
 Plan prefill_plan(int width) { return {"prefill-" + std::to_string(width), width - 1, {}}; }
 
 Plan fused_plan(const std::vector<int>& groups) {
-    const int drafts = checked(static_cast<int>(groups.size()) - 1);
-    const bool sized = std::all_of(groups.begin(), groups.end(), [&](int size) { return size >= 0 && size <= drafts; });
-    if (!sized || groups.front() == 0) {
-        const std::string most = std::to_string(drafts);
-        throw Error("fused:" + joined(groups) + " has " + most + " draft rows, so the first group must have 1 to " +
-                    most + " rows and the others 0 to " + most);
-    }
-    const bool full = std::all_of(groups.begin(), groups.end(), [&](int size) { return size == drafts; });
-    return {full ? "fused-" + std::to_string(drafts) : "fused:" + joined(groups), drafts, groups};
+    const int drafts = checked_lookahead(static_cast<int>(groups.size()) - 1);
+    const std::string reason = " has " + std::to_string(drafts) + " draft rows";
+    return {name_with_groups("fused", groups, drafts, reason), drafts, groups};
 }
 
 Plan tree_plan(const Tree& tree, const std::vector<int>& groups) {
-    const int drafts = static_cast<int>(tree.size()), depth = tree_depth(tree);
-    const bool sized = std::all_of(groups.begin(), groups.end(), [&](int size) { return size >= 0 && size <= depth; });
-    if (!sized || groups.front() == 0) {
-        const std::string most = std::to_string(depth);
-        throw Error("tree:" + joined(groups) + " has drafts at most " + most +
-                    " deep, so the first group must have 1 to " + most + " rows and the others 0 to " + most);
-    }
-    const bool full = std::all_of(groups.begin(), groups.end(), [&](int size) { return size == depth; });
-    return {full ? "tree-" + std::to_string(drafts) : "tree:" + joined(groups), drafts, groups, tree};
+    const int depth = tree_depth(tree);
+    const std::string reason = " has drafts at most " + std::to_string(depth) + " deep";
+    return {name_with_groups("tree", groups, depth, reason), static_cast<int>(tree.size()), groups, tree};
 }
 
 Plan full_tree(const Tree& tree) { return tree_plan(tree, std::vector<int>(tree.size() + 1, tree_depth(tree))); }
@@ -199,7 +194,8 @@ Cycle Cycle::narrower() const {
 
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees) {
     const bool fused = mode.starts_with("fused:"), tree = mode.starts_with("tree:");
-    const std::optional<int> drafts = tree_named(mode);
+    const std::optional<int> drafts =
+        mode.starts_with("tree-") ? parse_number(std::string_view(mode).substr(5)) : std::nullopt;
     if (!fused && !tree && !drafts && mode != "ar" && mode != "two-pass" && mode != "fused") {
         throw Error("unknown plan '" + mode + "': " + known_plans);
     }

@@ -1,8 +1,7 @@
-// Plans: the static layout of a decoding window, and the cycles of plans that decoding runs.
+// Plans: the static layout of a decoding window. pass_runtime/bundle/plan.py explains them.
 //
-// pass_runtime/bundle/plan.py explains them. Constants are computed here, in one place for all plans: a manifest lists
-// those of full groups alone, and `auto` runs windows of other groups, prompts windows of any width. Which trees there
-// are is in the manifest.
+// The constants of plans are computed here and not read from the manifest, because it has only those of plans whose
+// groups are full. The trees are read from the manifest.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +12,15 @@ namespace pass {
 
 inline constexpr int max_lookahead = 16;
 
-// A tree of drafts: the row that each of them follows, 0 for the root. Drafts that follow the same row are its first
-// choice, its second one, and so on; the chain of first choices comes first.
+// A tree of drafts: the row that each draft follows, 0 for the root. Drafts that follow the same row are the first
+// choice for the next token, the second choice, and so on. The chain of first choices comes first.
 using Tree = std::vector<int>;
 
-// How many drafts the longest path of a tree has, which is the chain of first choices.
+// How many drafts the longest path of a tree has.
 int tree_depth(const Tree& tree);
 
-// A window has the root, `drafts` draft rows, and a look-ahead group for every entry of `groups`: group a has groups[a]
-// rows and follows row a. The drafts are a chain, each following the row before it, or a tree, if `parents` has the
-// row that each of them follows.
+// A window layout: the root, `drafts` draft rows, and one look-ahead group for every entry of `groups`. Group a has
+// groups[a] rows, which follow row a (the root or a draft). parents: of a tree; empty if the drafts are a chain.
 struct Plan {
     std::string name;
     int drafts = 0;
@@ -32,18 +30,18 @@ struct Plan {
     bool is_tree() const { return !parents.empty(); }
     int lookahead_rows() const;
     int width() const { return 1 + drafts + lookahead_rows(); }
-    // The most drafts that a pass can accept.
+    // The most drafts that one pass can accept.
     int depth() const;
     int max_emitted() const { return depth() + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
-    // How deep the drafts are that a pass makes for the next one. last: the row of the last accepted draft.
+    // The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if none is.
     int next_drafts(int last) const { return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)]; }
-    // The plan of the window that the tail writes for the next pass.
+    // The plan whose window the tail of this plan lays out.
     Plan next() const;
-    // The name of its tail graphs, which fused plans with the same number of drafts share; so do trees.
+    // The name of this plan's tail graphs, which fused plans (or trees) of the same number of drafts share.
     std::string tail() const { return is_fused() ? (is_tree() ? "tree-" : "fused-") + std::to_string(drafts) : name; }
 
-    // Names are unique among plans.
+    // Plans with the same name are the same plan.
     bool operator==(const Plan& other) const { return name == other.name; }
 };
 
@@ -55,42 +53,43 @@ Plan prefill_plan(int width);
 Plan fused_plan(const std::vector<int>& groups);
 // The plan of a tree. Throws Error if these groups do not fit it.
 Plan tree_plan(const Tree& tree, const std::vector<int>& groups);
-// The one in which every group is as large as the tree is deep.
+// The plan of a tree whose groups all have as many rows as the tree is deep.
 Plan full_tree(const Tree& tree);
 
-// The constant inputs of a plan's graphs; a window has Q rows, of which A are look-ahead rows.
+// The inputs of a plan's graphs that are the same in every pass. A window has Q rows, of which D are drafts and A are
+// look-ahead rows; V is the vocabulary size.
 struct PlanConstants {
-    std::vector<std::int64_t> row_position;    // [Q]
-    std::vector<std::uint8_t> window_mask;     // [Q,Q], 0 or 1
-    std::vector<std::int64_t> logit_rows;      // [Q]
-    std::vector<std::int64_t> lookahead_rows;  // [A]
-    std::vector<std::int64_t> draft_rows;      // [D+1,depth] of a fused plan, else empty
-    std::vector<std::int64_t> lookahead_ids;   // [A]
+    std::vector<std::int64_t> row_position;    // [Q] position of each row relative to the root's
+    std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees another: itself and its ancestors
+    std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
+    std::vector<std::int64_t> lookahead_rows;  // [A] the last rows of the window
+    // [D+1,depth] of a fused plan, else empty. Entry (a, j) is row j of the group that follows row a; 0 without one.
+    std::vector<std::int64_t> draft_rows;
+    std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
 
 PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size);
 
-// A decoding mode: its plans are run one after another, again and again.
+// A decoding mode: its passes use these plans in turn.
 struct Cycle {
     std::string name;
     std::vector<Plan> plans;
 
+    // The most drafts that one pass can accept.
     int lookahead() const;
     bool is_tree() const { return plans.front().is_tree(); }
     bool contains(const Plan& plan) const;
-    // How many tokens the passes from `first` to the end of the cycle write into the KV cache, when no draft is
-    // accepted.
+    // How many cache entries the passes from `first` to the end of the cycle write if no draft is accepted.
     int reach(const Plan& first) const;
-    // The same mode with one draft less, down to `ar`. A tree becomes a chain first.
+    // The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of the same depth.
     Cycle narrower() const;
 
     bool operator==(const Cycle& other) const { return name == other.name && plans == other.plans; }
 };
 
-// mode: "ar", "two-pass", "fused", "tree-" with its number of drafts, or "fused:" or "tree:" with a size for every
-// group, from which the number of drafts follows.
-// lookahead: the drafts of the other modes, 0 for `ar`. trees: those that there are. Throws Error if there is no such
-// mode.
+// The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of every group.
+// lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`. "fused:" ignores other values.
+// trees: those of the bundle. Throws Error if there is no such mode.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

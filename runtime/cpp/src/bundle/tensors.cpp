@@ -40,7 +40,7 @@ std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head)
     std::int64_t end = 0;
     for (HeadArray& array : arrays) {
         array.offset = (end + 63) / 64 * 64;
-        array.bytes = array.item;
+        array.bytes = array.item_bytes;
         for (const std::int64_t size : array.shape) {
             if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > max_bytes)
                 array.bytes = max_bytes;

@@ -1,4 +1,4 @@
-// The types, shapes and names of tensors, and which share memory; docs/bundle.md lists them.
+// Names, types and ranks of the tensors of a bundle's graphs. docs/bundle.md says what each of them holds.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,30 @@
 
 namespace pass {
 
+// The names of the trunk's inputs and outputs of K/V begin with these.
 inline constexpr const char* cache_prefix = "past_";
 inline constexpr const char* present_prefix = "present_";
-inline constexpr const char* head_file = "tail.head.data";
+inline constexpr const char* head_file = "tail.head.data";  // with the draft head's arrays
 
-// What a tensor of any graph must be.
 struct TensorKind {
     std::string dtype;
     std::size_t rank = 0;  // the number of its dimensions
 };
 
-// By name, the tensors that graphs may have besides the KV cache.
+// The tensors that graphs may have besides the KV cache, by name. A tensor is the same in every graph.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
-// The input of the next graph or pass that shares the memory of `output`; none if it feeds none.
+// The input of the next graph or pass that shares the memory of `output`; none if no input does.
 std::optional<std::string> fed_by(const std::string& output);
 
-// An array in the draft head's file: float16 (item: 2 bytes) or float32, from byte `offset` on, a multiple of 64.
+// An array in the draft head's file: `bytes` bytes of float16 (item_bytes: 2) or float32, from byte `offset` on.
 struct HeadArray {
-    std::string name;  // in the graphs
+    std::string name;  // in the tails
     std::vector<std::int64_t> shape;
-    std::int64_t item = 4, offset = 0, bytes = 0;
+    std::int64_t item_bytes = 4, offset = 0, bytes = 0;
 };
 
+// The arrays in their order in the file. Each begins at a multiple of 64 bytes.
 std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head);
 
 // A shape for messages: [batch,8,capacity,64].

@@ -13,11 +13,11 @@ Drafts first_of(const Drafts& drafts, int count) {
     return {drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(count, size)};
 }
 
-// A pass that verifies n-gram drafts: in a window of the cycle that holds drafts anyway, or in a verify window of its
-// own if there is no such window or if more drafts promise more.
-std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int64_t room,
-                                const Capabilities& capabilities, const std::vector<DraftState>& states,
-                                DraftPolicy& policy) {
+// A pass that verifies n-gram drafts: in the windows of the cycle if those verify drafts anyway, or in windows of their
+// own if more drafts promise more. None if the policy wants neither.
+std::optional<NextPass> with_ngrams(const Cycle& cycle, const Plan* window, std::int64_t room,
+                                    const Capabilities& capabilities, const std::vector<DraftState>& states,
+                                    DraftPolicy& policy) {
     const Plan* plan = cycle.plans.front().is_fused() ? &cycle.plans.front() : nullptr;
     if (window != nullptr && cycle.contains(*window) && window->drafts > 0) plan = window;
     if (plan != nullptr && capabilities.padded_width(plan->width()) > room) plan = nullptr;
@@ -30,8 +30,8 @@ std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int
             Plan verify = capabilities.verify_plan(count);
             if (capabilities.padded_width(verify.width()) <= room) plans.push_back(std::move(verify));
         }
-        if (const int count = policy.count(states, plan, plans); count > 0) {
-            Pass found{plans[static_cast<std::size_t>(count - 1)], {}};
+        if (const int count = policy.ngram_count(states, plan, plans); count > 0) {
+            NextPass found{plans[static_cast<std::size_t>(count - 1)], {}};
             for (const DraftState& state : states) {
                 found.drafts.push_back(state.ngram.empty() ? std::nullopt
                                                            : std::optional(first_of(state.ngram, count)));
@@ -40,26 +40,26 @@ std::optional<Pass> with_ngrams(const Cycle& cycle, const Plan* window, std::int
         }
     }
     if (plan == nullptr) return std::nullopt;
-    Pass found{*plan, {}};
+    NextPass found{*plan, {}};
     bool any = false;
     for (const DraftState& state : states) {
-        const bool taken = !state.ngram.empty() && policy.prefers(state, *plan);
+        const bool taken = !state.ngram.empty() && policy.prefers_ngrams(state, *plan);
         found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth())) : std::nullopt);
         any = any || taken;
     }
     return any ? std::optional(std::move(found)) : std::nullopt;
 }
 
-// The pass whose windows are on the device, else the first of the cycle. Near the end of the KV capacity, if the
-// cycle does not fit, a narrower one.
-std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
-                               std::size_t count) {
+// A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the windows of the cycle do
+// not fit the room, it is one of a narrower cycle; none if not even a plain pass fits.
+std::optional<NextPass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                                   std::size_t count) {
     while (true) {
         for (const Plan* plan : {window, static_cast<const Plan*>(&cycle.plans.front())}) {
             const bool fits =
                 plan != nullptr && cycle.contains(*plan) && capabilities.padded_width(cycle.reach(*plan)) <= room;
             if (fits && capabilities.allows(cycle.plans)) {
-                return Pass{*plan, std::vector<std::optional<Drafts>>(count)};
+                return NextPass{*plan, std::vector<std::optional<Drafts>>(count)};
             }
         }
         if (cycle.lookahead() == 0) return std::nullopt;
@@ -69,10 +69,11 @@ std::optional<Pass> from_cycle(Cycle cycle, const Plan* window, std::int64_t roo
 
 }  // namespace
 
-std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
-                              const std::vector<DraftState>& states, DraftPolicy& policy) {
+std::optional<NextPass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                                  const std::vector<DraftState>& states, DraftPolicy& policy) {
     if (std::any_of(states.begin(), states.end(), [](const DraftState& state) { return !state.ngram.empty(); })) {
-        if (std::optional<Pass> found = with_ngrams(cycle, window, room, capabilities, states, policy)) return found;
+        if (std::optional<NextPass> found = with_ngrams(cycle, window, room, capabilities, states, policy))
+            return found;
     }
     return from_cycle(std::move(cycle), window, room, capabilities, states.size());
 }

@@ -1,8 +1,6 @@
-// Which pass is run next: chosen from the mode's cycle of plans, the n-gram drafts at hand, and the room in the KV
-// cache.
+// Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room in the KV cache.
 //
-// Pure functions of numbers. They cannot change the text, because a draft is kept only if it equals the model's
-// choice.
+// Nothing here can change the text: the model verifies every draft.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +15,7 @@
 
 namespace pass {
 
-// How a request is decoded: by the plans of `cycle` (none: by the fastest), with at most `lookahead` drafts from
-// look-ahead rows and `ngram_drafts` drafts from prompt lookup. name: the name of this in statistics.
+// How a request is decoded: the fields of the same names in `ResolvedRequest`.
 struct Mode {
     std::string name;
     std::optional<Cycle> cycle;
@@ -28,50 +25,41 @@ struct Mode {
 
 using Drafts = std::vector<std::int64_t>;
 
-// The drafts at hand for one sequence: `left` is how many the last pass left in its window, `ngram` what followed the
-// newest earlier occurrence of its last `matched` tokens, and `ngrams` how often such drafts were accepted in it, by
-// `matched`.
+// The drafts for one sequence. num_drafts: how many its window holds. ngram: its n-gram drafts, after a match of
+// `matched` tokens. ngram_acceptance: how often such drafts were accepted in it, by the length of the match.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
     int matched = 0;
-    std::map<int, Acceptance>* ngrams = nullptr;
+    std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 
-// The plan of a pass, and for every sequence the n-gram drafts to put into its window; none keeps the window as it is.
-struct Pass {
+// A plan, and for every sequence the n-gram drafts to put into its window; none keeps the window of the last pass.
+struct NextPass {
     Plan plan;
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Decides whether n-gram drafts are worth verifying.
+// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, verifies all.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;
-    // Whether the n-gram drafts of `state` are better than the drafts that its window of `plan` holds already.
-    virtual bool prefers(const DraftState& state, const Plan& plan) = 0;
-    // How many n-gram drafts to verify with a plan of their own, 0 for none; plans[i] verifies i + 1 of them. window: a
-    // plan whose windows could take some of them anyway, so that another must be clearly better; null if there is
-    // none.
-    virtual int count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) = 0;
-};
-
-// Verifies every n-gram draft, for requests that name their plan.
-class AlwaysDraft : public DraftPolicy {
-   public:
-    bool prefers(const DraftState&, const Plan&) override { return true; }
-    int count(const std::vector<DraftState>&, const Plan* window, const std::vector<Plan>& plans) override {
+    // Whether the n-gram drafts of a sequence are better than the drafts that its window of a plan holds.
+    virtual bool prefers_ngrams(const DraftState&, const Plan&) { return true; }
+    // How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i] verifies i + 1 of them.
+    // window: the cycle's next plan if it could verify some of them, too; null if it could not.
+    virtual int ngram_count(const std::vector<DraftState>&, const Plan* window, const std::vector<Plan>& plans) {
         return window == nullptr ? static_cast<int>(plans.size()) : 0;
     }
 };
 
-// The next pass over the sequences of `states`; none if not even a plain pass fits. window: the plan whose windows
-// are on the device, null if there is none. room: tokens that the KV cache can take after the longest sequence.
-std::optional<Pass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
-                              const std::vector<DraftState>& states, DraftPolicy& policy);
+// The next pass over the sequences of `states`; none if not even a plain one fits. window: the plan whose windows are
+// on the device; null if there is none. room: tokens of KV capacity left after the longest sequence.
+std::optional<NextPass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
+                                  const std::vector<DraftState>& states, DraftPolicy& policy);
 
-// `plan`, `lookahead` and `trees` as for `make_cycle`, or "auto"; `draft` is "lookahead", "ngram" or "both" (none: both
-// for auto, else lookahead).
+// plan, lookahead, trees: as for `make_cycle`; plan may also be "auto". draft: "lookahead", "ngram" or "both" (none:
+// "both" for auto, else "lookahead").
 Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
                const std::vector<Tree>& trees);
 

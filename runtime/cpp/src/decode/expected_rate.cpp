@@ -7,8 +7,11 @@ namespace pass {
 
 namespace {
 
-constexpr double ngram_margin = 1.10;  // the least advantage of n-gram drafts if a pass verifies some of them anyway
+// If the next pass of the cycle could verify some n-gram drafts, they get a pass of their own only if its expected rate
+// is at least this many times the cycle's.
+constexpr double ngram_margin = 1.10;
 
+// The sum of the entries `from` to `to` - 1, as far as there are any.
 double sum(const std::vector<double>& cumulative, int from, int to) {
     const int end = std::min(to, static_cast<int>(cumulative.size()));
     return from >= end ? 0.0 : std::accumulate(cumulative.begin() + from, cumulative.begin() + end, 0.0);
@@ -16,20 +19,21 @@ double sum(const std::vector<double>& cumulative, int from, int to) {
 
 }  // namespace
 
-bool ExpectedRate::prefers(const DraftState& state, const Plan& plan) {
-    const double text =
-        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngrams).rates()), 1, plan.depth() + 1);
-    return text > sum(cumulative_acceptance(tuner_.drafts().rates()), 1, state.num_drafts + 1);
+bool ExpectedRate::prefers_ngrams(const DraftState& state, const Plan& plan) {
+    const double ngram_tokens =
+        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngram_acceptance).rates()), 1, plan.depth() + 1);
+    return ngram_tokens > sum(cumulative_acceptance(tuner_.lookahead_drafts().rates()), 1, state.num_drafts + 1);
 }
 
-int ExpectedRate::count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) {
+int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan* window,
+                              const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
     const double decided = decided_.rate() * static_cast<double>(states.size());
     if (window != nullptr) return drafts > window->depth() && rate >= ngram_margin * decided ? drafts : 0;
     if (rate >= switch_margin * decided) return drafts;
-    for (const DraftState& state : states) {
+    for (const DraftState& state : states) {  // not verified: the rates drift back, so that n-grams are tried again
         if (state.ngram.empty()) continue;
-        tuner_.ngram(state.matched, state.ngrams).forget();
+        tuner_.ngram(state.matched, state.ngram_acceptance).forget();
         tuner_.ngram(state.matched).forget();
     }
     return 0;
@@ -45,7 +49,7 @@ std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
             if (length == 0) {
                 tokens += 1;
             } else {
-                const std::vector<double> rates = tuner_.ngram(state.matched, state.ngrams).rates();
+                const std::vector<double> rates = tuner_.ngram(state.matched, state.ngram_acceptance).rates();
                 tokens += sum(cumulative_acceptance(rates), 0, length + 1);
             }
         }

@@ -1,4 +1,4 @@
-// When n-gram drafts are tried under --plan auto.
+// When n-gram drafts are verified with --plan auto.
 #pragma once
 
 #include <utility>
@@ -9,17 +9,17 @@
 
 namespace pass {
 
-// Verifies n-gram drafts if they promise more tokens per second than the cycle `decided` does without them.
+// Verifies n-gram drafts if their pass is expected to write more tokens per second than `decided` without them.
 class ExpectedRate : public DraftPolicy {
    public:
     ExpectedRate(PlanTuner& tuner, const Candidate& decided, int batch)
         : tuner_(tuner), decided_(decided), batch_(batch) {}
-    bool prefers(const DraftState& state, const Plan& plan) override;
-    int count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) override;
+    bool prefers_ngrams(const DraftState& state, const Plan& plan) override;
+    int ngram_count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) override;
 
    private:
-    // The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts, and the drafts of that
-    // plan.
+    // The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts, and how many drafts that
+    // plan verifies.
     std::pair<double, int> best(const std::vector<DraftState>& states, const std::vector<Plan>& plans);
 
     PlanTuner& tuner_;

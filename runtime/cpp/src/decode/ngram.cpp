@@ -24,12 +24,11 @@ void NgramIndex::index_end() {
     const std::size_t end = tokens_.size();
     match_ = 0;
     matched_ = 0;
-    for (int size = std::min<int>(max_gram_tokens, static_cast<int>(std::min<std::size_t>(end, max_gram_tokens)));
-         size >= min_gram_tokens; --size) {
+    for (int size = static_cast<int>(std::min<std::size_t>(end, max_gram_tokens)); size >= min_gram_tokens; --size) {
         Gram gram;
         gram.fill(-1);
         std::copy(tokens_.end() - size, tokens_.end(), gram.begin());
-        const auto [found, fresh] = after_.try_emplace(gram, end);
+        const auto [found, fresh] = following_.try_emplace(gram, end);
         if (!fresh && match_ == 0) {
             match_ = found->second;
             matched_ = size;

@@ -1,4 +1,4 @@
-// Prompt-lookup drafts: what followed the newest earlier occurrence of the sequence's last tokens (an n-gram).
+// N-gram drafts (prompt lookup): what followed the newest earlier occurrence of a sequence's last tokens.
 #pragma once
 
 #include <array>
@@ -9,17 +9,17 @@
 
 namespace pass {
 
-// Every n-gram of a growing token sequence, with the index after its newest occurrence.
+// Every n-gram of a growing token sequence, with the index of the token that followed its newest occurrence.
 class NgramIndex {
    public:
+    // Append `tokens`.
     void extend(std::span<const std::int64_t> tokens);
 
-    // `count` tokens that followed the longest match, of equally long ones the newest; none if nothing matches.
-    // If the match reaches the end of the sequence, the tokens since it are proposed again and again: a text that
-    // loops.
+    // `count` tokens that followed the longest match, the newest one of that length; none without a match. If the match
+    // is closer to the end than `count`, the tokens after it are repeated, as in a text that loops.
     std::vector<std::int64_t> propose(int count) const;
 
-    // The length of the present match in tokens, 0 if there is none.
+    // The length of the present match in tokens, 0 for none.
     int matched() const { return matched_; }
 
    private:
@@ -30,12 +30,13 @@ class NgramIndex {
         std::size_t operator()(const Gram& gram) const;
     };
 
+    // Index the n-grams that end the sequence, and look up where the longest of them ended before.
     void index_end();
 
     std::vector<std::int64_t> tokens_;
-    std::unordered_map<Gram, std::size_t, Hash> after_;
-    std::size_t match_ = 0;  // the index after the newest earlier occurrence of the sequence's last tokens; 0: none
-    int matched_ = 0;
+    std::unordered_map<Gram, std::size_t, Hash> following_;
+    std::size_t match_ = 0;  // the index after the newest earlier occurrence of the last tokens; 0 for none
+    int matched_ = 0;        // how many tokens match
 };
 
 }  // namespace pass

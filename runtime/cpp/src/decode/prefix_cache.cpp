@@ -17,56 +17,56 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
     const std::size_t size = cache_.saved_bytes(length);
     if (tokens.size() < min_saved_tokens || size > budget_) return;
     if (const Match found = match(tokens, salt); found.count == length) {
-        touch(found.text);
+        touch(found.index);
         return;
     }
-    for (std::size_t i = texts_.size(); i-- > 0;) {
-        const std::vector<std::int64_t>& other = texts_[i].tokens;
-        const bool begins = common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
-        if (begins && texts_[i].salt == salt) drop(i);
+    for (std::size_t i = saved_.size(); i-- > 0;) {
+        const std::vector<std::int64_t>& other = saved_[i].tokens;
+        const bool covered = common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
+        if (covered && saved_[i].salt == salt) drop(i);  // the new copy begins with it
     }
-    while (used() + size > budget_ || texts_.size() >= max_saved_prefixes) drop(0);
+    while (used() + size > budget_ || saved_.size() >= max_saved_prefixes) drop(0);
     try {
-        texts_.reserve(texts_.size() + 1);
-        Text text{salt, {tokens.begin(), tokens.end()}, size, memory_.allocate(size)};
-        texts_.push_back(std::move(text));
+        saved_.reserve(saved_.size() + 1);
+        SavedPrefix saved{salt, {tokens.begin(), tokens.end()}, size, memory_.allocate(size)};
+        saved_.push_back(std::move(saved));
     } catch (const DeviceLost&) {
         throw;
-    } catch (const std::exception&) {  // there is no memory, and no request needs this
+    } catch (const std::exception&) {  // there is no memory, and no request needs the copy
         return;
     }
-    cache_.save(slot, length, texts_.back().address);
+    cache_.save(slot, length, saved_.back().address);
 }
 
 PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens, const std::string& salt) const {
     Match found;
-    for (std::size_t i = 0; i < texts_.size(); ++i) {
-        const std::int64_t count = texts_[i].salt == salt ? common_prefix(texts_[i].tokens, tokens) : 0;
+    for (std::size_t i = 0; i < saved_.size(); ++i) {
+        const std::int64_t count = saved_[i].salt == salt ? common_prefix(saved_[i].tokens, tokens) : 0;
         if (count > found.count) found = {i, count};
     }
     return found;
 }
 
 void PrefixStore::load(const Match& found, int slot) {
-    const Text& text = texts_.at(found.text);
-    cache_.load(slot, found.count, text.address, static_cast<std::int64_t>(text.tokens.size()));
-    touch(found.text);
+    const SavedPrefix& saved = saved_.at(found.index);
+    cache_.load(slot, found.count, saved.address, static_cast<std::int64_t>(saved.tokens.size()));
+    touch(found.index);
 }
 
 std::size_t PrefixStore::used() const {
     std::size_t sum = 0;
-    for (const Text& text : texts_) sum += text.size;
+    for (const SavedPrefix& saved : saved_) sum += saved.size;
     return sum;
 }
 
-void PrefixStore::touch(std::size_t text) {
-    const auto used = texts_.begin() + static_cast<std::ptrdiff_t>(text);
-    std::rotate(used, used + 1, texts_.end());
+void PrefixStore::touch(std::size_t index) {
+    const auto used = saved_.begin() + static_cast<std::ptrdiff_t>(index);
+    std::rotate(used, used + 1, saved_.end());
 }
 
-void PrefixStore::drop(std::size_t text) {
-    memory_.free(texts_[text].address);
-    texts_.erase(texts_.begin() + static_cast<std::ptrdiff_t>(text));
+void PrefixStore::drop(std::size_t index) {
+    memory_.free(saved_[index].address);
+    saved_.erase(saved_.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
 }  // namespace pass

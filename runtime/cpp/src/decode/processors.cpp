@@ -7,8 +7,8 @@ namespace pass {
 
 namespace {
 
-// The lengths that a list of tokens with changed logits may have in memory: few, as captured graphs hold them.
-constexpr std::size_t list_sizes[] = {16, 128, 1024, 8192, 65536, 524288};
+// The lengths to which the lists of tokens are padded. They are few, because each has CUDA graphs.
+constexpr std::size_t token_list_sizes[] = {16, 128, 1024, 8192, 65536, 524288};
 
 std::size_t words_of(std::int64_t vocab_size) { return static_cast<std::size_t>(vocab_size + 31) / 32; }
 std::size_t bytes_of_bits(std::int64_t vocab_size) { return static_cast<std::size_t>(vocab_size + 7) / 8; }
@@ -23,7 +23,7 @@ std::vector<std::uint32_t> every_token(std::int64_t vocab_size) {
     return bits;
 }
 
-// Forbid what `listed` lacks, unless that would leave no token.
+// Forbid the tokens that are not in `listed`, if that leaves a token.
 void keep_listed(std::vector<std::uint32_t>& allowed, const std::vector<std::uint32_t>& listed) {
     std::vector<std::uint32_t> fewer(allowed.size());
     for (std::size_t i = 0; i < allowed.size(); ++i) fewer[i] = allowed[i] & listed[i];
@@ -31,7 +31,7 @@ void keep_listed(std::vector<std::uint32_t>& allowed, const std::vector<std::uin
 }
 
 // Whether `text` ends with all of `word` but its last token.
-bool would_end(std::span<const std::int64_t> text, const std::vector<std::int64_t>& word) {
+bool ends_before_last(std::span<const std::int64_t> text, const std::vector<std::int64_t>& word) {
     const std::size_t before = word.size() - 1;
     return text.size() >= before &&
            std::equal(word.begin(), word.end() - 1, text.end() - static_cast<std::ptrdiff_t>(before));
@@ -39,12 +39,12 @@ bool would_end(std::span<const std::int64_t> text, const std::vector<std::int64_
 
 }  // namespace
 
-bool Processing::does_something() const {
+bool Processing::changes_logits() const {
     return sampling.penalizes() || allowed_tokens || min_tokens > 0 || !bad_words.empty() || !allowed_token_ids.empty();
 }
 
 Processors::Processors(Processing processing, const std::vector<std::int64_t>& prompt)
-    : processing_(std::move(processing)), prompt_(prompt.size()), read_(prompt.size()) {
+    : processing_(std::move(processing)), prompt_length_(prompt.size()), num_read_(prompt.size()) {
     for (const auto& [token, bias] : processing_.sampling.logit_bias) add_biased(token);
     if (processing_.sampling.repetition_penalty == 1) return;
     seen_.insert(prompt.begin(), prompt.end());
@@ -52,29 +52,29 @@ Processors::Processors(Processing processing, const std::vector<std::int64_t>& p
 }
 
 void Processors::add_biased(std::int64_t token) {
-    if (known_.insert(token).second) biased_ids_.push_back(token);
+    if (biased_.insert(token).second) biased_ids_.push_back(token);
 }
 
-bool Processors::counts() const {
+bool Processors::penalizes() const {
     const SamplingParams& sampling = processing_.sampling;
     return sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 || sampling.repetition_penalty != 1;
 }
 
 void Processors::read(const std::vector<std::int64_t>& tokens) {
-    for (; read_ < tokens.size(); ++read_) {
-        const std::int64_t token = tokens[read_];
-        written_[token] += 1;
-        if (counts()) add_biased(token);
+    for (; num_read_ < tokens.size(); ++num_read_) {
+        const std::int64_t token = tokens[num_read_];
+        token_counts_[token] += 1;
+        if (penalizes()) add_biased(token);
         if (processing_.sampling.repetition_penalty != 1) seen_.insert(token);
     }
 }
 
-std::size_t Processors::size(const std::vector<std::int64_t>& tokens, int drafts) {
+std::size_t Processors::list_size(const std::vector<std::int64_t>& tokens, int drafts) {
     read(tokens);
     const std::size_t count = biased_ids_.size() + static_cast<std::size_t>(drafts);
-    const auto found =
-        std::find_if(std::begin(list_sizes), std::end(list_sizes), [&](std::size_t one) { return one >= count; });
-    if (found == std::end(list_sizes)) throw std::logic_error("too many tokens have changed logits");
+    const auto found = std::find_if(std::begin(token_list_sizes), std::end(token_list_sizes),
+                                    [&](std::size_t one) { return one >= count; });
+    if (found == std::end(token_list_sizes)) throw std::logic_error("too many tokens have changed logits");
     return *found;
 }
 
@@ -84,7 +84,7 @@ ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens, std::spa
     const auto end = std::find(drafts.begin(), drafts.end(), processing_.vocab_size);
     const std::span<const std::int64_t> known = drafts.first(static_cast<std::size_t>(end - drafts.begin()));
     ProcessedRows found = no_processing(processing_.vocab_size, static_cast<int>(drafts.size()) + 1, size);
-    std::vector<std::int64_t> text(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_), tokens.end());
+    std::vector<std::int64_t> text(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_length_), tokens.end());
     const std::size_t bytes = bytes_of_bits(processing_.vocab_size);
     for (std::size_t row = 0; row <= known.size(); ++row) {
         if (row > 0) text.push_back(known[row - 1]);
@@ -112,7 +112,7 @@ Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
     }
     Bits banned(every.size(), 0);
     for (const std::vector<std::int64_t>& word : processing_.bad_words) {
-        if (would_end(text, word)) set_bit(banned, word.back());
+        if (ends_before_last(text, word)) set_bit(banned, word.back());
     }
     if (static_cast<std::int64_t>(text.size()) < processing_.min_tokens) {
         for (std::int64_t token : processing_.end_tokens) set_bit(banned, token);
@@ -127,20 +127,20 @@ void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> draft
     const SamplingParams& sampling = processing_.sampling;
     std::vector<std::int64_t> ids = biased_ids_;
     for (std::int64_t draft : drafts) {
-        if (counts() && std::find(ids.begin(), ids.end(), draft) == ids.end()) ids.push_back(draft);
+        if (penalizes() && std::find(ids.begin(), ids.end(), draft) == ids.end()) ids.push_back(draft);
     }
     if (ids.empty()) return;
     const auto repetition = static_cast<float>(sampling.repetition_penalty);
     const auto frequency = static_cast<float>(sampling.frequency_penalty);
     const auto presence = static_cast<float>(sampling.presence_penalty);
     for (std::size_t i = 0; i < size; ++i) {
-        const std::int64_t token = ids[i < ids.size() ? i : 0];  // what is left of the lists repeats the first one
+        const std::int64_t token = ids[i < ids.size() ? i : 0];  // the rest of the lists repeats the first
         const auto bias = sampling.logit_bias.find(token);
         rows.biased_ids[i] = token;
         rows.bias[i] = bias == sampling.logit_bias.end() ? 0.0F : static_cast<float>(bias->second);
-        if (!counts()) continue;
-        const auto before = written_.find(token);
-        auto times = static_cast<float>(before == written_.end() ? 0 : before->second);
+        if (!penalizes()) continue;
+        const auto before = token_counts_.find(token);
+        auto times = static_cast<float>(before == token_counts_.end() ? 0 : before->second);
         for (std::size_t row = 0; row < count; ++row) {
             if (row > 0 && row <= drafts.size() && drafts[row - 1] == token) times += 1;
             const std::size_t at = row * size + i;

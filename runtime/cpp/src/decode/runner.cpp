@@ -11,31 +11,10 @@ namespace pass {
 
 namespace {
 
-constexpr int runs_until_captured = 2;
+constexpr int runs_until_captured = 2;  // runs of a pass, after which its CUDA graph is captured
 
-}  // namespace
-
-PromptChunk next_chunk(const Capabilities& sizes, std::int64_t cached, std::int64_t remaining, std::int64_t capacity,
-                       std::optional<std::int64_t> most) {
-    const std::vector<int> offered = sizes.chunks(cached, capacity);
-    std::vector<int> widths;
-    for (int width : offered) {
-        if (!most.has_value() || width <= *most) widths.push_back(width);
-    }
-    if (widths.empty()) widths.push_back(offered.back());
-    int filled = 0, holding = 0;
-    for (int width : widths) {
-        if (width >= remaining) holding = width;
-        if (width <= remaining && filled == 0) filled = width;
-    }
-    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1)) return {remaining, holding};
-    return {filled, filled};
-}
-
-namespace {
-
-TokenLogprobs logprobs_of(const Logprobs& logprobs, std::size_t slot, std::size_t place, int count) {
-    const std::size_t row = slot * logprobs.emitted + place;
+TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index, int count) {
+    const std::size_t row = static_cast<std::size_t>(slot) * logprobs.emitted + index;
     TokenLogprobs found{logprobs.chosen[row], {}};
     for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), logprobs.most); ++i) {
         const std::size_t at = row * logprobs.most + i;
@@ -44,32 +23,49 @@ TokenLogprobs logprobs_of(const Logprobs& logprobs, std::size_t slot, std::size_
     return found;
 }
 
-}  // namespace
-
-StepResult step_result_of(const std::shared_ptr<SequenceState>& sequence, std::size_t slot, int drafted,
-                          TokenSource source, const Emitted& emitted, const Logprobs* logprobs) {
+// The result of a pass for the sequence of `slot`. logprobs: of the whole pass; null without. Changes nothing.
+StepResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* logprobs) {
     const std::vector<std::int64_t>& ids = emitted.tokens;
-    StepResult result{sequence, drafted, source, 0, static_cast<int>(emitted.rows.back()), {}};
+    StepResult result{slot.sequence, slot.num_drafts, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
     while (result.chain + 1 < static_cast<int>(emitted.rows.size()) &&
            emitted.rows[static_cast<std::size_t>(result.chain) + 1] == result.chain + 1) {
         ++result.chain;
     }
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        Token token{ids[i], i + 1 < ids.size() ? source : TokenSource::model, std::nullopt, ""};
-        const std::optional<int>& count = sequence->request.logprobs;
-        if (logprobs != nullptr && count) token.logprobs = logprobs_of(*logprobs, slot, i, *count);
+        Token token{ids[i], i + 1 < ids.size() ? slot.source : TokenSource::model, std::nullopt, ""};
+        const std::optional<int>& count = slot.sequence->request.logprobs;
+        if (logprobs != nullptr && count) token.logprobs = logprobs_of(*logprobs, slot.number, i, *count);
         result.tokens.push_back(std::move(token));
     }
     return result;
 }
 
-std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
+}  // namespace
+
+PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached, std::int64_t remaining,
+                       std::int64_t capacity, std::optional<std::int64_t> max_rows) {
+    const std::vector<int> offered = capabilities.chunks(cached, capacity);
+    std::vector<int> widths;
+    for (int width : offered) {
+        if (!max_rows.has_value() || width <= *max_rows) widths.push_back(width);
+    }
+    if (widths.empty()) widths.push_back(offered.back());
+    int filled = 0, holding = 0;  // the widest that the prompt fills; the narrowest that holds its rest
+    for (int width : widths) {
+        if (width >= remaining) holding = width;
+        if (width <= remaining && filled == 0) filled = width;
+    }
+    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1)) return {remaining, holding};
+    return {filled, filled};
+}
+
+std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
     SequenceState& sequence = *slot.sequence;
     const double started = now();
     const std::vector<std::int64_t>& prompt = sequence.request.prompt_ids;
     const auto [count, width] =
         next_chunk(backend_.capabilities(), sequence.cached,
-                   static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached, backend_.capacity(), most);
+                   static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached, backend_.capacity(), max_rows);
     slots_.reserve(sequence.cached + backend_.capabilities().padded_width(width));
     const double begun = now();
     backend_.prefill(
@@ -79,7 +75,7 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> most) {
     engine_seconds_ += done - begun;
     if (slot.exact_prefix_len == sequence.cached) slot.exact_prefix_len += count;
     sequence.cached += count;
-    slot.masked = false;  // its length on the device is the old one
+    slot.masked = false;  // the length it was masked at has changed
     sequence.stats.prefill_seconds += done - started;
     return count;
 }
@@ -91,36 +87,35 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
         SequenceState& sequence = *slot->sequence;
         kind.logprobs = kind.logprobs || sequence.request.logprobs;
         if (!sequence.processors) continue;
-        kind.num_biased = std::max(kind.num_biased, sequence.processors->size(sequence.tokens, plan.drafts));
+        kind.num_biased = std::max(kind.num_biased, sequence.processors->list_size(sequence.tokens, plan.drafts));
     }
-    // Under the rejection rule a tail compares probabilities of the drafts, which another sampler's tail did not write.
+    // Under the rejection rule, the windows lack the draft probabilities that this sampler's tail needs.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
     sampler_ = kind.sampler;
-    lay_out(kind, drafts);
-    if (kind.num_biased > 0) process(kind, active);
+    stage(kind, drafts);
+    if (kind.num_biased > 0) set_processors(kind, active);
     window_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
         if (slot->sequence->decoding_since) continue;
         slot->sequence->decoding_since = started;
-        slot->sequence->engine_before = engine_seconds_;
+        slot->sequence->engine_seconds_before = engine_seconds_;
     }
     const std::vector<Emitted> emitted = backend_.run(kind);
     const double seconds = now() - started;
     engine_seconds_ += seconds;
     std::optional<Logprobs> logprobs;
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
-    // Everything that may throw is done before anything is recorded, so that a failure leaves the records as they were.
+    // All results are computed before any is recorded: if one fails, the records are as they were before the pass.
     std::optional<Plan> next = plan.next();
     std::vector<StepResult> results;
     std::vector<int> next_drafts;
     for (const Slot* slot : active) {
-        const Emitted& its = emitted[static_cast<std::size_t>(slot->number)];
-        results.push_back(step_result_of(slot->sequence, static_cast<std::size_t>(slot->number), slot->num_drafts,
-                                         slot->source, its, logprobs ? &*logprobs : nullptr));
-        next_drafts.push_back(plan.next_drafts(results.back().last));
+        const Emitted& tokens = emitted[static_cast<std::size_t>(slot->number)];
+        results.push_back(result_of(*slot, tokens, logprobs ? &*logprobs : nullptr));
+        next_drafts.push_back(plan.next_drafts(results.back().last_row));
     }
-    for (std::size_t i = 0; i < active.size(); ++i) count(*active[i], results[i], next_drafts[i]);
+    for (std::size_t i = 0; i < active.size(); ++i) record(*active[i], results[i], next_drafts[i]);
     window_.swap(next);
     return {std::move(results), seconds};
 }
@@ -157,8 +152,8 @@ Sampler Runner::sampler(const std::vector<Slot*>& active) {
     return found;
 }
 
-// Write the windows that are not on the device yet, and mask the slots that have no part in the pass.
-void Runner::lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts) {
+// Write the windows that differ from those on the device, and mask the slots that take no part.
+void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
     for (int i = 0; i < kind.batch; ++i) {
         Slot& slot = slots_.all()[static_cast<std::size_t>(i)];
         if (slot.sequence == nullptr || !slot.sequence->prefilled()) {
@@ -177,21 +172,21 @@ void Runner::lay_out(const PassKind& kind, const std::map<int, Drafts>& drafts) 
     }
 }
 
-void Runner::process(const PassKind& kind, const std::vector<Slot*>& active) {
+void Runner::set_processors(const PassKind& kind, const std::vector<Slot*>& active) {
     const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
     const ProcessedRows nothing =
         no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.num_biased);
     for (int slot = 0; slot < kind.batch; ++slot) backend_.process(slot, nothing);
     for (const Slot* slot : active) {
         SequenceState& sequence = *slot->sequence;
-        if (!sequence.processors || sequence.problem != nullptr) continue;
+        if (!sequence.processors || sequence.processors_error != nullptr) continue;
         try {
-            const auto& its = drafts[static_cast<std::size_t>(slot->number)];
-            backend_.process(slot->number, sequence.processors->rows(sequence.tokens, its, kind.num_biased));
+            const auto& staged = drafts[static_cast<std::size_t>(slot->number)];
+            backend_.process(slot->number, sequence.processors->rows(sequence.tokens, staged, kind.num_biased));
         } catch (const DeviceLost&) {
             throw;
         } catch (...) {  // from the request's own function
-            sequence.problem = std::current_exception();
+            sequence.processors_error = std::current_exception();
         }
     }
 }
@@ -202,23 +197,23 @@ void Runner::mask(Slot& slot) {
     slot.masked = true;
 }
 
-// Record a pass for one slot; the tail left `left` drafts in its next window.
-void Runner::count(Slot& slot, const StepResult& result, int next_drafts) noexcept {
+// Record a pass for one slot. next_drafts: how many drafts its next window has.
+void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexcept {
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
-    // The K/V after a tree's second choice are other bits than those of a prompt that is read.
+    // The K/V from a tree's second choice on are not bit-identical to a prefill's.
     if (slot.exact_prefix_len == sequence.cached)
         slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
     sequence.cached += tokens;
-    sequence.stats.engine_seconds = engine_seconds_ - sequence.engine_before;
+    sequence.stats.engine_seconds = engine_seconds_ - sequence.engine_seconds_before;
     slot.num_drafts = next_drafts;
     slot.source = TokenSource::lookahead;
 }
 
-void Runner::run_everything(std::int64_t kept, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
-    const Capabilities& limits = backend_.capabilities();
-    const auto fits = [&](int width) { return kept + limits.padded_width(width) <= capacity; };
-    for (const Plan& plan : limits.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
+void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+    const Capabilities& capabilities = backend_.capabilities();
+    const auto fits = [&](int width) { return kept + capabilities.padded_width(width) <= capacity; };
+    for (const Plan& plan : capabilities.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
         if (!fits(plan.width())) continue;
         for (Sampler sampler : samplers) {
             const PassKind kind{plan, batch, sampler, false};
@@ -228,9 +223,9 @@ void Runner::run_everything(std::int64_t kept, std::int64_t capacity, int batch,
     }
     const std::vector<std::int64_t> token{0};
     int first = 0;
-    for (int size : limits.batch_sizes) first = size < batch ? size : first;
+    for (int size : capabilities.batch_sizes) first = size < batch ? size : first;
     for (int slot = first; slot < batch; ++slot) {
-        for (int width : limits.chunks(kept, capacity)) {
+        for (int width : capabilities.chunks(kept, capacity)) {
             for (int run = 0; fits(width) && run < runs_until_captured; ++run) {
                 backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token, width);
             }
@@ -245,10 +240,10 @@ void Runner::capture_graphs(std::int64_t capacity, int batch, const std::vector<
     if (!slots_.busy().empty() || kept >= capacity) return;
     try {
         slots_.resize(capacity);
-        run_everything(kept, capacity, batch, samplers);
+        run_all_passes(kept, capacity, batch, samplers);
     } catch (const DeviceLost&) {
         throw;
-    } catch (const Error& error) {  // a request that needs such a pass meets the same error, and reports it
+    } catch (const Error& error) {  // a request that needs such a pass gets the same error
         log(LogLevel::warning, "passes over " + std::to_string(batch) +
                                    " slots were not all run before requests need them: " + error.what());
     }

@@ -11,10 +11,10 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t max_prompt_tokens = 64;  // that a step reads while other sequences decode
+constexpr std::int64_t max_prompt_tokens = 64;  // the most that a step prefills while other sequences decode
 
 // The current exception, as the end that a reader gets.
-End failed() {
+End error_end() {
     try {
         throw;
     } catch (const std::bad_alloc&) {
@@ -24,20 +24,20 @@ End failed() {
     }
 }
 
-// Whether drafts may be trees: the last bits of second choices are not those of a chain. The graphs of
-// log-probabilities and of processors read the rows of a chain.
-bool takes_a_tree(const ResolvedRequest& request) {
+// Whether the drafts of a request may be trees. A tree's second choices round differently, so the request must not name
+// another plan. The graphs of log-probabilities and processors read the rows of a chain.
+bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
 
 DraftState draft_state_of(const Slot& slot) {
-    if (!slot.sequence->index) return {slot.num_drafts, {}, 0, nullptr};
-    const NgramIndex& index = *slot.sequence->index;
+    if (!slot.sequence->ngram_index) return {slot.num_drafts, {}, 0, nullptr};
+    const NgramIndex& index = *slot.sequence->ngram_index;
     return {slot.num_drafts, index.propose(slot.sequence->request.ngram_drafts), index.matched(),
-            &slot.sequence->ngrams};
+            &slot.sequence->ngram_acceptance};
 }
 
-// Update the tuner with the time of a pass and with the drafts that were accepted.
+// Teach the tuner how long a pass took, and how many of its drafts were accepted.
 void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, const std::vector<StepResult>& results,
              const std::vector<DraftState>& states) {
     tuner.observe(plan, batch, seconds);
@@ -48,15 +48,15 @@ void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, cons
         if (result.drafted == 0) continue;
         drafted = true;
         if (result.source == TokenSource::ngram) {
-            tuner.ngram(states[i].matched, states[i].ngrams).record(result.drafted, accepted);
+            tuner.ngram(states[i].matched, states[i].ngram_acceptance).record(result.drafted, accepted);
             tuner.ngram(states[i].matched).record(result.drafted, accepted);
             continue;
         }
-        tuner.drafts().record(result.drafted, accepted);
+        tuner.lookahead_drafts().record(result.drafted, accepted);
         if (result.sequence->acceptance) result.sequence->acceptance->record(result.drafted, accepted);
     }
     if (!plan.groups.empty() || drafted) return;
-    tuner.drafts().forget();
+    tuner.lookahead_drafts().forget();
     for (const StepResult& result : results) {
         if (result.sequence->acceptance) result.sequence->acceptance->forget();
     }
@@ -69,22 +69,17 @@ void Scheduler::add(std::shared_ptr<SequenceState> sequence) {
     waiting_.push_back(std::move(sequence));
 }
 
-std::size_t Scheduler::waiting() const {
-    const std::lock_guard lock(mutex_);
-    return waiting_.size();
-}
-
 bool Scheduler::step() {
     drop_cancelled();
     admit();
     prefill();
     try {
-        if (const std::vector<Slot*> active = slots_.gather(); !active.empty()) decode(active);
-    } catch (...) {  // the pass ran over all of them, so it failed for all of them
-        const End end = failed();
+        if (const std::vector<Slot*> active = slots_.compact(); !active.empty()) decode(active);
+    } catch (...) {  // a pass runs all sequences together, so it fails for all of them
+        const End end = error_end();
         for (Slot* slot : slots_.decoding()) finish(*slot, end);
     }
-    return waiting() > 0 || !slots_.busy().empty();
+    return first_waiting() != nullptr || !slots_.busy().empty();
 }
 
 void Scheduler::end_all(const End& end) {
@@ -130,7 +125,7 @@ void Scheduler::admit() {
             try {
                 if (!slots_.admit(sequence)) return;
             } catch (...) {
-                sequence->finish(failed());
+                sequence->finish(error_end());
             }
         }
         const std::lock_guard lock(mutex_);
@@ -138,27 +133,27 @@ void Scheduler::admit() {
     }
 }
 
-// Read chunks of prompts, the oldest request first; wide chunks if no sequence is decoding.
+// Prefill prompt chunks, those of the oldest sequence first; one of any width if no sequence decodes.
 void Scheduler::prefill() {
-    std::vector<Slot*> reading;
+    std::vector<Slot*> prefilling;
     for (Slot* slot : slots_.busy()) {
-        if (!slot->sequence->prefilled()) reading.push_back(slot);
+        if (!slot->sequence->prefilled()) prefilling.push_back(slot);
     }
-    std::sort(reading.begin(), reading.end(),
-              [](const Slot* a, const Slot* b) { return a->sequence->admitted < b->sequence->admitted; });
-    const bool alone = slots_.decoding().empty();
-    const std::optional<std::int64_t> most = alone ? std::nullopt : std::optional(max_prompt_tokens);
+    std::sort(prefilling.begin(), prefilling.end(), [](const Slot* a, const Slot* b) {
+        return a->sequence->admission_number < b->sequence->admission_number;
+    });
+    const std::optional<std::int64_t> limit =
+        slots_.decoding().empty() ? std::nullopt : std::optional(max_prompt_tokens);
     std::int64_t read = 0;
-    for (Slot* slot : reading) {
+    for (Slot* slot : prefilling) {
         try {
-            slots_.share(*slot);  // an older sequence with the same prompt has read it by now
+            slots_.share(*slot);  // an older sequence may have read the same prompt by now
             while (!slot->sequence->prefilled()) {
-                // Stop after a chunk, so that others decode and cancellations are seen.
-                if (read > 0 && (alone || read >= max_prompt_tokens)) return;
-                read += runner_.prefill(*slot, most);
+                if (read > 0 && read >= limit.value_or(0)) return;  // requests are admitted between steps only
+                read += runner_.prefill(*slot, limit);
             }
         } catch (...) {
-            finish(*slot, failed());
+            finish(*slot, error_end());
         }
     }
 }
@@ -166,10 +161,10 @@ void Scheduler::prefill() {
 void Scheduler::decode(const std::vector<Slot*>& active) {
     const int batch = runner_.batch(active);
     const bool may_draft = !max_concurrency_ || static_cast<std::int64_t>(active.size()) <= *max_concurrency_;
-    PlanTuner* known = may_draft ? tuner(active, batch) : nullptr;
+    PlanTuner* tuner = may_draft ? tuner_for(active, batch) : nullptr;
     std::vector<DraftState> states;
     for (const Slot* slot : active) states.push_back(draft_state_of(*slot));
-    const std::optional<Pass> chosen = choose(active, states, known, batch, may_draft);
+    const std::optional<NextPass> chosen = choose_pass(active, states, tuner, batch, may_draft);
     if (!chosen) {
         end_longest(active, {FinishReason::length, {}, nullptr});
         return;
@@ -181,80 +176,78 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     try {
         slots_.make_room(chosen->plan, batch);
     } catch (...) {
-        end_longest(active, failed());
+        end_longest(active, error_end());
         return;
     }
     auto [results, seconds] = runner_.run(chosen->plan, drafts);
-    if (known != nullptr) observe(*known, chosen->plan, batch, seconds, results, states);
+    if (tuner != nullptr) observe(*tuner, chosen->plan, batch, seconds, results, states);
     deliver(std::move(results));
 }
 
-// The next pass. A pass runs one plan for the whole batch: that of the oldest request that names one, else the fastest.
-// A tree becomes a chain if one of the requests did not ask for it.
-std::optional<Pass> Scheduler::choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
-                                      PlanTuner* known, int batch, bool may_draft) {
+// The next pass. It runs one plan for all: that of the oldest request that names one, else the fastest. A tree becomes
+// a chain if one of the requests does not allow trees.
+std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
+                                               PlanTuner* tuner, int batch, bool may_draft) {
     const SequenceState* oldest = nullptr;
-    int most = 0;
-    bool take_trees = true;
-    std::vector<const Acceptance*> accepted;
+    int lookahead = 0;
+    bool allow_trees = true;
+    std::vector<const ConditionalAcceptance*> accepted;
     for (const Slot* slot : active) {
         const SequenceState& sequence = *slot->sequence;
-        if (sequence.request.cycle && (oldest == nullptr || sequence.admitted < oldest->admitted)) oldest = &sequence;
-        most = std::max(most, sequence.request.lookahead);
+        if (sequence.request.cycle && (oldest == nullptr || sequence.admission_number < oldest->admission_number))
+            oldest = &sequence;
+        lookahead = std::max(lookahead, sequence.request.lookahead);
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
-        take_trees = take_trees && takes_a_tree(sequence.request);
+        allow_trees = allow_trees && allows_tree(sequence.request);
     }
-    // If all sequences have just been admitted no window is on the device, whatever plan ran last: the cycle begins
-    // anew.
+    std::optional<Cycle> cycle;
+    std::unique_ptr<DraftPolicy> policy = std::make_unique<DraftPolicy>();
+    Candidate decided;
+    if (oldest != nullptr && may_draft) {
+        cycle = oldest->request.cycle;
+    } else if (tuner != nullptr) {
+        decided = tuner->next_candidate(lookahead, batch, accepted);
+        cycle = decided.cycle;
+        policy = std::make_unique<ExpectedRate>(*tuner, decided, batch);
+    }
+    if (cycle && cycle->is_tree() && !allow_trees) cycle = cycle->narrower();
+    // If all sequences have just been admitted, none has a window yet, and a cycle begins.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
-    const auto allowed = [&](const Cycle& cycle) { return cycle.is_tree() && !take_trees ? cycle.narrower() : cycle; };
-    if (oldest != nullptr && may_draft) {
-        AlwaysDraft policy;
-        return next_pass(allowed(*oldest->request.cycle), window, slots_.room(), runner_.backend().capabilities(),
-                         states, policy);
-    }
-    if (known == nullptr) {
-        AlwaysDraft policy;
-        return next_pass(make_cycle("ar", 0), window, slots_.room(), runner_.backend().capabilities(),
-                         std::vector<DraftState>(states.size()), policy);
-    }
-    const Candidate decided = known->mode(most, batch, accepted);
-    ExpectedRate policy(*known, decided, batch);
-    return next_pass(allowed(decided.cycle), window, slots_.room(), runner_.backend().capabilities(), states, policy);
+    return next_pass(cycle ? *cycle : make_cycle("ar", 0), window, slots_.room(), runner_.backend().capabilities(),
+                     cycle ? states : std::vector<DraftState>(states.size()), *policy);
 }
 
-// The tuner for these requests, if one of them leaves the plan open (`auto`). Null if passes would have to be
-// timed first and a request has no token yet, so that its first token does not wait for that; and null while the KV
-// cache has no room to time passes. These requests are then decoded plainly.
-PlanTuner* Scheduler::tuner(const std::vector<Slot*>& active, int batch) {
-    const bool open = std::any_of(active.begin(), active.end(),
-                                  [](const Slot* slot) { return !slot->sequence->request.cycle.has_value(); });
-    if (!open) return nullptr;
+// The tuner for these sequences; null if all of them name plans, or if they are to be decoded plainly. They are until
+// passes are timed: timing waits until each of them has its first token, and until the KV cache has room for it.
+PlanTuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
+    const bool all_named = std::all_of(active.begin(), active.end(),
+                                       [](const Slot* slot) { return slot->sequence->request.cycle.has_value(); });
+    if (all_named) return nullptr;
     const Sampler sampler = Runner::sampler(active);
-    const bool begun =
+    const bool all_begun =
         std::all_of(active.begin(), active.end(), [](const Slot* slot) { return slot->sequence->stats.passes > 0; });
-    if (!begun && !tuners_.known(sampler, batch)) return nullptr;
-    PlanTuner* known = tuners_.get(sampler, batch);
-    if (known == nullptr) return nullptr;
+    if (!all_begun && !tuners_.is_timed(sampler, batch)) return nullptr;
+    PlanTuner* tuner = tuners_.get(sampler, batch);
+    if (tuner == nullptr) return nullptr;
     for (const Slot* slot : active) {
-        if (!slot->sequence->acceptance) slot->sequence->acceptance = known->new_acceptance();
+        if (!slot->sequence->acceptance) slot->sequence->acceptance = tuner->new_acceptance();
     }
-    return known;
+    return tuner;
 }
 
 void Scheduler::deliver(std::vector<StepResult> results) {
     for (StepResult& result : results) {
         SequenceState& sequence = *result.sequence;
         sequence.stats.record(result.drafted, static_cast<int>(result.tokens.size()));
-        if (sequence.problem != nullptr) {
-            sequence.finish({FinishReason::error, {}, sequence.problem});
+        if (sequence.processors_error != nullptr) {
+            sequence.finish({FinishReason::error, {}, sequence.processors_error});
             continue;
         }
         try {
             sequence.write(std::move(result.tokens));
-        } catch (...) {  // from turning its tokens into text
-            sequence.finish(failed());
+        } catch (...) {  // from its detokenizer
+            sequence.finish(error_end());
         }
     }
     for (Slot* slot : slots_.busy()) {

@@ -1,8 +1,7 @@
-// Many requests over few slots: which request gets a slot, whose prompt is read, which pass is run, who leaves.
+// Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is run.
 //
-// One step admits waiting requests to free slots, reads part of their prompts, and runs one pass over all slots that
-// are past their prompt, so that decoding never waits for a long prompt. An error ends only the sequences that it
-// happened to.
+// One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over all sequences
+// that decode: no sequence waits for the long prompt of another. An error ends only the sequences that it happened to.
 #pragma once
 
 #include <deque>
@@ -18,20 +17,19 @@
 
 namespace pass {
 
-// `add` and `waiting` may be called from any thread, everything else from one thread at a time.
+// `add` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    // max_concurrency: with more sequences than this decoding, none drafts, whatever plans requests name; none: no
-    // limit.
+    // max_concurrency: if more sequences than this decode, none drafts, whatever plans requests name; none
+    // for no limit.
     Scheduler(Runner& runner, Tuners& tuners, std::optional<std::int64_t> max_concurrency)
         : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_concurrency_(max_concurrency) {}
 
     // Put a sequence at the end of the queue.
     void add(std::shared_ptr<SequenceState> sequence);
-    std::size_t waiting() const;
-    // One step of all requests. False if there is nothing more to do.
+    // Drop what was cancelled, admit, prefill, and run one pass. Returns whether a sequence runs or waits.
     bool step();
-    // End every sequence, those in the queue too.
+    // Finish every sequence, waiting ones too.
     void end_all(const End& end);
 
    private:
@@ -39,9 +37,9 @@ class Scheduler {
     void admit();
     void prefill();
     void decode(const std::vector<Slot*>& active);
-    std::optional<Pass> choose(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
-                               PlanTuner* tuner, int batch, bool may_draft);
-    PlanTuner* tuner(const std::vector<Slot*>& active, int batch);
+    std::optional<NextPass> choose_pass(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
+                                        PlanTuner* tuner, int batch, bool may_draft);
+    PlanTuner* tuner_for(const std::vector<Slot*>& active, int batch);
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
@@ -54,7 +52,7 @@ class Scheduler {
     std::optional<std::int64_t> max_concurrency_;
     // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the readers' mutex
     // held, so that would be a deadlock.
-    mutable std::mutex mutex_;
+    std::mutex mutex_;
     std::deque<std::shared_ptr<SequenceState>> waiting_;
 };
 

@@ -10,7 +10,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReader> reader,
                              std::shared_ptr<Signals> shared)
     : request(std::move(resolved)), tokens(request.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {
-    if (request.ngram_drafts > 0) index.emplace().extend(request.prompt_ids);
+    if (request.ngram_drafts > 0) ngram_index.emplace().extend(request.prompt_ids);
     if (request.processing) processors.emplace(*request.processing, request.prompt_ids);
     stats.plan = request.name;
     stats.lookahead = std::max(request.lookahead, request.ngram_drafts);
@@ -38,7 +38,7 @@ void SequenceState::write(std::vector<Token> pass_tokens) {
         if (end) break;
     }
     tokens.insert(tokens.end(), ids.begin(), ids.end());
-    if (index) index->extend(ids);
+    if (ngram_index) ngram_index->extend(ids);
     stats.generated_tokens = written();
     if (decoding_since) stats.decode_seconds = now() - *decoding_since;
     publish(std::move(event));

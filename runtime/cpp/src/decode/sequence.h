@@ -1,4 +1,4 @@
-// The state of one request: the request itself, the tokens so far, and the output for its reader.
+// A request and its state: the tokens so far, and the output for its reader.
 #pragma once
 
 #include <atomic>
@@ -27,23 +27,23 @@ namespace pass {
 // Seconds of a monotonic clock.
 double now();
 
-// A request with every default filled in; it never changes. cycle: the plans to decode with, none for the fastest.
+// A request with every default filled in; it never changes.
 struct ResolvedRequest {
     std::vector<std::int64_t> prompt_ids;
     SamplingParams sampling;
     std::int64_t max_new_tokens = 0;
-    std::optional<Cycle> cycle;
-    int lookahead = 0;     // the most look-ahead drafts of a pass
-    int ngram_drafts = 0;  // the most n-gram drafts of a pass
+    std::optional<Cycle> cycle;  // the plans to decode with; none for the fastest
+    int lookahead = 0;           // the most look-ahead drafts of a pass
+    int ngram_drafts = 0;        // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
     bool reuse_prefix = false;
-    std::string cache_salt{};  // K/V are shared among requests with the same one
-    std::optional<int> logprobs;
-    std::string name = "ar";
+    std::string cache_salt{};     // only requests with the same salt share K/V
+    std::optional<int> logprobs;  // how many of the likeliest tokens to report with each token
+    std::string name = "ar";      // of the plan, in statistics
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended, which its reader gets last. error: what the reader throws, null if nothing failed.
+// How a sequence ended. stop: the token or string that ended it. error: what its reader throws; null if nothing failed.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -54,10 +54,10 @@ struct End {
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
-    std::int64_t unfinished = 0;  // sequences that have a place in slots and queue, which they keep to their end
+    std::int64_t unfinished = 0;  // sequences that have not ended: each takes a place in slots and queue
 };
 
-// A request that is waiting or decoded. The runner counts `cached`; readers see `output` alone.
+// A request that waits or decodes. The runner sets `cached`. A reader learns of progress through `output` alone.
 class SequenceState {
    public:
     // What the reader sees, under the mutex of `signals`.
@@ -73,27 +73,27 @@ class SequenceState {
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
     // Tokens written so far.
     std::int64_t written() const { return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size()); }
-    // It was given a slot, or ended without one.
+    // Record the time that it waited, now that it has a slot, or has ended without one.
     void leave_queue();
-    // Append the tokens of a pass, up to a stop or the limit, which end the sequence.
+    // Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are dropped.
     void write(std::vector<Token> pass_tokens);
-    // End the sequence. Text that was held back, because it might have become a stop string, is published first.
+    // End the sequence. Text that was held back as a possible stop string is published first.
     void finish(End end);
 
     const ResolvedRequest request;
-    std::vector<std::int64_t> tokens;  // prompt and written tokens; the last one is the root, which is not cached yet
-    std::int64_t cached = 0;           // how many of them are in the KV cache
-    std::int64_t admitted = 0;         // its number in the order in which sequences got their slots
+    std::vector<std::int64_t> tokens;   // prompt and text; the last one is the root, whose K/V are not cached yet
+    std::int64_t cached = 0;            // how many of the tokens have K/V in the cache
+    std::int64_t admission_number = 0;  // its place in the order in which sequences got their slots, from 1
     std::atomic<bool> cancelled = false;
     bool finished = false;
     Stats stats;
-    std::optional<NgramIndex> index;
-    std::optional<double> decoding_since;  // when the first pass began
-    double engine_before = 0.0;            // the engine's seconds by then, over all sequences
-    std::optional<Acceptance> acceptance;  // of this sequence's look-ahead drafts; none until `auto` needs it
-    std::map<int, Acceptance> ngrams;      // of its n-gram drafts, by the length of the match
+    std::optional<NgramIndex> ngram_index;
+    std::optional<double> decoding_since;                   // when its first pass began
+    double engine_seconds_before = 0.0;                     // of the engine in passes of all sequences before that
+    std::optional<ConditionalAcceptance> acceptance;        // of its look-ahead drafts; none until `auto` needs it
+    std::map<int, ConditionalAcceptance> ngram_acceptance;  // of its n-gram drafts, by the length of the match
     std::optional<Processors> processors;
-    std::exception_ptr problem;  // why its processors cannot go on, once they cannot: it ends with the pass
+    std::exception_ptr processors_error;  // of its processors, if they failed: the sequence ends after the pass
     Output output;
     const std::shared_ptr<Signals> signals;
 

@@ -10,8 +10,8 @@ std::span<const std::int64_t> beginning(std::span<const std::int64_t> tokens, st
     return tokens.first(std::min(static_cast<std::size_t>(count), tokens.size()));
 }
 
-// The tokens whose K/V a prompt may find in the cache. The last one is always run, for what is to follow it.
-std::span<const std::int64_t> read_of(const ResolvedRequest& request) {
+// The prompt without its last token, which is the root of the first pass.
+std::span<const std::int64_t> all_but_last(const ResolvedRequest& request) {
     return std::span(request.prompt_ids).first(request.prompt_ids.size() - 1);
 }
 
@@ -49,9 +49,9 @@ std::int64_t Slots::room() {
     return backend_.capabilities().max_capacity() - longest;
 }
 
-bool Slots::fits(std::size_t prompt) const {
-    const Capabilities& sizes = backend_.capabilities();
-    return static_cast<std::int64_t>(prompt) - 1 + sizes.padded_width(1) <= sizes.max_capacity();
+bool Slots::fits(std::size_t prompt_tokens) const {
+    const Capabilities& capabilities = backend_.capabilities();
+    return static_cast<std::int64_t>(prompt_tokens) - 1 + capabilities.padded_width(1) <= capabilities.max_capacity();
 }
 
 bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
@@ -59,15 +59,15 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     std::int64_t most = 0;
     for (Slot& slot : slots_) {
         if (slot.sequence != nullptr) continue;
-        const std::int64_t count = shared(slot, sequence->request);
+        const std::int64_t count = reusable(slot, sequence->request);
         const bool better = chosen == nullptr || count > most ||
-                            (count == most && slot.kept.size() < chosen->kept.size());  // it gives up less
+                            (count == most && slot.kept.size() < chosen->kept.size());  // it loses less
         if (!better) continue;
         chosen = &slot;
         most = count;
     }
     if (chosen == nullptr) return false;
-    fit(static_cast<std::int64_t>(sequence->request.prompt_ids.size()) + 1, *chosen, most);
+    shrink(static_cast<std::int64_t>(sequence->request.prompt_ids.size()) + 1, *chosen, most);
     backend_.set_sampling(chosen->number, sequence->request.sampling);
     chosen->sequence = sequence;
     chosen->kept.clear();
@@ -75,7 +75,7 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     chosen->exact_prefix_len = std::min(chosen->exact_prefix_len, most);
     chosen->num_drafts = 0;
     chosen->staged = chosen->masked = false;
-    sequence->admitted = ++admitted_;
+    sequence->admission_number = ++admitted_;
     sequence->cached = most;
     sequence->stats.cached_tokens = most;
     sequence->leave_queue();
@@ -96,13 +96,13 @@ void Slots::share(Slot& slot) {
     const Slot* source = nullptr;
     std::int64_t count = sequence.cached;
     for (const Slot& other : slots_) {
-        const std::int64_t found = &other == &slot ? 0 : shared(other, sequence.request);
+        const std::int64_t found = &other == &slot ? 0 : reusable(other, sequence.request);
         if (found <= count) continue;
         source = &other;
         count = found;
     }
     PrefixStore::Match stored;
-    if (store_) stored = store_->match(read_of(sequence.request), sequence.request.cache_salt);
+    if (store_) stored = store_->match(all_but_last(sequence.request), sequence.request.cache_salt);
     stored.count = whole_blocks(stored.count);
     if (stored.count > count) {
         count = stored.count;
@@ -117,12 +117,12 @@ void Slots::share(Slot& slot) {
     }
     sequence.stats.cached_tokens += count - sequence.cached;
     sequence.cached = count;
-    slot.masked = false;  // its length on the device is the old one
+    slot.masked = false;  // the length it was masked at has changed
     sequence.stats.prefill_seconds += now() - started;
 }
 
-std::vector<Slot*> Slots::gather() {
-    const Capabilities& sizes = backend_.capabilities();
+std::vector<Slot*> Slots::compact() {
+    const Capabilities& capabilities = backend_.capabilities();
     while (true) {
         std::vector<Slot*> active = decoding();
         if (active.empty()) return active;
@@ -130,7 +130,8 @@ std::vector<Slot*> Slots::gather() {
         const auto target = std::find_if(slots_.begin(), slots_.begin() + source.number,
                                          [](const Slot& slot) { return slot.sequence == nullptr; });
         const bool none = target == slots_.begin() + source.number;
-        if (none || sizes.batch_size(static_cast<int>(active.size())) == sizes.batch_size(source.number + 1)) {
+        if (none ||
+            capabilities.batch_size(static_cast<int>(active.size())) == capabilities.batch_size(source.number + 1)) {
             return active;
         }
         move(source, *target);
@@ -151,7 +152,7 @@ void Slots::make_room(const Plan& plan, int batch) {
     reserve(longest + window);
     for (Slot& slot : slots) {
         const std::int64_t most = backend_.capacity() - window;
-        if (slot.cached() > most) keep(slot, most);
+        if (slot.cached() > most) truncate_kept(slot, most);
     }
 }
 
@@ -161,24 +162,24 @@ void Slots::resize(std::int64_t capacity) {
     backend_.resize(capacity, lengths);
 }
 
-// Before a sequence of `tokens` joins in `slot`: shrink a KV cache that is longer than all sequences need, since a pass
-// takes longer over a longer cache. Kept K/V that no longer fit are given up.
-void Slots::fit(std::int64_t tokens, Slot& slot, std::int64_t kept) {
-    keep(slot, kept);
+// Shrink a cache that is longer than all sequences need, as every pass pays for its length. tokens: the length of a
+// sequence that joins in `slot` and reuses `kept` tokens there. Kept tokens that do not fit are dropped.
+void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t kept) {
+    truncate_kept(slot, kept);
     for (const Slot* other : busy()) {
         tokens = std::max(tokens, static_cast<std::int64_t>(other->sequence->tokens.size()) + 1);
     }
-    const Capabilities& sizes = backend_.capabilities();
-    const std::int64_t fitting = sizes.capacity(std::min(tokens, sizes.max_capacity()));
+    const Capabilities& capabilities = backend_.capabilities();
+    const std::int64_t fitting = capabilities.capacity(std::min(tokens, capabilities.max_capacity()));
     if (fitting < backend_.capacity()) {
-        for (Slot& other : slots_) keep(other, fitting);
+        for (Slot& other : slots_) truncate_kept(other, fitting);
         resize(fitting);
     }
 }
 
-// Keep the first `tokens` kept tokens of `slot`. Its length and mask must then be written to the device again, or a
-// pass would write after the old length.
-void Slots::keep(Slot& slot, std::int64_t tokens) {
+// Keep only the first `tokens` kept tokens of a free slot. If some are dropped, the exact prefix is saved first. The
+// slot must be staged or masked again before the next pass, which would otherwise write at the old length.
+void Slots::truncate_kept(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
         if (store_) store_->save(slot.number, beginning(slot.kept, slot.exact_prefix_len), slot.salt);
         slot.kept.resize(static_cast<std::size_t>(tokens));
@@ -187,7 +188,7 @@ void Slots::keep(Slot& slot, std::int64_t tokens) {
 }
 
 void Slots::move(Slot& source, Slot& target) {
-    keep(target, 0);
+    truncate_kept(target, 0);
     backend_.cache().move(source.number, target.number, source.sequence->cached);
     backend_.set_sampling(target.number, source.sequence->request.sampling);
     target.sequence = std::move(source.sequence);
@@ -195,15 +196,16 @@ void Slots::move(Slot& source, Slot& target) {
     target.exact_prefix_len = source.exact_prefix_len;
     target.num_drafts = 0;  // its drafts were in the window that it left
     source.sequence = nullptr;
-    keep(source, 0);
+    truncate_kept(source, 0);
 }
 
-// How many tokens of the prompt of `request` are in the cache of `slot` for its use: with the bits that reading them
-// would write, unless the engine has none such and the request asks for others.
-std::int64_t Slots::shared(const Slot& slot, const ResolvedRequest& request) const {
+// How many tokens of the prompt of `request` have K/V in `slot` that it may use, in whole blocks. On an engine with
+// `same_entries` they must be bit-identical to a prefill's. Without a prefix store only requests with `reuse_prefix`
+// use them.
+std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
     const std::int64_t usable = backend_.capabilities().same_entries ? slot.exact_prefix_len : slot.cached();
-    return whole_blocks(std::min(usable, common_prefix(slot.held(), read_of(request))));
+    return whole_blocks(std::min(usable, common_prefix(slot.held(), all_but_last(request))));
 }
 
 }  // namespace pass

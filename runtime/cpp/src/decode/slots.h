@@ -1,8 +1,8 @@
-// The slots of a backend: which sequence is in each, and how much of it is in the KV cache.
+// The slots of a backend and what each holds: which sequence, how much of it is cached, which window.
 //
-// A finished sequence's K/V stay in its slot until another sequence needs it. A prompt that begins with the same tokens
-// uses them again, as well as those of a slot that is in use and those that slots have given up (`PrefixStore`), if
-// that changes no bit of what follows. If an allocation fails, these records stay as they were before it.
+// A finished sequence's K/V stay in its slot until another sequence needs the slot. A prompt that begins with the same
+// tokens uses them again, and also those of a slot that is in use, and the copies of `PrefixStore`, if that changes no
+// bit of what follows. If an allocation fails, the records here stay as they were before.
 #pragma once
 
 #include <memory>
@@ -21,64 +21,62 @@ namespace pass {
 struct Slot {
     int number = 0;
     std::shared_ptr<SequenceState> sequence;
-    std::vector<std::int64_t> kept;  // of a free slot: tokens whose K/V are still in the cache
-    std::string salt;                // of its present or last sequence, whose K/V are in the cache
-    // Length of the cached prefix that is bit-identical to a fresh prefill. It may exceed the cached length; clamp it
-    // with min().
+    std::vector<std::int64_t> kept;  // of a free slot: the tokens whose K/V are still in the cache
+    std::string salt;                // of its present or last sequence
+    // How many of the first K/V entries are bit-identical to those of a prefill. It may exceed `cached`, as it is not
+    // lowered if fewer tokens are kept.
     std::int64_t exact_prefix_len = 0;
     int num_drafts = 0;  // drafts in its window, which came from `source`
     TokenSource source = TokenSource::lookahead;
-    bool staged = false;  // whether the window on the device is this sequence's next one
-    bool masked = false;  // whether the device leaves this slot out of passes
+    bool staged = false;  // whether its window is on the device
+    bool masked = false;  // whether the device leaves the slot out of passes
 
-    // Valid entries of this slot's KV cache.
+    // How many tokens have K/V in the cache.
     std::int64_t cached() const {
         return sequence == nullptr ? static_cast<std::int64_t>(kept.size()) : sequence->cached;
     }
-    // The tokens that these are of.
+    // The tokens whose K/V are in the cache.
     std::span<const std::int64_t> held() const;
 };
 
 // Not thread-safe: used by one thread at a time.
 class Slots {
    public:
-    // prefix_cache: K/V of other sequences are used again without being asked for, on engines with which that changes
-    // no bit of what follows.
+    // prefix_cache: reuse K/V of other sequences, on engines with which that changes no bit of the results.
     Slots(Backend& backend, bool prefix_cache);
 
     std::vector<Slot>& all() { return slots_; }
-    // Slots that hold a sequence.
+    // Slots that have a sequence.
     std::vector<Slot*> busy();
-    // Slots whose sequence has its prompt in the KV cache.
+    // Slots whose sequence has its whole prompt in the cache.
     std::vector<Slot*> decoding();
-    // Tokens that the KV cache can take after the longest sequence, once it has grown as far as it can.
+    // Tokens of KV capacity left after the longest sequence, once the cache has grown to its full size.
     std::int64_t room();
-    // Whether the KV cache can take a token after a prompt of `prompt` tokens.
-    bool fits(std::size_t prompt) const;
+    // Whether a prompt leaves room for the first pass, which writes the K/V of the prompt's last token.
+    bool fits(std::size_t prompt_tokens) const;
 
     // Give `sequence` the free slot that holds most of its prompt already; false if no slot is free.
     bool admit(const std::shared_ptr<SequenceState>& sequence);
-    // Take the sequence out of `slot`. Its K/V stay, for a later prompt that begins with the same tokens.
+    // Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix.
     void release(Slot& slot);
-    // Copy the K/V of the prompt of `slot` from where there are more of them: another slot, or what slots gave up.
+    // Copy K/V of the prompt of `slot` into it if another slot, or a saved prefix, has more of them.
     void share(Slot& slot);
-    // The decoding slots, after sequences were moved into lower free slots if a smaller batch then covers all of
-    // them.
-    std::vector<Slot*> gather();
+    // Move sequences to lower free slots if that makes the batch smaller. Returns the decoding slots.
+    std::vector<Slot*> compact();
 
-    // Grow the KV cache to at least `tokens`.
+    // Grow the KV capacity to at least `tokens`.
     void reserve(std::int64_t tokens);
-    // Make room for windows of `plan` in the first `batch` slots, growing the KV cache if a sequence needs it. A
-    // pass also writes into free slots, so their kept K/V are cut if the window does not fit after them.
+    // Make room for windows of `plan` in the first `batch` slots. The cache grows if a sequence needs it. A pass also
+    // writes into free slots, after their kept tokens, which are dropped if they leave no room for the window.
     void make_room(const Plan& plan, int batch);
     // Change the KV capacity, which must hold what every slot has cached.
     void resize(std::int64_t capacity);
 
    private:
-    void fit(std::int64_t tokens, Slot& slot, std::int64_t kept);
-    void keep(Slot& slot, std::int64_t tokens);
+    void shrink(std::int64_t tokens, Slot& slot, std::int64_t kept);
+    void truncate_kept(Slot& slot, std::int64_t tokens);
     void move(Slot& source, Slot& target);
-    std::int64_t shared(const Slot& slot, const ResolvedRequest& request) const;
+    std::int64_t reusable(const Slot& slot, const ResolvedRequest& request) const;
 
     Backend& backend_;
     std::vector<Slot> slots_;

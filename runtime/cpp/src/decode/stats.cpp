@@ -6,7 +6,8 @@ namespace pass {
 
 namespace {
 
-double quotient(double a, double b, double otherwise) { return b != 0 ? a / b : otherwise; }
+// a / b, or 0 if b is 0.
+double quotient(double a, double b) { return b != 0 ? a / b : 0.0; }
 
 }  // namespace
 
@@ -14,12 +15,11 @@ void Stats::record(int drafts, int count) {
     passes += 1;
     emitted += count;
     if (drafts == 0) return;
-    const auto right = static_cast<std::size_t>(count - 1);
     steps += 1;
     drafted += drafts;
     accepted += count - 1;
-    histogram.resize(std::max(histogram.size(), right + 1));
-    histogram[right] += 1;
+    histogram.resize(std::max(histogram.size(), static_cast<std::size_t>(count)));
+    histogram[static_cast<std::size_t>(count - 1)] += 1;
 }
 
 void Stats::add(const Stats& other) {
@@ -33,14 +33,14 @@ void Stats::add(const Stats& other) {
     for (std::size_t i = 0; i < other.histogram.size(); ++i) histogram[i] += other.histogram[i];
 }
 
-double Stats::tau() const { return quotient(static_cast<double>(emitted), static_cast<double>(passes), 0.0); }
+double Stats::tau() const { return quotient(static_cast<double>(emitted), static_cast<double>(passes)); }
 
 double Stats::mean_acceptance_length() const {
-    return 1 + quotient(static_cast<double>(accepted), static_cast<double>(steps), 0.0);
+    return 1 + quotient(static_cast<double>(accepted), static_cast<double>(steps));
 }
 
 double Stats::draft_acceptance_rate() const {
-    return quotient(static_cast<double>(accepted), static_cast<double>(drafted), 0.0);
+    return quotient(static_cast<double>(accepted), static_cast<double>(drafted));
 }
 
 std::vector<double> Stats::acceptance_per_position() const {
@@ -48,7 +48,7 @@ std::vector<double> Stats::acceptance_per_position() const {
     if (steps == 0) return rates;
     for (std::size_t i = 0; i < static_cast<std::size_t>(lookahead); ++i) {
         std::int64_t times = 0;
-        for (std::size_t right = i + 1; right < histogram.size(); ++right) times += histogram[right];
+        for (std::size_t count = i + 1; count < histogram.size(); ++count) times += histogram[count];
         rates.push_back(static_cast<double>(times) / static_cast<double>(steps));
     }
     return rates;
@@ -62,7 +62,7 @@ std::vector<std::int64_t> Stats::acceptance_histogram() const {
 }
 
 double Stats::decode_tokens_per_second() const {
-    return quotient(static_cast<double>(generated_tokens), decode_seconds, 0.0);
+    return quotient(static_cast<double>(generated_tokens), decode_seconds);
 }
 
 }  // namespace pass

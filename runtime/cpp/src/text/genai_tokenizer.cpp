@@ -15,17 +15,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Opens a library for good: one with threads of its own must not be unloaded.
-void* open_library(const fs::path& given, const char* variable, const char* built_with, const char* plain) {
+// Opens a library and never closes it, because it has threads. The path is the first that is not empty: `given`, the
+// environment variable, `built_with` (where the build found the library), `file_name`.
+void* open_library(const fs::path& given, const char* variable, const char* built_with, const char* file_name) {
     const char* set = std::getenv(variable);
     const std::string name = !given.empty()                   ? given.string()
                              : set != nullptr && *set != '\0' ? set
                              : *built_with != '\0'            ? built_with
-                                                              : plain;
+                                                              : file_name;
     void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle != nullptr) return handle;
-    throw Error(std::string("text needs ") + plain + ", which cannot be opened (" + one_line(dlerror()) + "); set " +
-                variable + " to it, or use token ids");
+    throw Error(std::string("text needs ") + file_name + ", which cannot be opened (" + one_line(dlerror()) +
+                "); set " + variable + " to it, or use token ids");
 }
 
 // A temporary directory with the three files that the library reads.
@@ -57,7 +58,7 @@ class Folder {
 
 }  // namespace
 
-// The functions of its C interface that are used. Those that can fail return null, or a result with an error message.
+// Functions of onnxruntime-genai's C interface. Those that can fail return null, or a result with an error message.
 struct GenaiTokenizer::Api {
     void* (*create_tokenizer)(const char* directory, void** tokenizer);
     void (*destroy_tokenizer)(void* tokenizer);
@@ -97,8 +98,7 @@ struct GenaiTokenizer::Api {
 };
 
 GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library, const fs::path& onnxruntime) {
-    // libonnxruntime.so is opened first: the library aborts the process if it finds none, and it finds one that is
-    // open.
+    // libonnxruntime.so is opened first, so that onnxruntime-genai finds it: it aborts the process if it finds none.
     open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
     api_ = std::make_unique<Api>(
         open_library(library, "PASS_ONNXRUNTIME_GENAI", PASS_DEFAULT_ONNXRUNTIME_GENAI, "libonnxruntime-genai.so"));

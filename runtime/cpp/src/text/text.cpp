@@ -15,7 +15,7 @@ struct Tokenizer::Data {
     Data(const std::string& path, const std::filesystem::path& library, const std::filesystem::path& onnxruntime);
 
     std::shared_ptr<const Vocabulary> vocabulary;
-    std::optional<GenaiTokenizer> encoder;  // none if the vocabulary is for ids -> text only
+    std::optional<GenaiTokenizer> encoder;  // none if the tokenizer has byte fallback
 };
 
 namespace {
@@ -68,7 +68,7 @@ std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
     std::string bytes;
     for (const std::int64_t id : ids) bytes += data_->vocabulary->bytes(id);
     const std::size_t first = std::min(bytes.find_first_not_of(' '), bytes.size());
-    bytes.erase(0, std::min(first, data_->vocabulary->strip()));
+    bytes.erase(0, std::min(first, data_->vocabulary->stripped_spaces()));
     return lossy_utf8(bytes, data_->vocabulary->byte_fallback());
 }
 

@@ -1,4 +1,4 @@
-// The interface of what turns tokens into text and finds stop strings.
+// The interface of `TextStream`, which turns tokens into text and finds stop strings.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ class TextReader {
     virtual ~TextReader() = default;
     // The text that is final with `token`. `stop` is set to the stop string that ended the text, if one did.
     virtual std::string read(std::int64_t token, std::optional<std::string>& stop) = 0;
-    // The text that was held back, to be called after the last token.
+    // The text that was held back. Call it after the last token.
     virtual std::string flush() = 0;
 };
 

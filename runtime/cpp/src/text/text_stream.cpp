@@ -38,7 +38,7 @@ std::uint32_t Automaton::step(std::uint32_t state, char byte) const {
 
 namespace {
 
-constexpr std::size_t max_partial_bytes = 3;  // bytes of a character that is not complete
+constexpr std::size_t max_partial_bytes = 3;  // the most bytes of an incomplete character
 
 std::vector<std::string> without_empty(std::vector<std::string> stops) {
     std::erase_if(stops, [](const std::string& stop) { return stop.empty(); });
@@ -47,19 +47,19 @@ std::vector<std::string> without_empty(std::vector<std::string> stops) {
 
 }  // namespace
 
-TextStream::TextStream(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::string>& stop,
+TextStream::TextStream(const std::shared_ptr<const Vocabulary>& vocabulary, const std::vector<std::string>& stop,
                        const std::vector<std::int64_t>& prompt, std::int64_t min_tokens)
-    : vocabulary_(std::move(vocabulary)), filter_(stop), detokenizer_(vocabulary_, prompt), too_early_(min_tokens) {
+    : filter_(stop), detokenizer_(vocabulary, prompt), tokens_before_stop_(min_tokens) {
     for (const std::string& text : stop) {
-        if (const std::int64_t token = vocabulary_->special(text); token >= 0) special_.insert(token);
+        if (const std::int64_t token = vocabulary->special(text); token >= 0) special_stops_[token] = text;
     }
 }
 
 std::string TextStream::read(std::int64_t token, std::optional<std::string>& stop) {
-    const bool may_end = too_early_ == 0;
-    if (!may_end) --too_early_;
-    if (may_end && special_.contains(token)) {
-        stop = vocabulary_->special_text(token);
+    const bool may_end = tokens_before_stop_ == 0;
+    if (!may_end) --tokens_before_stop_;
+    if (const auto special = special_stops_.find(token); may_end && special != special_stops_.end()) {
+        stop = special->second;
         return filter_.flush();
     }
     return filter_.push(detokenizer_.push(token), stop, may_end);
@@ -68,7 +68,9 @@ std::string TextStream::read(std::int64_t token, std::optional<std::string>& sto
 std::string TextStream::flush() { return filter_.flush(); }
 
 Detokenizer::Detokenizer(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::int64_t>& prompt)
-    : vocabulary_(std::move(vocabulary)), strips_left_(vocabulary_->strip()), shown_before_(read_prompt(prompt)) {}
+    : vocabulary_(std::move(vocabulary)),
+      strips_left_(vocabulary_->stripped_spaces()),
+      shown_before_(read_prompt(prompt)) {}
 
 std::string Detokenizer::push(std::int64_t token) {
     std::string text = decode(bytes(token));

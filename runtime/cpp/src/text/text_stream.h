@@ -1,11 +1,11 @@
-// Finds words in a growing text, with work that depends neither on their number nor on their length.
+// The text of one request, and the stop strings that end it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,24 +16,24 @@
 
 namespace pass {
 
-// Aho's and Corasick's (1975), over bytes. A state stands for the longest end of the text with which a word begins; 0
-// for none. As pass_runtime.text.automaton.
+// Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the text that begins a
+// word; 0 for none. As pass_runtime.text.stream.Automaton.
 class Automaton {
    public:
     // words: none of them empty.
     explicit Automaton(const std::vector<std::string>& words);
 
-    // The state with `byte` at the end. Over a whole text this looks up two bytes at most for each.
+    // The state after one more byte. Over a whole text, this takes at most two look-ups a byte.
     std::uint32_t step(std::uint32_t state, char byte) const;
-    // How many bytes the end of the text has that `state` stands for.
+    // The length of the suffix that `state` stands for, in bytes.
     std::size_t depth(std::uint32_t state) const { return nodes_[state].depth; }
-    // The size of the longest word that the text ends with; 0 if it ends with none.
+    // The length of the longest word that the text ends with, in bytes; 0 if there is none.
     std::size_t found(std::uint32_t state) const { return nodes_[state].found; }
 
    private:
     struct Node {
         std::size_t depth = 0, found = 0;
-        std::uint32_t shorter = 0;  // the next shorter end with which a word begins
+        std::uint32_t shorter = 0;  // the state of the next shorter suffix that begins a word
     };
     static std::uint64_t edge(std::uint32_t state, char byte) {
         return std::uint64_t{state} << 8 | static_cast<unsigned char>(byte);
@@ -43,15 +43,15 @@ class Automaton {
     std::unordered_map<std::uint64_t, std::uint32_t> next_;  // by edge
 };
 
-// Holds back the end of a text while it may still become a stop string. As pass_runtime.text.stream.StopFilter.
+// Holds back the end of the text while it may still grow into a stop string.
 class StopFilter {
    public:
     explicit StopFilter(std::vector<std::string> stops);
 
-    // Add `text`; returns the text that is final. `stop` is set to the stop string that is complete first, which is
-    // left out. may_end: whether one that is complete within `text` counts.
+    // Add `text`; returns the text that is final now. The stop string that is complete first ends the text: `stop` is
+    // set to it, and it is not shown. may_end: whether a stop string that `text` completes ends it.
     std::string push(std::string_view text, std::optional<std::string>& stop, bool may_end = true);
-    // The text that was held back, to be called after the last `push`.
+    // The text that was held back. Call it after the last `push`.
     std::string flush();
 
    private:
@@ -60,41 +60,45 @@ class StopFilter {
     std::string held_;
 };
 
-// The text of tokens that follow a prompt. As pass_runtime.text.detokenizer.Detokenizer.
+// The text of tokens that follow a prompt. The beginning of a character is held back until the next tokens complete it
+// or show that they do not. As pass_runtime.text.detokenizer.Detokenizer.
 class Detokenizer {
    public:
     Detokenizer(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::int64_t>& prompt);
 
-    // The text that is certain with `token`.
+    // Take the next token. Returns the text that is final now.
     std::string push(std::int64_t token);
 
    private:
+    // The bytes that `token` adds to the text.
     std::string bytes(std::int64_t token);
     std::string decode(std::string_view more);
+    // Read from the prompt whether the text has a beginning to strip, and the character that the prompt ends within.
+    // Returns what the prompt's own text shows for that character.
     std::string read_prompt(const std::vector<std::int64_t>& prompt);
 
     std::shared_ptr<const Vocabulary> vocabulary_;
-    std::size_t strips_left_;   // how many spaces at the text's beginning are still left out
+    std::size_t strips_left_;   // how many spaces at the text's beginning are still to be left out
     std::string held_;          // the beginning of a character
-    std::string shown_before_;  // what the prompt's own text shows in place of a character that it does not complete
+    std::string shown_before_;  // what `read_prompt` returned, until there is text
 };
 
-// As pass_runtime.text.stream.TextStream. A stop string that is the name of a special token ends the text, too, though
-// special tokens are left out of it. One that is complete within the first `min_tokens` tokens ends nothing.
+// The text of one request, token by token. stop: strings that end the text and are not part of it. A stop string that
+// is the text of a special token ends the text at that token, although special tokens are not shown. min_tokens: the
+// first so many tokens do not end the text. As pass_runtime.text.stream.TextStream.
 class TextStream : public TextReader {
    public:
-    TextStream(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::string>& stop,
+    TextStream(const std::shared_ptr<const Vocabulary>& vocabulary, const std::vector<std::string>& stop,
                const std::vector<std::int64_t>& prompt = {}, std::int64_t min_tokens = 0);
 
     std::string read(std::int64_t token, std::optional<std::string>& stop) override;
     std::string flush() override;
 
    private:
-    std::shared_ptr<const Vocabulary> vocabulary_;
     StopFilter filter_;
     Detokenizer detokenizer_;
-    std::set<std::int64_t> special_;
-    std::int64_t too_early_;  // how many more tokens end nothing
+    std::map<std::int64_t, std::string> special_stops_;  // the special tokens that are stop strings, and their texts
+    std::int64_t tokens_before_stop_;                    // how many more tokens do not end the text
 };
 
 }  // namespace pass

@@ -44,7 +44,7 @@ std::string to_bytes(const std::string& text, const std::map<std::string, char>&
     return bytes;
 }
 
-[[noreturn]] void unknown(const std::string& what) {
+[[noreturn]] void refuse(const std::string& what) {
     throw Error("has " + what + ", which only the Python runtime turns into text; use token ids");
 }
 
@@ -75,7 +75,7 @@ Json digits_step(const Json& pre_tokenizer) {
 // What turns the tokens of a tokenizer with byte fallback into bytes.
 struct ByteFallback {
     std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what stands for them
-    std::size_t strip = 0;                                      // the spaces that a text loses at its beginning
+    std::size_t stripped_spaces = 0;  // how many spaces are removed from a text's beginning, at most
 
     // The bytes of a token's text.
     std::string bytes(std::string text) const {
@@ -104,7 +104,7 @@ std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
             found.replaced.emplace_back(step.at("pattern").at("String"), step.at("content"));
             if (found.replaced.back().first.empty()) return std::nullopt;
         } else if (type == "Strip" && step.at("content") == " " && step.at("stop") == 0) {
-            found.strip = step.at("start").get<std::size_t>();
+            found.stripped_spaces = step.at("start").get<std::size_t>();
         } else if (type != "ByteFallback" && type != "Fuse") {
             return std::nullopt;
         }
@@ -119,12 +119,12 @@ Vocabulary::Vocabulary(const std::string& text) {
     try {
         const Json document = Json::parse(text);
         const Json none, &model = document.at("model");
-        if (type_of(model) != "BPE") unknown("a model of type " + type_of(model));
+        if (type_of(model) != "BPE") refuse("a model of type " + type_of(model));
         const Json decoder = document.value("decoder", none);
         const auto fallback = read_byte_fallback(decoder);
-        if (!fallback && type_of(decoder) != "ByteLevel") unknown("a decoder of type " + type_of(decoder));
+        if (!fallback && type_of(decoder) != "ByteLevel") refuse("a decoder of type " + type_of(decoder));
         byte_fallback_ = fallback.has_value();
-        if (fallback) strip_ = fallback->strip;
+        if (fallback) stripped_spaces_ = fallback->stripped_spaces;
         const auto table = byte_of_character();
         const auto bytes_of = [&](const std::string& token) {
             return fallback ? fallback->bytes(token) : to_bytes(token, table);
@@ -134,12 +134,11 @@ Vocabulary::Vocabulary(const std::string& text) {
             const auto id = added.at("id").get<std::int64_t>();
             const auto content = added.at("content").get<std::string>();
             bytes_[id] = added.at("special").get<bool>() ? "" : bytes_of(content);
-            if (added.at("special").get<bool>()) special_[id] = content;
+            if (added.at("special").get<bool>()) special_[content] = id;
             if (content.empty() || fallback) continue;
             added_.emplace_back(content, id);
-            const auto strips = {"single_word", "lstrip", "rstrip"};
-            if (std::any_of(strips.begin(), strips.end(), [&](auto* flag) { return added.value(flag, false); })) {
-                unknown("an added token that takes in what is beside it");
+            for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
+                if (added.value(flag, false)) refuse(std::string("an added token with ") + flag);
             }
         }
         if (fallback) return;
@@ -153,7 +152,7 @@ Vocabulary::Vocabulary(const std::string& text) {
         if (kind == "TemplateProcessing") {
             read_template(processor, prefix_, suffix_);
         } else if (kind != "ByteLevel" && kind != "none") {
-            unknown("a post-processor of type " + kind);
+            refuse("a post-processor of type " + kind);
         }
     } catch (const Json::exception& error) {
         throw Error(std::string("is no tokenizer that this runtime reads: ") + error.what());
@@ -192,16 +191,8 @@ std::vector<Vocabulary::Part> Vocabulary::split(const std::string& text) const {
 }
 
 std::int64_t Vocabulary::special(const std::string& text) const {
-    for (const auto& [id, content] : special_) {
-        if (content == text) return id;
-    }
-    return -1;
-}
-
-const std::string& Vocabulary::special_text(std::int64_t token) const {
-    static const std::string nothing;
-    const auto found = special_.find(token);
-    return found == special_.end() ? nothing : found->second;
+    const auto found = special_.find(text);
+    return found == special_.end() ? -1 : found->second;
 }
 
 }  // namespace pass

@@ -1,4 +1,4 @@
-// The tokens of a tokenizer.json with a token for every byte: the bytes of each, and which are special.
+// The tokens of a tokenizer.json as bytes of a text, and which of them are special.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,25 @@
 
 namespace pass {
 
-// The runs of digits (one_by_one: the single digits) and the text between them, as the pre-tokenizer Digits of
-// `tokenizers` splits text, which must be UTF-8.
+// Splits UTF-8 `text` into runs of digits (one_by_one: into single digits) and the text between them, as the
+// pre-tokenizer Digits of `tokenizers` does.
 std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:
-    // text: the content of the file. Throws Error, without the file's name, if it is neither a byte-level tokenizer
-    // whose post-processor does no more than adding special tokens at either end, nor one with byte fallback.
+    // text: the content of the file. Throws Error, without the file's name, unless it is a byte-level tokenizer whose
+    // post-processor only adds special tokens at either end, or a tokenizer with byte fallback.
     explicit Vocabulary(const std::string& text);
 
     // The bytes of `token`; empty for a special token, and for an id that has no token.
     const std::string& bytes(std::int64_t token) const;
-    // Whether it has byte fallback: a byte that is part of no character is one U+FFFD by itself, and `split` and what
-    // stands around a prompt are not known.
+    // Whether the tokenizer has byte fallback: each byte of an incomplete character is shown as U+FFFD. `split`,
+    // `prefix` and `suffix` are then not usable.
     bool byte_fallback() const { return byte_fallback_; }
-    // How many spaces a text loses at its beginning, at most.
-    std::size_t strip() const { return strip_; }
+    // How many spaces are removed from a text's beginning, at most.
+    std::size_t stripped_spaces() const { return stripped_spaces_; }
     // The id of the special token with this text; -1 if there is none.
     std::int64_t special(const std::string& text) const;
-    // The text of a special token; "" for any other.
-    const std::string& special_text(std::int64_t token) const;
     // Special tokens that a prompt begins with (`prefix`) and ends with (`suffix`).
     const std::vector<std::int64_t>& prefix() const { return prefix_; }
     const std::vector<std::int64_t>& suffix() const { return suffix_; }
@@ -46,8 +44,9 @@ class Vocabulary {
     enum class Digits { as_letters, in_runs, one_by_one };
 
     bool byte_fallback_ = false;
-    std::size_t strip_ = 0;
-    std::unordered_map<std::int64_t, std::string> bytes_, special_;
+    std::size_t stripped_spaces_ = 0;
+    std::unordered_map<std::int64_t, std::string> bytes_;
+    std::unordered_map<std::string, std::int64_t> special_;    // ids by text
     std::vector<std::pair<std::string, std::int64_t>> added_;  // the longest first
     Digits digits_ = Digits::as_letters;
     std::vector<std::int64_t> prefix_, suffix_;

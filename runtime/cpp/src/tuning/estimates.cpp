@@ -12,40 +12,56 @@ namespace pass {
 
 namespace {
 
-constexpr double averaged_passes = 200.0;  // how many passes a rate is averaged over
+constexpr double averaged_passes = 200.0;  // passes that an acceptance rate is averaged over
+// A pass is timed until its second shortest time is at most this many times its shortest.
+constexpr double agreement_ratio = 1.1;
+// The most timings of a pass, and of one with more than wide_window_rows rows.
+constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
+constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
+// How many passes two moving averages span: the slowness of all passes, and the ratio of one shape to the others.
+constexpr int latest_passes = 4, shape_passes = 32;
+constexpr double max_ratio = 1.2;  // a pass counts as at most this many times slower or faster than expected
+constexpr double min_pass_seconds = 1e-9;
+
+// Whether the two shortest times of a pass (trunk and tail together) agree.
+bool times_agree(const std::vector<PassSeconds>& passes) {
+    std::multiset<double> sums;
+    for (const PassSeconds& one : passes) sums.insert(one.trunk + one.tail);
+    return sums.size() > 1 && *std::next(sums.begin()) <= agreement_ratio * *sums.begin();
+}
 
 }  // namespace
 
-Acceptance::Acceptance(std::vector<double> prior, double weight)
+ConditionalAcceptance::ConditionalAcceptance(std::vector<double> prior, double weight)
     : prior_(std::move(prior)), trials_(prior_.size(), weight) {
     for (double rate : prior_) hits_.push_back(rate * weight);
 }
 
-std::vector<double> Acceptance::rates() const {
+std::vector<double> ConditionalAcceptance::rates() const {
     std::vector<double> found;
     for (std::size_t i = 0; i < hits_.size(); ++i) found.push_back(hits_[i] / trials_[i]);
     return found;
 }
 
-void Acceptance::record(int drafted, int accepted) {
+void ConditionalAcceptance::record(int drafted, int accepted) {
     drafted = std::min(drafted, static_cast<int>(prior_.size()));
     for (int i = 0; i < std::min(accepted + 1, drafted); ++i) {
         const auto at = static_cast<std::size_t>(i);
         hits_[at] = (hits_[at] + (i < accepted ? 1 : 0)) * (1 - 1 / averaged_passes);
         trials_[at] = (trials_[at] + 1) * (1 - 1 / averaged_passes);
     }
-    // If all drafts were accepted, one more is worth a try.
+    // If all drafts were accepted, a draft after them would be likelier to be.
     const auto next = static_cast<std::size_t>(drafted);
     if (drafted > 0 && drafted == accepted && next < prior_.size()) {
         move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);
     }
 }
 
-void Acceptance::forget() {
+void ConditionalAcceptance::forget() {
     for (std::size_t i = 0; i < prior_.size(); ++i) move_towards(i, prior_[i], 1 / (8 * averaged_passes));
 }
 
-void Acceptance::move_towards(std::size_t i, double rate, double share) {
+void ConditionalAcceptance::move_towards(std::size_t i, double rate, double share) {
     hits_[i] += (rate * trials_[i] - hits_[i]) * share;
 }
 
@@ -54,27 +70,6 @@ std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
     for (double rate : rates) cumulative.push_back(cumulative.back() * rate);
     return cumulative;
 }
-
-namespace {
-
-// A pass is not timed again once its two shortest times are within this ratio.
-constexpr double agreement_ratio = 1.1;
-// How often a pass is timed at most, and one of more than wide_window_rows.
-constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
-constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
-// Moving averages: over the latest passes of all shapes, and over the passes of one shape relative to those of others.
-constexpr int latest_passes = 4, shape_passes = 32;
-constexpr double max_ratio = 1.2;  // a pass counts as this many times slower or faster than expected at most
-constexpr double min_pass_seconds = 1e-9;
-
-// Whether the two least times of a pass (trunk and tail together) nearly agree.
-bool settled(const std::vector<PassSeconds>& passes) {
-    std::multiset<double> sums;
-    for (const PassSeconds& one : passes) sums.insert(one.trunk + one.tail);
-    return sums.size() > 1 && *std::next(sums.begin()) <= agreement_ratio * *sums.begin();
-}
-
-}  // namespace
 
 Line::Line(std::map<int, double> points, bool flat) : points_(std::move(points)) {
     double most = points_.begin()->second;
@@ -109,18 +104,18 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
         slowness_ = took / expected;
     } else {
         max_rows_ = timed.rbegin()->first.rows;
-        std::map<int, double> rows, more;
-        for (const auto& [shape, seconds] : plain) rows[shape.rows] = seconds.trunk;
+        std::map<int, double> trunk, extra;
+        for (const auto& [shape, seconds] : plain) trunk[shape.rows] = seconds.trunk;
         for (const auto& [shape, seconds] : drafting) {
-            if (rows.contains(shape.rows)) more[shape.rows] = std::max(seconds.trunk - rows[shape.rows], 0.0);
+            if (trunk.contains(shape.rows)) extra[shape.rows] = std::max(seconds.trunk - trunk[shape.rows], 0.0);
         }
-        if (!more.empty()) adapter_ = Line(more, true);
-        std::map<int, double> bare;
+        if (!extra.empty()) adapter_ = Line(extra, true);
+        std::map<int, double> bare;  // of drafting passes, without the extra seconds
         for (const auto& [shape, seconds] : drafting) bare[shape.rows] = seconds.trunk - adapter_(shape.rows);
-        rows.merge(bare);
-        // If one width alone was timed, half of it is taken to be due to the rows, so that none looks free.
-        if (rows.size() == 1) rows.emplace(0, rows.begin()->second / 2);
-        trunk_ = Line(rows);
+        trunk.merge(bare);
+        // If one width alone was timed, half of its time counts as due to its rows: more rows must not look free.
+        if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
+        trunk_ = Line(trunk);
     }
     std::map<int, double> tail, drafts{{0, 0.0}};
     for (const auto& [shape, seconds] : plain) tail[shape.sampled] = seconds.tail / slowness_;
@@ -160,8 +155,8 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
         add(verify_plan(length));
     for (const int length : {1, lookahead}) add(draft_plan(length));
-    for (const std::vector<int>& groups : tiles) {
-        const bool few = lookahead > 5 && groups != tiles.back();
+    for (const std::vector<int>& groups : tile_groups) {
+        const bool few = lookahead > 5 && groups != tile_groups.back();
         if (!few && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
     }
     for (int length = lookahead; length > 0; --length) {
@@ -178,7 +173,7 @@ std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& 
     for (int number = 0; number < timed_runs; ++number) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
             const int most = plans[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
-            if (number < most && !settled(seconds[i])) seconds[i].push_back(time(plans[i]));
+            if (number < most && !times_agree(seconds[i])) seconds[i].push_back(time(plans[i]));
         }
     }
     std::vector<PassSeconds> found;

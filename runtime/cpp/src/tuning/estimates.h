@@ -10,27 +10,27 @@
 
 namespace pass {
 
-// Conditional acceptance: the rate at which draft i is accepted if all drafts before it were. A running average, which
-// starts from what was measured in training.
-class Acceptance {
+// By position i: the rate at which draft i is accepted if all drafts before it were. A running average.
+class ConditionalAcceptance {
    public:
-    // weight: the number of passes that `prior` counts for.
-    explicit Acceptance(std::vector<double> prior, double weight = 10.0);
+    // prior: the initial rates. weight: how many passes they count for.
+    explicit ConditionalAcceptance(std::vector<double> prior, double weight = 10.0);
 
     std::vector<double> rates() const;
-    // Record that `accepted` of `drafted` drafts were accepted in a pass. The weight of earlier passes decays.
+    // Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades.
     void record(int drafted, int accepted);
-    // After a pass without these drafts: move slowly back to the prior, so that they will be tried again.
+    // Count a pass without these drafts: the rates drift slowly back to the initial ones, so that drafts are tried
+    // again.
     void forget();
 
    private:
+    // Move rate i towards `rate` by this share of the difference.
     void move_towards(std::size_t i, double rate, double share);
 
     std::vector<double> prior_, hits_, trials_;
 };
 
-// Conditional acceptance rates [L] -> cumulative acceptance [L+1]: entry i is the probability that drafts 1..i are all
-// accepted.
+// [L] conditional acceptance rates -> [L+1]: the probabilities that the first i drafts are all accepted.
 std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
 
 struct PassSeconds {
@@ -51,8 +51,8 @@ inline PassShape shape_of(const Plan& plan, int batch = 1) {
 
 using TimedPasses = std::map<PassShape, PassSeconds>;
 
-// Straight lines between points, which never fall, and level before the first. Beyond the last they are as steep as the
-// last of them or all in the mean, whichever is steeper; level if `flat`.
+// A piecewise linear function through `points`, raised if need be so that it never falls. It is constant before the
+// first point. Beyond the last it rises like the last piece or like the mean, whichever is steeper; constant if `flat`.
 class Line {
    public:
     explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
@@ -60,21 +60,20 @@ class Line {
 
    private:
     std::map<int, double> points_;
-    double rise_ = 0;
+    double rise_ = 0;  // beyond the last point
 };
 
-// Seconds of a pass by its shape: what timed passes say, times a ratio that this shape was found to have, times the
-// slowness that all passes have in common. What timed passes say is the sum of four lines: the trunk by rows, what it
-// takes more with look-ahead rows, the tail by sampled rows, and what it takes more by drafts.
+// Seconds of a pass by its shape: an estimate from timed passes, times a correction for this shape, times the slowness
+// that all passes have in common, on a busy machine or in a longer text. The estimate is the sum of four lines.
 class PassTimes {
    public:
-    // like: the times for another sampler, which differ in the tail and, as the machine's speed may have changed, by a
-    // factor. Few shapes need be timed then.
+    // like: the times for another sampler, from which the trunk's are taken, times a factor, as the machine's speed may
+    // have changed. Few shapes need be timed then.
     explicit PassTimes(const TimedPasses& timed, const PassTimes* like = nullptr);
 
     double seconds(const PassShape& shape) const;
-    // Correct the estimate by a pass that took so long: at first the ratio of its shape, relative to those of the
-    // shapes that ran, and later the slowness of all.
+    // Correct the estimate by a pass that took `seconds`: in the first passes of a shape mostly its ratio, relative to
+    // the other shapes that ran, and later mostly the slowness of all.
     void record(const PassShape& shape, double seconds);
     int max_rows() const { return max_rows_; }
     double slowness() const { return slowness_; }
@@ -84,15 +83,17 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    Line trunk_, adapter_, tail_, drafts_;
-    std::map<PassShape, double> ratios_;
-    std::map<PassShape, int> passes_;
+    Line trunk_, adapter_;                // seconds of the trunk by rows; its extra seconds with look-ahead rows
+    Line tail_, drafts_;                  // seconds of the tail by sampled rows; its extra seconds by drafts
+    std::map<PassShape, double> ratios_;  // the corrections
+    std::map<PassShape, int> passes_;     // how many ran
 };
 
-// The plans to time: few of them, from the narrowest to the widest that a bundle with `lookahead` look-ahead rows has.
+// The plans to time: a few from the narrowest to the widest of a bundle with look-ahead `lookahead`, since pass times
+// are nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
-// Time passes of `plans` in alternation, and take the least time of each: disturbances only make a pass slower.
+// Time passes over `plans` in turns. The shortest time of each plan counts, since disturbances only make a pass slower.
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans);
 
 }  // namespace pass

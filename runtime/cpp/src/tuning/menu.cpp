@@ -9,13 +9,13 @@ namespace pass {
 
 namespace {
 
-// The drafts of two-pass cycles and of fused plans, besides as many as there are look-ahead rows.
+// Numbers of drafts of the two-pass and fused plans in the menu, which also has plans with all L drafts.
 constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
-// Of the places where the first choice is wrong, the shares in which the second, third, ... is right.
+// The probability that the second, third, ... likeliest token is right if the likeliest is wrong.
 constexpr std::array<double, 5> later_choice_shares{0.30, 0.12, 0.07, 0.048, 0.036};
-// How often the first choice after a later one is right, relative to the first choice after a first one.
+// The acceptance of a first choice that follows a second or later choice, relative to one that follows a first.
 constexpr double after_later_ratio = 0.75;
-constexpr int num_squarings = 9;  // after 2^9 windows it is forgotten how the first one began
+constexpr int num_squarings = 9;  // of a transition matrix: after 2^9 windows the distribution is stationary
 
 using Matrix = std::vector<std::vector<double>>;
 
@@ -29,10 +29,11 @@ Matrix squared(const Matrix& steps) {
     return found;
 }
 
-// How likely each draft of a tree is accepted, in the order of its rows.
+// The probability that each draft of a tree is accepted, in the order of its rows.
 std::vector<double> tree_acceptance(const Tree& tree, const std::vector<double>& cumulative) {
     struct Row {
-        double chance = 1.0, usual = 1.0;
+        double chance = 1.0;  // of being accepted
+        double usual = 1.0;   // the product of after_later_ratio over the later choices on the path to this row
         std::size_t depth = 0, children = 0;
     };
     std::vector<Row> rows{Row()};
@@ -52,7 +53,7 @@ std::vector<double> tree_acceptance(const Tree& tree, const std::vector<double>&
     return found;
 }
 
-// Groups that get smaller with the depth of the row that they follow; one row after a later choice.
+// Groups that get smaller with the depth of the row that they follow; one row after a second or later choice.
 std::vector<int> smaller_groups(const Tree& tree) {
     const int depth = tree_depth(tree);
     std::vector<int> groups(tree.size() + 1, 1);
@@ -62,8 +63,8 @@ std::vector<int> smaller_groups(const Tree& tree) {
 
 }  // namespace
 
-std::vector<Cycle> menu(int lookahead, const Capabilities* able) {
-    if (able != nullptr) lookahead = std::min(lookahead, able->lookahead.value_or(lookahead));
+std::vector<Cycle> menu(int lookahead, const Capabilities* capabilities) {
+    if (capabilities != nullptr) lookahead = std::min(lookahead, capabilities->lookahead.value_or(lookahead));
     std::set<int> counts(draft_counts.begin(), draft_counts.end());
     counts.insert(lookahead);
     std::erase_if(counts, [&](int count) { return count < 1 || count > lookahead; });
@@ -78,20 +79,20 @@ std::vector<Cycle> menu(int lookahead, const Capabilities* able) {
         add(fused_cycle(groups));
         add(fused_cycle(std::vector<int>(groups.size(), count)));
     }
-    for (const std::vector<int>& groups : tiles) {
+    for (const std::vector<int>& groups : tile_groups) {
         if (static_cast<int>(groups.size()) <= lookahead + 1) add(fused_cycle(groups));
     }
-    if (able == nullptr) return found;
-    for (const Tree& tree : able->exact_trees()) {
+    if (capabilities == nullptr) return found;
+    for (const Tree& tree : capabilities->exact_trees()) {
         if (tree_depth(tree) > lookahead) continue;
         add(tree_cycle(tree_plan(tree, smaller_groups(tree))));
         add(tree_cycle(full_tree(tree)));
     }
-    std::erase_if(found, [&](const Cycle& cycle) { return !able->allows(cycle.plans); });
+    std::erase_if(found, [&](const Cycle& cycle) { return !capabilities->allows(cycle.plans); });
     return found;
 }
 
-double tokens_of(const Cycle& cycle, const std::vector<double>& cumulative) {
+double expected_tokens(const Cycle& cycle, const std::vector<double>& cumulative) {
     const Plan& plan = cycle.plans.front();
     if (!plan.is_fused()) {
         return 1 + std::accumulate(cumulative.begin() + 1, cumulative.begin() + 1 + cycle.lookahead(), 0.0) / 2;
@@ -103,13 +104,13 @@ double tokens_of(const Cycle& cycle, const std::vector<double>& cumulative) {
     std::vector<int> depths{0};
     for (const int parent : parents) depths.push_back(depths[static_cast<std::size_t>(parent)] + 1);
 
-    // How deep a window's drafts are is a Markov chain: after row a, the last accepted one, they are groups[a] deep. A
-    // chain that stays where it is in half of its steps has the same distribution in the end, and no period.
+    // How deep drafts are is a Markov chain: after row a they are groups[a] deep. A chain that stays where it is in
+    // half of its steps has the same distribution in the end, and no period.
     const auto states = static_cast<std::size_t>(plan.depth()) + 1;
     Matrix steps(states, std::vector<double>(states, 0.0));
-    std::vector<double> drafts(states, 0.0);  // accepted in a window with drafts so deep
+    std::vector<double> drafts(states, 0.0);  // expected accepted drafts of a window, by the depth of its drafts
     for (std::size_t deep = 0; deep < states; ++deep) {
-        std::vector<double> last(depths.size());
+        std::vector<double> last(depths.size());  // the probability that a row is the last accepted one
         for (std::size_t row = 0; row < depths.size(); ++row) {
             last[row] = depths[row] <= static_cast<int>(deep) ? accepted[row] : 0.0;
             if (row == 0) continue;

@@ -9,18 +9,19 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t decision_interval_passes = 12;  // between two decisions at least
-constexpr double decision_time_share = 0.005;          // of decoding time, which decisions may take
-// A cycle none of whose passes is among the last idle_passes is tried for trial_passes after a decision, if it promises
-// as much as the one in use; plain decoding, to which all are compared, whatever it promises.
+constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
+constexpr double decision_time_share = 0.005;          // the largest share of decoding time that decisions may take
+// After a decision, a cycle that did not run in the last idle_passes is run for trial_passes if its expected rate is at
+// least that of the cycle in use. Plain decoding, which all are compared with, is run in any case.
 constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
-constexpr double default_acceptance = 0.1;  // rate of look-ahead drafts at first, if the bundle states none
-constexpr double ngram_prior = 0.6;         // acceptance rate of n-gram drafts before any was verified
-// The number of passes that the rates of all sequences count for in those of one. Texts differ widely in what an n-gram
-// says of its next tokens: drafts that fail in one are given up after a few passes, however well they do in others.
+constexpr double default_acceptance = 0.1;  // the initial rate of look-ahead drafts, if the bundle states none
+constexpr double ngram_prior = 0.6;         // the initial rate of n-gram drafts
+// A new sequence starts with the rates of all sequences, which count for so many of its passes. Few, because texts
+// differ: n-gram drafts that fail in one text are given up after a few passes, however well they do in others.
 constexpr double ngram_prior_passes = 2.0;
 
-std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahead) {
+// [L] conditional rates from cumulative `acceptance`, and default_acceptance for the positions after those.
+std::vector<double> conditional_rates(const std::vector<double>& acceptance, int lookahead) {
     std::vector<double> rates;
     double before = 1.0;
     for (const double share : acceptance) {
@@ -31,24 +32,37 @@ std::vector<double> prior_of(const std::vector<double>& acceptance, int lookahea
     return rates;
 }
 
+// The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy rates.
+constexpr double sampled_acceptance_ratio = 0.6;
+
+// Cumulative acceptance that the bundle states for this sampler; derived from the greedy one if it states none.
+std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
+    if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
+    if (!lookahead.acceptance_per_position_sampled.empty()) return lookahead.acceptance_per_position_sampled;
+    std::vector<double> shares = lookahead.acceptance_per_position;
+    double ratio = 1.0;
+    for (double& share : shares) share *= ratio *= sampled_acceptance_ratio;
+    return shares;
+}
+
 }  // namespace
 
 PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
-                     std::optional<Capabilities> able)
+                     std::optional<Capabilities> capabilities)
     : by_batch_{{1, std::move(times)}},
       lookahead_(lookahead),
-      able_(std::move(able)),
-      drafts_(prior_of(acceptance, lookahead)),
+      capabilities_(std::move(capabilities)),
+      lookahead_drafts_(conditional_rates(acceptance, lookahead)),
       decided_(candidates(0, 1, {1.0}).front()) {}
 
 void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
     passes_ += 1;
     decoding_ += seconds;
-    ran_[{plan.name, batch}] = passes_;
+    last_ran_[{plan.name, batch}] = passes_;
     by_batch_.at(by_batch_.contains(batch) ? batch : 1).record(shape_of(plan, batch), seconds);
 }
 
-Acceptance& PlanTuner::ngram(int matched, std::map<int, Acceptance>* own) {
+ConditionalAcceptance& PlanTuner::ngram(int matched, std::map<int, ConditionalAcceptance>* own) {
     if (own != nullptr) return own->try_emplace(matched, ngram(matched).rates(), ngram_prior_passes).first->second;
     const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
     return ngrams_.try_emplace(matched, prior).first->second;
@@ -57,27 +71,28 @@ Acceptance& PlanTuner::ngram(int matched, std::map<int, Acceptance>* own) {
 std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, const std::vector<double>& cumulative) const {
     std::vector<Candidate> found;
     auto cached = menus_.find(lookahead);
-    if (cached == menus_.end()) cached = menus_.emplace(lookahead, menu(lookahead, able_ ? &*able_ : nullptr)).first;
+    if (cached == menus_.end())
+        cached = menus_.emplace(lookahead, menu(lookahead, capabilities_ ? &*capabilities_ : nullptr)).first;
     for (const Cycle& cycle : cached->second) {
         if (cycle.plans.front().width() > times(1).max_rows()) continue;
         double seconds = 0;
         for (const Plan& plan : cycle.plans) seconds += plan_seconds(plan, batch);
         seconds /= static_cast<double>(cycle.plans.size());
-        const double tokens = tokens_of(cycle, cumulative);
-        found.push_back({cycle, tokens, seconds});
+        found.push_back({cycle, expected_tokens(cycle, cumulative), seconds});
     }
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.rate() > b.rate(); });
     return found;
 }
 
-Candidate PlanTuner::mode(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances) {
+Candidate PlanTuner::next_candidate(int lookahead, int batch,
+                                    const std::vector<const ConditionalAcceptance*>& acceptances) {
     const double started = now();
     const std::pair key(lookahead, batch);
-    auto known = by_request_.find(key);
-    if (known != by_request_.end()) decided_ = known->second.decided;
-    if (known == by_request_.end() || (passes_ - decided_at_ >= decision_interval_passes && decoding_ >= due_)) {
-        known = by_request_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
+    auto known = decisions_.find(key);
+    if (known != decisions_.end()) decided_ = known->second.decided;
+    if (known == decisions_.end() || (passes_ - decided_at_ >= decision_interval_passes && decoding_ >= due_)) {
+        known = decisions_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
         decided_at_ = passes_;
         due_ = std::max(due_, decoding_) + (now() - started) / decision_time_share;
     }
@@ -85,13 +100,14 @@ Candidate PlanTuner::mode(int lookahead, int batch, const std::vector<const Acce
     return passes_ < known->second.ends ? known->second.trial : decided_;
 }
 
-// The best candidate if it is clearly better than plain decoding and the present one, else one of those; and what is
-// tried before.
-PlanTuner::Decision PlanTuner::decide(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances) {
-    std::vector<double> cumulative = cumulative_acceptance(drafts_.rates());
-    if (!acceptances.empty()) {  // the mean over the sequences of the batch
+// The best candidate, or the present one if the best is not switch_margin times as fast. Plain decoding counts as the
+// present one if that is not switch_margin times as fast as it.
+PlanTuner::Decision PlanTuner::decide(int lookahead, int batch,
+                                      const std::vector<const ConditionalAcceptance*>& acceptances) {
+    std::vector<double> cumulative = cumulative_acceptance(lookahead_drafts_.rates());
+    if (!acceptances.empty()) {  // their mean
         std::fill(cumulative.begin(), cumulative.end(), 0.0);
-        for (const Acceptance* one : acceptances) {
+        for (const ConditionalAcceptance* one : acceptances) {
             const std::vector<double> its = cumulative_acceptance(one->rates());
             for (std::size_t i = 0; i < cumulative.size(); ++i) {
                 cumulative[i] += its[i] / static_cast<double>(acceptances.size());
@@ -105,46 +121,28 @@ PlanTuner::Decision PlanTuner::decide(int lookahead, int batch, const std::vecto
     if (present == found.end() || present->rate() < switch_margin * plain->rate()) present = plain;
     const Candidate& decided = found.front().rate() >= switch_margin * present->rate() ? found.front() : *present;
     auto trial = matching([&](const Candidate& one) {
-        const auto ran = ran_.find({one.cycle.plans.front().name, batch});
-        const bool idle = ran == ran_.end() || passes_ - ran->second >= idle_passes;
+        const auto ran = last_ran_.find({one.cycle.plans.front().name, batch});
+        const bool idle = ran == last_ran_.end() || passes_ - ran->second >= idle_passes;
         return idle && passes_ > 0 && (one.cycle.lookahead() == 0 || one.rate() >= decided.rate());
     });
     const Candidate& tried = trial == found.end() ? decided : *trial;
-    ran_[{tried.cycle.plans.front().name, batch}] = passes_;  // also if a request runs another in its place
+    last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;  // even if a request's own plan runs instead
     return {decided, tried, passes_ + trial_passes};
 }
 
-namespace {
-
-// The factor from a greedy to a sampled conditional acceptance rate, if a bundle states the greedy rates alone.
-constexpr double sampled_acceptance_ratio = 0.6;
-
-// Cumulative acceptance by position, as the bundle states it for this sampler; estimated if it does not.
-std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
-    if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
-    if (!lookahead.acceptance_per_position_sampled.empty()) return lookahead.acceptance_per_position_sampled;
-    std::vector<double> shares = lookahead.acceptance_per_position;
-    double ratio = 1.0;
-    for (double& share : shares) share *= ratio *= sampled_acceptance_ratio;
-    return shares;
-}
-
-}  // namespace
-
 Tuners::Tuners(Runner& runner) : runner_(runner) {
-    const Capabilities& sizes = runner_.backend().capabilities();
     plans_[1] = timed_plans(1);
-    for (int batch : sizes.batch_sizes) plans_[batch] = timed_plans(batch);
+    for (int batch : runner_.backend().capabilities().batch_sizes) plans_[batch] = timed_plans(batch);
 }
 
-bool Tuners::known(Sampler sampler, int batch) const {
+bool Tuners::is_timed(Sampler sampler, int batch) const {
     const auto found = tuners_.find(sampler);
     if (found == tuners_.end()) return false;
     return batch == 1 || plans_.at(batch).empty() || found->second.by_batch().contains(batch);
 }
 
 PlanTuner* Tuners::get(Sampler sampler, int batch) {
-    if (!known(sampler, batch) && !fits(batch)) return nullptr;
+    if (!is_timed(sampler, batch) && !fits(batch)) return nullptr;
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
@@ -153,7 +151,7 @@ PlanTuner* Tuners::get(Sampler sampler, int batch) {
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;
-    if (!known(sampler, batch)) tuner.add_batch(batch, times(sampler, batch));
+    if (!is_timed(sampler, batch)) tuner.add_batch(batch, times(sampler, batch));
     return &tuner;
 }
 
@@ -172,10 +170,12 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
         if (tuner.by_batch().contains(batch)) like = &tuner.by_batch().at(batch);
     }
     if (like != nullptr) {
-        int most = 0;  // drafts that a timed pass verifies
-        for (const Plan& plan : plans) most = plan.groups.empty() ? std::max(most, plan.drafts) : most;
-        std::erase_if(
-            plans, [&](const Plan& plan) { return plan.drafts > 0 && (plan.drafts < most || !plan.groups.empty()); });
+        int max_drafts = 0;  // of the timed plans that only verify
+        for (const Plan& plan : plans)
+            max_drafts = plan.groups.empty() ? std::max(max_drafts, plan.drafts) : max_drafts;
+        std::erase_if(plans, [&](const Plan& plan) {
+            return plan.drafts > 0 && (plan.drafts < max_drafts || !plan.groups.empty());
+        });
     }
     const auto time = [&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); };
     const std::vector<PassSeconds> seconds = measure(time, plans);
@@ -186,9 +186,10 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
 
 std::vector<Plan> Tuners::timed_plans(int batch) const {
     std::vector<Plan> found = probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
-    const Capabilities& sizes = runner_.backend().capabilities();
+    const Capabilities& capabilities = runner_.backend().capabilities();
     std::erase_if(found, [&](const Plan& plan) {
-        return !sizes.allows({plan}) || sizes.padded_width(plan.width()) > sizes.max_capacity() / 2;
+        return !capabilities.allows({plan}) ||
+               capabilities.padded_width(plan.width()) > capabilities.max_capacity() / 2;
     });
     const bool one_width = std::none_of(found.begin(), found.end(),
                                         [&](const Plan& plan) { return plan.width() != found.front().width(); });

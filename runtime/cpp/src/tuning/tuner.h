@@ -12,92 +12,93 @@
 
 namespace pass {
 
-// Switch plans only if the expected rate is at least this many times the current plan's.
+// Switch cycles only if the expected rate is at least this many times the current cycle's. Switch to plain decoding if
+// the current cycle's is below this many times the plain one.
 inline constexpr double switch_margin = 1.03;
 
-// A cycle of plans, with the expected tokens and seconds of a pass for each sequence of a batch.
+// A cycle of plans, with its expected tokens and seconds per pass, for each sequence of a batch.
 struct Candidate {
     Cycle cycle;
     double tokens = 0;
     double seconds = 0;
 
-    double rate() const { return tokens / seconds; }
+    double rate() const { return tokens / seconds; }  // expected tokens per second and sequence
 };
 
-// Pass times and acceptance rates for one kind of sampling in a session; all requests share them.
+// Pass times and acceptance of drafts for one sampler. All requests of a session with that sampler share them.
 class PlanTuner {
    public:
-    // acceptance: cumulative, by position, as the bundle states it; empty if it does not. able: as for `menu`.
+    // acceptance: the cumulative acceptance by position that the bundle states for this sampler; empty if it states
+    // none. capabilities: as for `menu`.
     PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
-              std::optional<Capabilities> able = {});
+              std::optional<Capabilities> capabilities = {});
 
-    // The times of passes by batch size. One that was not timed counts as one window with as many rows.
+    // The times of passes by batch size.
     const std::map<int, PassTimes>& by_batch() const { return by_batch_; }
     void add_batch(int batch, PassTimes times) { by_batch_.emplace(batch, std::move(times)); }
+    // A batch size that was not timed counts as one window with as many rows.
     const PassTimes& times(int batch) const { return by_batch_.at(by_batch_.contains(batch) ? batch : 1); }
     double plan_seconds(const Plan& plan, int batch = 1) const { return times(batch).seconds(shape_of(plan, batch)); }
-    // Record that a pass of `plan` took `seconds`.
+    // Note that a pass over `plan` took `seconds`.
     void observe(const Plan& plan, int batch, double seconds);
 
-    Acceptance& drafts() { return drafts_; }
-    // The acceptance of n-gram drafts that follow a match of `matched` tokens: that of a sequence, among its `own`, or
-    // that of all sequences.
-    Acceptance& ngram(int matched, std::map<int, Acceptance>* own = nullptr);
-    // The acceptance rates that a new sequence starts with: those of all sequences.
-    Acceptance new_acceptance() const { return Acceptance(drafts_.rates()); }
+    ConditionalAcceptance& lookahead_drafts() { return lookahead_drafts_; }
+    // The acceptance of n-gram drafts after a match of `matched` tokens. own: those of one sequence, by `matched`; null
+    // for all sequences together.
+    ConditionalAcceptance& ngram(int matched, std::map<int, ConditionalAcceptance>* own = nullptr);
+    // The acceptance of a new sequence, which starts with the rates of all sequences.
+    ConditionalAcceptance new_acceptance() const { return ConditionalAcceptance(lookahead_drafts_.rates()); }
 
-    // The cycle for the next pass. It is decided at the first request with these arguments and again from time to time,
-    // so seldom that deciding takes at most a two-hundredth of the time of passes.
-    Candidate mode(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances);
+    // The candidate for the next pass, decided anew from time to time, and at once for a new look-ahead or batch size.
+    Candidate next_candidate(int lookahead, int batch, const std::vector<const ConditionalAcceptance*>& acceptances);
     // The menu, with drafts at most `lookahead` deep and windows not wider than those that were timed; best first.
     std::vector<Candidate> candidates(int lookahead, int batch, const std::vector<double>& cumulative) const;
 
    private:
     struct Decision {
-        Candidate decided, trial;  // the trial comes first,
-        std::int64_t ends = 0;     // until there were so many passes in all
+        Candidate decided, trial;
+        std::int64_t ends = 0;  // the number of the pass that ends the trial
     };
-    Decision decide(int lookahead, int batch, const std::vector<const Acceptance*>& acceptances);
+    Decision decide(int lookahead, int batch, const std::vector<const ConditionalAcceptance*>& acceptances);
 
     std::map<int, PassTimes> by_batch_;
     int lookahead_;
-    std::optional<Capabilities> able_;
+    std::optional<Capabilities> capabilities_;
     mutable std::map<int, std::vector<Cycle>> menus_;  // by look-ahead
-    Acceptance drafts_;
-    std::map<int, Acceptance> ngrams_;
+    ConditionalAcceptance lookahead_drafts_;
+    std::map<int, ConditionalAcceptance> ngrams_;
     Candidate decided_;
-    std::map<std::pair<int, int>, Decision> by_request_;       // by look-ahead and batch
-    std::map<std::pair<std::string, int>, std::int64_t> ran_;  // by plan and batch: the number of its last pass
-    std::int64_t passes_ = 0, decided_at_ = 0;                 // in all; when it decided last
-    double decoding_ = 0, due_ = 0;                            // seconds of passes, and those before the next decision
+    std::map<std::pair<int, int>, Decision> decisions_;             // by look-ahead and batch
+    std::map<std::pair<std::string, int>, std::int64_t> last_ran_;  // by plan and batch: the number of its last pass
+    std::int64_t passes_ = 0, decided_at_ = 0;                      // number of passes so far; at the last decision
+    double decoding_ = 0, due_ = 0;  // seconds of passes so far; before the next decision
 };
 
-// The first request with plan `auto` times passes of all widths. The first one of another sampler times only the
-// passes that show how its tail differs. The first batch of a new size is timed,
-// too.
+// The tuners of a session, each made for the first request with its sampler. Passes of all widths are timed for the
+// first sampler and for each new batch size, and for later samplers only those that show how their tails differ.
 //
-// Which passes are timed depends on the bundle, the engine and the KV capacity alone. While the sequences of the moment
-// leave too little room for those passes, nothing is timed.
+// Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room that running
+// sequences leave in the KV cache: with too little room, timing is put off.
 class Tuners {
    public:
     explicit Tuners(Runner& runner);
 
-    // Whether `get` would have nothing to time.
-    bool known(Sampler sampler, int batch) const;
+    // Whether `get` would have nothing left to time.
+    bool is_timed(Sampler sampler, int batch) const;
 
-    // The tuner for `sampler`, with the times of passes over `batch` slots; times them first if need be. Null while
-    // there is no room for the timed windows after the sequences in the KV cache; always, if the capacity is too
-    // small.
+    // The tuner for `sampler`, which knows the times of passes over `batch` slots. Null if passes must be timed first,
+    // but their windows do not fit into the KV cache after the running sequences; always null if half the KV capacity
+    // is too small for two widths.
     PlanTuner* get(Sampler sampler, int batch);
 
    private:
     // Whether the KV cache has room now for the passes that are timed with one slot and with `batch` slots.
     bool fits(int batch) const;
-    // The times of passes over `batch` slots. If those for another sampler are known, few passes are timed.
+    // Time passes; few of them if the times of this batch size are known for another sampler.
     PassTimes times(Sampler sampler, int batch);
-    // The plans to time over `batch` slots, the narrowest first. Their windows have at most half the capacity, so that
-    // there is room for them at most times. None if a single width is left, from which no line can be drawn: a batch
-    // then counts as a window of as many rows.
+    // The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so that
+    // texts have the other half. Empty if only one width would be left, from which no other can be estimated: the batch
+    // then counts as one window with as many rows.
     std::vector<Plan> timed_plans(int batch) const;
 
     Runner& runner_;

@@ -26,7 +26,8 @@ SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library, const st
 
     const MappedFile& head = *files_.emplace_back(std::make_unique<MappedFile>(bundle / head_file));
     for (const HeadArray& array : head_arrays(manifest.model, *manifest.lookahead.head)) {
-        const auto type = array.item == 2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+        const auto type =
+            array.item_bytes == 2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
         add(array.name, head, static_cast<std::size_t>(array.offset), static_cast<std::size_t>(array.bytes),
             array.shape, type);
     }

@@ -46,7 +46,7 @@ class TrtEngine {
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file);
 
     // Output -> the input whose memory it shares.
-    const Ordered<std::string>& aliases() const { return file_.aliases; }
+    const OrderedMap<std::string>& aliases() const { return file_.aliases; }
     // The first profile that admits `sizes`, which are named by symbolic dimension.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Enqueue one run on the stream.
