@@ -67,11 +67,11 @@ Mode Core::mode(const GenerateOptions& options) const {
         throw Error("look-ahead " + std::to_string(lookahead) + " is not 0 to " + std::to_string(available) +
                     ", which is what the bundle was exported with");
     }
-    const std::optional<int> exactly = capabilities_.lookahead;
+    const std::optional<int> built = capabilities_.lookahead;
     const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
-    if (exactly && (sized || (lookahead != 0 && lookahead != *exactly))) {
-        throw Error("the engines are for look-ahead " + std::to_string(*exactly) +
-                    " with full groups: use --plan fused, and --lookahead " + std::to_string(*exactly) + " or 0");
+    if (built && (sized || (lookahead != 0 && lookahead != *built))) {
+        throw Error("the engines are for look-ahead " + std::to_string(*built) +
+                    " with full groups: use --plan fused, and --lookahead " + std::to_string(*built) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft, capabilities_.trees);
     if (found.cycle && found.cycle->is_tree() && capabilities_.rounds_activations) {
@@ -139,7 +139,7 @@ bool Core::step() {
     std::unique_lock lock(signals_->mutex);
     signals_->changed.wait(lock, [this] { return !stepping_; });
     check_open();
-    return take_turn(lock);
+    return run_scheduler(lock);
 }
 
 void Core::check_open() const {
@@ -153,18 +153,18 @@ void Core::wait(SequenceState& sequence) {
         if (stepping_) {
             signals_->changed.wait(lock);
         } else {
-            take_turn(lock);
+            run_scheduler(lock);
         }
     }
 }
 
-bool Core::take_turn(std::unique_lock<std::mutex>& lock) {
+bool Core::run_scheduler(std::unique_lock<std::mutex>& lock) {
     bool more = false;
-    alone(lock, [&] { more = scheduler_.step(); });
+    run_step(lock, [&] { more = scheduler_.step(); });
     return more && !closed_;
 }
 
-void Core::alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
+void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
     stepping_ = true;
     lock.unlock();
     std::exception_ptr lost, broken;
@@ -172,7 +172,7 @@ void Core::alone(std::unique_lock<std::mutex>& lock, const std::function<void()>
         const auto held = backend_->for_this_thread();
         work();
         lost = backend_->failure();
-    } catch (...) {  // a bug in the scheduler; readers must not wait for ever
+    } catch (...) {  // a bug in the scheduler, after which readers must not wait for ever
         broken = std::current_exception();
     }
     if (lost != nullptr || broken != nullptr) {
@@ -190,7 +190,7 @@ void Core::between_steps(const std::function<void()>& work) {
     signals_->changed.wait(lock, [this] { return !stepping_; });
     check_open();
     std::exception_ptr thrown;
-    alone(lock, [&] {
+    run_step(lock, [&] {
         try {
             work();
         } catch (...) {
