@@ -103,7 +103,8 @@ def test_another_gpu(
     (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
     assert (played["differences"], played["empty"]) == ("", True)
     refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
-    assert refused["refusal"] == "there is no GPU 1: 1 are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)"
+    said = "there is no GPU 1: 1 GPU is visible, number 0 (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
+    assert refused["refusal"] == said
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "backends/capabilities.h"
 #include "bundle/plan.h"
 #include "errors.h"
 
@@ -14,7 +15,6 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t max_candidates = 1024;
-constexpr int max_logprobs = 20;
 constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
 constexpr std::size_t max_listed = 1024;  // tokens in logit_bias, and sequences in bad_words
 

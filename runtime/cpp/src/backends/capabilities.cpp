@@ -12,7 +12,7 @@ namespace pass {
 
 namespace {
 
-// Every plan of the modes that draft chains, once.
+// The plans of all modes without trees.
 std::vector<Plan> chain_plans(int lookahead) {
     std::vector<Plan> found;
     for (const char* mode : {"ar", "two-pass", "fused"}) {
@@ -25,8 +25,8 @@ std::vector<Plan> chain_plans(int lookahead) {
 
 }  // namespace
 
-int Capabilities::batch_size(int wanted) const {
-    return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), wanted);
+int Capabilities::batch_size(int slots) const {
+    return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), slots);
 }
 
 std::int64_t Capabilities::capacity(std::int64_t tokens) const {
@@ -36,13 +36,13 @@ std::int64_t Capabilities::capacity(std::int64_t tokens) const {
                            std::to_string(max_capacity()));
 }
 
-std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t now) const {
+std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t present) const {
     std::vector<int> found;
     for (const int width : prefill_widths) {
         const std::int64_t end = start + padded_width(width);
         if (end > max_capacity()) continue;
         const auto limit = chunk_capacities.find(width);
-        if (limit != chunk_capacities.end() && std::max(now, capacity(end)) > limit->second) continue;
+        if (limit != chunk_capacities.end() && std::max(present, capacity(end)) > limit->second) continue;
         found.push_back(width);
     }
     return found;
