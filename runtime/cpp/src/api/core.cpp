@@ -19,7 +19,8 @@ std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& mani
     options.check();
     LoadOptions resolved = options;
     if (split_device(options.device).kind == "auto") {
-        if (const std::string library = find_engines(manifest, options); !library.empty()) resolved.device = library;
+        if (const std::string library = find_engine_library(manifest, options); !library.empty())
+            resolved.device = library;
     }
     if (const std::string kind = split_device(resolved.device).kind; find_trt_library(kind) != nullptr) {
         return open_trt_backend(bundle.path(), manifest, kind, resolved);

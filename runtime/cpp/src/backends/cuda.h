@@ -59,7 +59,7 @@ struct Gpu {
     std::string target;
 };
 
-// GPU `ordinal`; none if the driver or GPU 0 is missing. Throws Error if another GPU is missing.
+// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is not 0 and there is no such GPU.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 // A message about why `find_gpu` found none: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
