@@ -1,4 +1,4 @@
-// Slots, steps and turns, over a backend that recites.
+// Sessions and the scheduler, over a backend that recites.
 #include "catch.hpp"
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The thread of a device whose captured graphs belong to the thread that captured them.
+// OneThread.
 #include "backends/ort/bound_graph.h"
 
 #include <atomic>

@@ -1,5 +1,4 @@
-// A backend that recites: the token at a position is a function of the position, and so is whether a draft is right.
-// For tests of everything around a model.
+// A backend without a model, for tests of everything around one: tokens and drafts are functions of their position.
 #pragma once
 
 #include <functional>
@@ -85,7 +84,7 @@ class RecitingBackend : public Backend {
     }
 };
 
-// A core over one, opened with `options`; `backend` receives its backend, for tests that interfere with it.
+// A core over such a backend. backend: receives its address.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
                                            std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024,
                                            std::int64_t capacity = 256, LoadOptions options = {}) {
@@ -104,7 +103,7 @@ inline Request request(std::size_t prompt, std::int64_t tokens, const std::strin
     return found;
 }
 
-// What is read until the end; throws what failed.
+// The tokens of a sequence, read until its end. Throws the error that ended it.
 inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     std::vector<std::int64_t> ids;
     while (true) {
