@@ -70,12 +70,12 @@ std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int bat
     return found;
 }
 
-void Backend::process(int slot, const ProcessedRows& rows) {
-    const auto touched = static_cast<std::int64_t>(rows.biased_ids.size());
+void Backend::set_processors(int slot, const ProcessedRows& rows) {
+    const auto touched = static_cast<std::int64_t>(rows.touched.size());
     const std::int64_t processed_rows = static_cast<std::int64_t>(rows.factor.size()) / touched;
     const std::int64_t mask_size = static_cast<std::int64_t>(rows.allowed.size()) / processed_rows;
     buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed.data(), rows.allowed.size());
-    buffers_.write_row("touched", slot, {touched}, rows.biased_ids.data(), rows.biased_ids.size());
+    buffers_.write_row("touched", slot, {touched}, rows.touched.data(), rows.touched.size());
     buffers_.write_row("bias", slot, {touched}, rows.bias.data(), rows.bias.size());
     buffers_.write_row("factor", slot, {processed_rows, touched}, rows.factor.data(), rows.factor.size());
     buffers_.write_row("penalty", slot, {processed_rows, touched}, rows.penalty.data(), rows.penalty.size());

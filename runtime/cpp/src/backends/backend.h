@@ -28,16 +28,16 @@ struct PassKind {
     int batch = 1;
     Sampler sampler = Sampler::greedy;
     bool logprobs = false;
-    std::size_t num_biased = 0;  // T of `ProcessedRows`; 0 runs no logits processors
+    std::size_t touched = 0;  // T of `ProcessedRows`; 0 runs no logits processors
 };
 
 // What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the root and draft rows.
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;     // [P,V/8] masks of the tokens that may be drawn, 8 tokens per number
-    std::vector<std::int64_t> biased_ids;  // [T] the tokens that the next three fields change
-    std::vector<float> bias;               // [T] added to their logits
-    std::vector<float> factor;             // [P,T] then divides positive logits, and multiplies negative ones
-    std::vector<float> penalty;            // [P,T] then subtracted
+    std::vector<std::int32_t> allowed;  // [P,V/8] masks of the tokens that may be drawn, 8 tokens per number
+    std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
+    std::vector<float> bias;            // [T] added to their logits
+    std::vector<float> factor;          // [P,T] then divides positive logits, and multiplies negative ones
+    std::vector<float> penalty;         // [P,T] then subtracted
 };
 
 // The tokens that a pass emitted in one slot, and the window row that each was drawn from.
@@ -95,7 +95,7 @@ class Backend {
     // The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no draft.
     std::vector<std::vector<std::int64_t>> drafts(const Plan& plan, int batch);
     // Set what the logits processors do to `slot` in the next pass.
-    void process(int slot, const ProcessedRows& rows);
+    void set_processors(int slot, const ProcessedRows& rows);
     // Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
     // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted; a masked slot emits

@@ -157,13 +157,13 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 
 void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
-    if (kind.num_biased > 0) {
-        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.num_biased}, [&](int graph_id) {
+    if (kind.touched > 0) {
+        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int graph_id) {
             return bind(graph_id, tail_graph(processors()),
-                        bindings_.processors(processors(), kind.plan, kind.batch, kind.num_biased));
+                        bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
         }));
     }
-    const bool processed = kind.num_biased > 0;
+    const bool processed = kind.touched > 0;
     run_bound(bound_tails_.get({plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
         return bind(graph_id, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
                     bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));

@@ -127,7 +127,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     std::int64_t* rows = num_rows > 0 ? result("emitted_rows", num_rows) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         std::vector<TrtProgram::Call> calls = bind_tails(kind);
-        const std::map<std::string, std::byte*>& addresses = calls.at(kind.num_biased > 0 ? 1 : 0).second.addresses;
+        const std::map<std::string, std::byte*>& addresses = calls.at(kind.touched > 0 ? 1 : 0).second.addresses;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
             return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor), items * sizeof(*host)};
         };
@@ -140,7 +140,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
-    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.num_biased};
+    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched};
 }
 
 TrtProgram& TrtBackend::program(const Key& key, const std::function<TrtProgram::Work()>& make_work) {
@@ -153,9 +153,8 @@ TrtProgram& TrtBackend::program(const Key& key, const std::function<TrtProgram::
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
-    const auto& [graphs, plan, number, sampler, logprobs, num_biased] = key;
-    const std::string processors =
-        num_biased > 0 ? " with processors of " + std::to_string(num_biased) + " tokens" : "";
+    const auto& [graphs, plan, number, sampler, logprobs, touched] = key;
+    const std::string processors = touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
     const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
     return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
            samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + processors + " over " +
@@ -187,12 +186,12 @@ TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, b
 
 std::vector<TrtProgram::Call> TrtBackend::bind_tails(const PassKind& kind) {
     std::vector<TrtProgram::Call> calls;
-    if (kind.num_biased > 0) {
+    if (kind.touched > 0) {
         calls.push_back(
-            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.num_biased)));
+            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
     }
     calls.push_back(bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                              bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.num_biased > 0)));
+                              bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
     if (kind.logprobs) {
         calls.push_back(bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
     }
@@ -208,7 +207,7 @@ TrtProgram::Call TrtBackend::bind_tail(const PassKind& kind, const Graph& graph,
                                  {"positions", capabilities_.noise_positions()},
                                  {"max_emitted", kind.plan.max_emitted()},
                                  {"processed_rows", kind.plan.drafts + 1},
-                                 {"touched", static_cast<std::int64_t>(kind.num_biased)}});
+                                 {"touched", static_cast<std::int64_t>(kind.touched)}});
     return {&tail, std::move(call)};
 }
 

@@ -43,7 +43,7 @@ class TrtBackend : public Backend {
         std::unique_ptr<Cuda> cuda;
     };
     enum class Graphs { trunk, tail, pass, prefill };
-    // What a program runs: graphs, plan, batch size (prefill: the slot), sampler, log-probabilities, num_biased.
+    // What a program runs: graphs, plan, batch size (prefill: the slot), sampler, log-probabilities, touched.
     using Key = std::tuple<Graphs, std::string, int, Sampler, bool, std::size_t>;
 
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Opened opened);
