@@ -8,12 +8,10 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
     command
         .add_option("--device", options.device,
-                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; add the number of a GPU other than the "
-                    "first, as "
-                    "in cuda:1.")
+                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; add a GPU's number, as in cuda:1.")
         ->capture_default_str();
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
-    command.add_option("--capacity", options.capacity, "KV capacity of a sequence, in tokens. Default: the model's.");
+    command.add_option("--capacity", options.capacity, "KV capacity of a sequence, in tokens.");
     command.add_flag("--trust-bundle", trust_bundle, "Skip the hash check of the bundle's files.");
     command.add_flag("--no-weight-cache", no_weight_cache, "Do not share packed weights with other processes (CPU).");
     command.add_flag(
@@ -92,8 +90,7 @@ SamplingParams SamplingFlags::params() const {
 
 namespace {
 
-// What is wrong with a value; empty if nothing is. A whole number is replaced by its decimal form, which CLI11 reads
-// right.
+// What is wrong with a value; empty if nothing is. Writes whole numbers in decimal, which CLI11 reads right.
 std::string problem(std::string& value, const std::string& type) {
     const std::string is_not = "'" + value + "' is not ";
     const char* first = value.data() + (value.starts_with('+') ? 1 : 0);

@@ -1,4 +1,3 @@
-// OneThread.
 #include "backends/ort/bound_graph.h"
 
 #include <atomic>

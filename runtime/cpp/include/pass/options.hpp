@@ -57,8 +57,7 @@ struct PASS_API GenerateOptions {
     std::vector<std::string> stop;
     std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's end-of-sequence tokens
     bool ignore_eos = false;
-    // Reuse the K/V of prompt prefixes also without LoadOptions::prefix_cache, and if that may change bits of the
-    // results.
+    // Reuse K/V of prompt prefixes even without LoadOptions::prefix_cache, and if that may change bits of the results.
     bool reuse_prefix = false;
     std::string cache_salt;       // a request reuses K/V only of requests with the same salt
     std::optional<int> logprobs;  // report every token's log-probability and those of the 0 to 20 most likely tokens
@@ -91,8 +90,7 @@ struct PASS_API LoadOptions {
     std::size_t max_queue = 1024;          // requests that may wait for a slot
     std::optional<std::int64_t> capacity;  // the longest sequence in tokens; default: the model's
     bool verify = true;                    // check the hashes of the bundle's files
-    // On the CPU, map the packed weights that the Python runtime has kept in the user's cache directory, if there are
-    // any.
+    // On the CPU, map packed weights if the Python runtime has kept them in the user's cache directory.
     bool weight_cache = true;
     // Reuse the K/V of prompt prefixes that earlier requests had, on engines on which that changes no bit of the
     // results: ONNX Runtime on the CPU. On others only requests with `reuse_prefix` do.

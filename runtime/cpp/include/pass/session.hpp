@@ -19,9 +19,7 @@
 
 namespace pass {
 
-struct Manifest;
 class Core;
-class SequenceState;
 class Tokenizer;
 
 // A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.

@@ -14,8 +14,7 @@ void write_error(char* error, std::size_t size, const char* message) {
     error[length] = '\0';
 }
 
-// Returns what `call` returns. If it throws, writes the message to `error` and returns `failed`: no exception may cross
-// into C.
+// Returns what `call` returns. If it throws, writes the message to `error` and returns `failed`.
 template <class Call, class Result>
 Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
     try {

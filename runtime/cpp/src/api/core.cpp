@@ -13,8 +13,6 @@ namespace pass {
 
 namespace {
 
-Error closed() { return Error("this session is closed; load the bundle again"); }
-
 std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest, const LoadOptions& options) {
     options.check();
     LoadOptions resolved = options;
@@ -145,7 +143,7 @@ bool Core::step() {
 
 void Core::check_open() const {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
-    if (closed_) throw closed();
+    if (closed_) throw Error("this session is closed; load the bundle again");
 }
 
 void Core::wait(SequenceState& sequence) {

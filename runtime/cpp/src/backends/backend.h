@@ -80,13 +80,12 @@ class Backend {
     // The error with which the device was lost; null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
-    // Change the KV capacity to `capacity` tokens, keeping the first lengths[slot] entries of every slot. If it fails,
-    // nothing has changed.
+    // Change the KV capacity in tokens, keeping the first lengths[slot] entries of every slot. If it fails, nothing
+    // changes.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);
-    // Leave `slot` out of the following passes. They still write K/V after its `length` entries, but change nothing
-    // else of it.
+    // Leave `slot` out of the following passes. They change nothing of it but K/V after its `length` entries.
     void mask(int slot, std::int64_t length);
     // Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a chain. A draft row
     // without a draft gets the id V (the vocabulary size), which no sampled token equals.
@@ -98,9 +97,8 @@ class Backend {
     void set_processors(int slot, const ProcessedRows& rows);
     // Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
-    // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted; a masked slot emits
-    // nothing. Afterwards the K/V of the accepted rows are part of the cache, and the windows of `kind.plan.next()` are
-    // staged.
+    // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted, nothing if it is masked.
+    // The K/V of the accepted rows are then part of the cache, and the windows of `kind.plan.next()` are staged.
     std::vector<Emitted> run(const PassKind& kind);
     // The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran.
     Logprobs logprobs(const PassKind& kind);

@@ -110,28 +110,25 @@ namespace {
 const std::vector<std::string> gpu_devices{"cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep"};
 constexpr std::size_t max_ordinal_digits = 4;
 
-std::string gpu_list() {
+}  // namespace
+
+std::string comma_list(const std::vector<std::string>& items) {
     std::string text;
-    for (const std::string& name : gpu_devices) text += (text.empty() ? "" : ", ") + name;
+    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
     return text;
 }
-
-bool is_gpu(const std::string& kind) {
-    return std::find(gpu_devices.begin(), gpu_devices.end(), kind) != gpu_devices.end();
-}
-
-}  // namespace
 
 DeviceName split_device(const std::string& name) {
     const std::size_t colon = name.find(':');
     const std::string kind = name.substr(0, colon);
-    const bool gpu = is_gpu(kind);
+    const bool gpu = std::find(gpu_devices.begin(), gpu_devices.end(), kind) != gpu_devices.end();
     if (!gpu && kind != "auto" && kind != "cpu") {
-        throw Error("unknown device '" + name + "': choose one of auto, cpu, " + gpu_list());
+        throw Error("unknown device '" + name + "': choose one of auto, cpu, " + comma_list(gpu_devices));
     }
     if (colon == std::string::npos) return {kind, 0};
     if (!gpu) {
-        throw Error("device '" + name + "': " + kind + " takes no number; only " + gpu_list() + " do, as cuda:1");
+        throw Error("device '" + name + "': " + kind + " takes no number; only " + comma_list(gpu_devices) +
+                    " do, as cuda:1");
     }
     const std::string number = name.substr(colon + 1);
     if (number.empty() || number.size() > max_ordinal_digits ||

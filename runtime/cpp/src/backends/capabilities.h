@@ -79,8 +79,7 @@ std::vector<std::int64_t> doubling_capacities(std::int64_t maximum);
 inline constexpr std::int64_t max_chunk_bytes = std::int64_t{1} << 30;
 
 // Estimates the bytes that a chunk needs beside weights and cache: for the logits of one row, a layer's hidden states,
-// its MLP (about four times as wide) and attention's scores, as if no kernel were fused. columns: cache entries that
-// attention reads.
+// its MLP (about four times as wide) and attention's scores over `columns` cache entries, as if no kernel were fused.
 std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns);
 
 // Width of a wide prompt chunk (2048, 1024 rows) -> the largest of the KV `capacities` (tokens, in rising order) at
@@ -93,6 +92,9 @@ struct DeviceName {
     std::string kind;  // the name without the number
     int ordinal = 0;   // the number of the GPU among those that this process sees
 };
+
+// "a, b, c".
+std::string comma_list(const std::vector<std::string>& items);
 
 // Throws Error if `name` is not a device, or its number is wrong or not allowed.
 DeviceName split_device(const std::string& name);

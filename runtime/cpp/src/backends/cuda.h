@@ -44,8 +44,7 @@ struct CudaApi {
     static CudaApi open();
     // The name of an error after which CUDA cannot work for this process any more; null for other codes.
     static const char* device_lost_name(int code);
-    // Throws Error if `code`, which the CUDA function `name` returned, is an error; DeviceLost if later calls would
-    // fail too.
+    // Throws Error if the CUDA function `name` returned an error `code`; DeviceLost if later calls would fail too.
     void check(int code, const char* name) const;
     // What to do about a driver that is older than the library, with the versions of both, for a message.
     std::string driver_hint() const;

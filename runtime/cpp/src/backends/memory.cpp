@@ -28,40 +28,18 @@ Error out_of_memory(std::optional<std::size_t> size) {
                  ": use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
 }
 
-HostMemory::~HostMemory() {
-    for (const auto& [address, block] : blocks_) release(block);
-}
-
 std::byte* HostMemory::allocate(std::size_t size) {
     const std::size_t padded = size + alignment_bytes;
     // The system provides calloc's pages when they are first written.
-    void* block = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
-    if (block == nullptr) throw out_of_memory(size);
-    if (allocator_) std::memset(block, 0, padded);
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % alignment_bytes;
-    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : alignment_bytes - offset);
-    try {
-        blocks_.emplace(address, block);
-    } catch (...) {
-        release(block);
-        throw;
-    }
+    void* memory = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
+    if (memory == nullptr) throw out_of_memory(size);
+    std::shared_ptr<void> block(
+        memory, [allocator = allocator_](void* freed) { allocator ? allocator->free(freed) : std::free(freed); });
+    if (allocator_) std::memset(memory, 0, padded);
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(memory) % alignment_bytes;
+    std::byte* address = static_cast<std::byte*>(memory) + (offset == 0 ? 0 : alignment_bytes - offset);
+    blocks_.emplace(address, std::move(block));
     return address;
-}
-
-void HostMemory::free(std::byte* address) {
-    const auto found = blocks_.find(address);
-    if (found == blocks_.end()) return;
-    release(found->second);
-    blocks_.erase(found);
-}
-
-void HostMemory::release(void* block) {
-    if (allocator_) {
-        allocator_->free(block);
-    } else {
-        std::free(block);
-    }
 }
 
 void HostMemory::upload(std::byte* address, const void* host, std::size_t size) {

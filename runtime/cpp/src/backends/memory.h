@@ -41,22 +41,17 @@ Error out_of_memory(std::optional<std::size_t> size = std::nullopt);
 class HostMemory : public Memory {
    public:
     explicit HostMemory(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
-    ~HostMemory() override;
-    HostMemory(const HostMemory&) = delete;
-    HostMemory& operator=(const HostMemory&) = delete;
 
     std::byte* allocate(std::size_t size) override;
-    void free(std::byte* address) override;
+    void free(std::byte* address) override { blocks_.erase(address); }
     void upload(std::byte* address, const void* host, std::size_t size) override;
     void download(void* host, const std::byte* address, std::size_t size) override;
     void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
                    std::size_t size, std::size_t rows) override;
 
    private:
-    void release(void* block);
-
     std::shared_ptr<Allocator> allocator_;
-    std::unordered_map<std::byte*, void*> blocks_;  // by aligned address
+    std::unordered_map<std::byte*, std::shared_ptr<void>> blocks_;  // by aligned address
 };
 
 // Bytes of an element of type `dtype`.

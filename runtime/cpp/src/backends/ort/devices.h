@@ -28,8 +28,7 @@ struct Device {
     bool captures(std::size_t index = 0) const;
 };
 
-// The device to use; `auto` is CUDA if this ONNX Runtime has it, else the CPU. Throws Error if ONNX Runtime lacks its
-// provider.
+// The device to use; `auto` is CUDA if this ONNX Runtime has it, else the CPU. Throws Error without its provider.
 Device choose_device(const OrtLibrary& library, const std::string& name);
 
 // Register the plugin of `device`, if it has one. Throws Error if it cannot be registered.

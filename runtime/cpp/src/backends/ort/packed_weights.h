@@ -1,6 +1,5 @@
-// Weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and processes map. The Python
-// runtime writes them, and explains them (pass_runtime/backends/ort/packed_weights.py, packing.py). C++ only reads
-// them.
+// Reads weights in the form that ONNX Runtime's CPU kernels read, from files that all sessions and processes map.
+// Python writes and explains them (pass_runtime/backends/ort/packed_weights.py, packing.py).
 #pragma once
 
 #include <filesystem>

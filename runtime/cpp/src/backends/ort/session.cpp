@@ -53,9 +53,8 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 namespace {
 
 // The worker threads of a session, which begin to work only when the session has been created. Until then there is
-// hardly any work for them, but ONNX Runtime's workers spin while they wait, and would take the cores that hash the
-// bundle's files. (ONNX Runtime pins threads that it creates itself to cores if it chooses their number; these are not
-// pinned.)
+// hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that hash the bundle's
+// files. (ONNX Runtime may pin threads that it creates itself to cores; these are not pinned.)
 class LateThreads {
    public:
     // Make sessions of `options` use such threads. `options` must not be used after this object is destroyed.

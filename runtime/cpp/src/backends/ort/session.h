@@ -44,8 +44,7 @@ class OrtGraph {
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
              int threads, const SharedTensors* shared, bool packed = false);
 
-    // Throws Error if inputs or outputs differ from `described`, or (with `manifest`, for a trunk) the metadata from
-    // the manifest.
+    // Throws Error if inputs or outputs differ from `described`, or a trunk's metadata from `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }

@@ -1,7 +1,6 @@
 #include "backends/trt/engine.h"
 
 #include <algorithm>
-#include <set>
 
 #include "backends/memory.h"
 #include "bundle/tensors.h"
@@ -74,10 +73,9 @@ void TrtEngine::check(const EngineShapes& shapes) const {
                        std::to_string(file_.profiles.size()));
     }
     const std::map<std::string, Shape> built = engine_->shapes();
-    std::set<std::string> names;
-    for (const auto& [name, shape] : shapes) names.insert(name);
-    for (const auto& [name, shape] : built) names.insert(name);
-    for (const std::string& name : names) {
+    EngineShapes all = shapes;
+    for (const auto& [name, shape] : built) all.try_emplace(name);
+    for (const auto& [name, shape] : all) {
         const auto has = built.find(name);
         const auto listed = shapes.find(name);
         if (has != built.end() && listed != shapes.end() && matches(has->second, listed->second)) continue;

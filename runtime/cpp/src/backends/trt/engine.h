@@ -27,8 +27,8 @@ struct EngineCall {
 // The shapes of an engine's tensors, by name. Names of sizes are dynamic sizes.
 using EngineShapes = std::map<std::string, std::vector<Dimension>>;
 
-// The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens: windows have at least
-// `least_width` rows, and the trunk has the additional input `columns`.
+// The shapes of `graph` in an engine for a cache of `capacity` tokens: windows have at least `least_width` rows, and
+// the trunk has the additional input `columns`.
 EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk);
 
 // Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. If an
@@ -49,8 +49,7 @@ class TrtScratch {
 // while the context that it was captured from keeps its profile, shapes and addresses.
 class TrtEngine {
    public:
-    // shapes: of its tensors, from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the
-    // manifest describes.
+    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the manifest describes.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file,
               const EngineShapes& shapes);
 

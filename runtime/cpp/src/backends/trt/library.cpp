@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "backends/capabilities.h"
 #include "bundle/integrity.h"
 #include "errors.h"
 
@@ -67,18 +68,11 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
 
 namespace {
 
-std::string listed(const std::vector<std::string>& targets) {
-    std::string text;
-    for (const std::string& target : targets) text += (text.empty() ? "" : ", ") + target;
-    return text;
-}
-
 std::string how_to_build(const std::filesystem::path& bundle, const std::string& library) {
     return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
-// Throws Error if an engine of a set is missing, or is not the file that was built. hashes: compare them, not only
-// sizes.
+// Throws Error if an engine is missing, or is not the file that was built. hashes: compare them, not only sizes.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);
@@ -109,7 +103,7 @@ std::string why_not(const EngineSet& engines, const Manifest& manifest, const st
         return "were built by version " + engines.version + ", and " + version + " is installed";
     }
     if (std::find(engines.targets.begin(), engines.targets.end(), gpu.target) == engines.targets.end()) {
-        return "are for " + listed(engines.targets) + ", and this GPU (" + gpu.name + ") is " + gpu.target;
+        return "are for " + comma_list(engines.targets) + ", and this GPU (" + gpu.name + ") is " + gpu.target;
     }
     return "";
 }
