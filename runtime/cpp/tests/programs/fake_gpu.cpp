@@ -5,9 +5,8 @@
 //     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again on
 //                                         the same session, without failures
 //     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, also those of opening
-//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then all calls of CUDA fail with CODE while two requests
-//     run,
-//                                         and work again for a third one
+//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA's calls fail with CODE while two requests
+//                                         run, and work again for a third one
 //     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail (see FakeCuda::fail_capture)
 //     fake_gpu BUNDLE SCENES refused NAME    the first scene, while TensorRT's function NAME fails
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens it on a GPU of that capability

@@ -1,9 +1,8 @@
 // For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over fakes of its CUDA provider and
 // of CUDA, and writes a report as JSON.
 //
-//     fake_ort BUNDLE SCENES               every scene twice, each time in a new thread, on a session that captures. If
-//     a
-//                                          scene has no results, a session that does not capture computes them first
+//     fake_ort BUNDLE SCENES               every scene twice, each time in a new thread, on a session that captures; a
+//                                          session that does not capture first computes results if a scene has none
 //     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with NAME in their names fail
 //     fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost with that error in the first run
 #include <iostream>
