@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "backends/memory.h"
-#include "bundle/tensors.h"
 #include "errors.h"
 #include "log.h"
 
@@ -13,10 +12,13 @@ namespace {
 
 // As Python writes a tuple.
 std::string shape_text(const std::vector<Dimension>& shape) {
-    std::string text = text_of(shape);
-    text.front() = '(';
-    text.back() = ')';
-    return shape.size() == 1 ? text.insert(text.size() - 1, ",") : text;
+    std::string text;
+    for (const Dimension& size : shape) {
+        const auto* name = std::get_if<std::string>(&size);
+        text += text.empty() ? "" : ", ";
+        text += name != nullptr ? "'" + *name + "'" : std::to_string(std::get<std::int64_t>(size));
+    }
+    return "(" + text + (shape.size() == 1 ? ",)" : ")");
 }
 
 std::string shape_text(const Shape& shape) { return shape_text(std::vector<Dimension>(shape.begin(), shape.end())); }
