@@ -1,4 +1,4 @@
-// Sessions and the scheduler, over a backend that recites.
+// The scheduler and the threads that call it, over a backend that recites.
 #include "catch.hpp"
 
 #include <chrono>

@@ -84,7 +84,7 @@ class RecitingBackend : public Backend {
     }
 };
 
-// A core over such a backend. backend: receives its address.
+// A core over a RecitingBackend, opened with `options`. backend: receives it, for tests that interfere with it.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
                                            std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024,
                                            std::int64_t capacity = 256, LoadOptions options = {}) {
@@ -103,7 +103,7 @@ inline Request request(std::size_t prompt, std::int64_t tokens, const std::strin
     return found;
 }
 
-// The tokens of a sequence, read until its end. Throws the error that ended it.
+// The tokens that are read until the end. Throws the sequence's error.
 inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     std::vector<std::int64_t> ids;
     while (true) {
