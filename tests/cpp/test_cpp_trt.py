@@ -3,6 +3,7 @@ the Python fake writes, to the last bit, and treats the device as it must be tre
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -103,7 +104,8 @@ def test_another_gpu(
     (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
     assert (played["differences"], played["empty"]) == ("", True)
     refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
-    assert refused["refusal"] == "there is no GPU 1: 1 are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)"
+    said = "there is no GPU 1: 1 GPU is visible, number 0 (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
+    assert refused["refusal"] == said
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,23 @@ def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
     fewer = files[0].model_copy(update={"profiles": files[0].profiles[:-1]})
     assert "profiles and the manifest lists" in refused(engines=(fewer, *files[1:]))
     assert "update its KV cache in place" in refused(engines=(files[0].model_copy(update={"aliases": {}}), *files[1:]))
-    (engine_set.path(bundle) / files[0].file).unlink()
+    path = engine_set.path(bundle) / files[0].file
+    plan = json.loads(path.read_bytes())
+    for side, name, shape in (
+        ("inputs", "past_key.0", ["batch", 7, 64, 16]),  # heads
+        ("outputs", "logits", ["batch", "logit_rows", 7]),  # the vocabulary
+        ("inputs", "row_position", ["width", 1]),  # of another rank
+        ("inputs", "columns", None),
+        ("outputs", "no_tensor_of_the_bundle", [1]),
+    ):
+        tensors = {**plan[side], name: {"dtype": "float32", "shape": shape}}
+        if shape is None:
+            del tensors[name]
+        path.write_text(json.dumps(plan | {side: tensors}), "utf-8")
+        hashed = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        rebuilt = files[0].model_copy(update=hashed)
+        assert f"differ in the shape of {name}: " in refused(engines=(rebuilt, *files[1:]))
+    path.unlink()
     assert "is missing; run: pass-export build" in refused()
     assert (
         fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"]

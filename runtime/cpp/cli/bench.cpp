@@ -1,4 +1,4 @@
-// pass-cpp bench: compares plans on the same prompts, in alternation, so that noise of the machine affects all alike.
+// pass-cpp bench: times plans on the same prompts, in alternation, so that noise of the machine affects all alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,7 +32,7 @@ struct Flags {
     std::string output;
 };
 
-// Every prompt once with one plan: the sum of the metrics, and the seconds that are compared.
+// Every prompt once with one plan. stats: the sum of the counts. seconds: the time that plans are compared by.
 struct Round {
     Stats stats;
     double seconds = 0, decode_seconds = 0, host_seconds = 0;
@@ -40,7 +40,8 @@ struct Round {
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };
 
-// One plan with `batch` sequences at a time (0: one by one, of which only decoding is timed), and its measurements.
+// A plan to compare, and its measurements. batch: sequences at a time; 0 runs them one by one and times only decoding.
+// texts: what it wrote for each prompt.
 struct Contender {
     std::string name;
     GenerateOptions options;
@@ -57,7 +58,7 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Groups of `batch` prompts begin together and write equally many tokens.
+// Runs groups of `batch` prompts, which begin together and write equally many tokens.
 Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts,
                 std::vector<Ids>& texts) {
     Round round;
@@ -84,7 +85,7 @@ Round run_round(Session& session, const Contender& contender, const std::vector<
     return round;
 }
 
-// The mode and its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`.
+// The name of a plan in the report: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`.
 std::string name_of(const Session& session, const GenerateOptions& options) {
     if (options.plan == "auto") {
         return !options.draft || *options.draft == "both" ? "auto" : "auto (" + *options.draft + ")";
@@ -111,7 +112,7 @@ std::vector<int> batches_of(const Flags& flags) {
 
 std::vector<Contender> contenders_of(const Session& session, const Flags& flags) {
     const auto or_default = [](auto given, auto otherwise) { return given.empty() ? otherwise : given; };
-    const SamplingParams sampling = flags.sampling.params().seeded();  // the same text for all
+    const SamplingParams sampling = flags.sampling.params().seeded();  // the same seed for all
     std::vector<Contender> found;
     for (int batch : or_default(batches_of(flags), std::vector<int>{0})) {
         for (const std::string& plan :
@@ -179,7 +180,7 @@ std::vector<std::string> differing(const Session& session, const std::vector<Con
     return found;
 }
 
-// What ran without a CUDA graph, and why; nothing on the CPU, which has no such graphs.
+// Prints what ran without a CUDA graph, and why; nothing on the CPU, which has no CUDA graphs.
 void print_captures(const Json& report) {
     if (report["device"] == "cpu") return;
     if (report["uncaptured"].empty()) std::printf("passes were captured as CUDA graphs\n");
@@ -230,7 +231,7 @@ void bench(const Flags& flags) {
     const std::size_t most =
         batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
     EngineFlags engine = flags.engine;
-    engine.read_anew = true;  // every round reads its prompts
+    engine.no_prefix_cache = true;  // every round reads its prompts
     Session session = engine.open(std::max(1, static_cast<int>(most)));
     std::vector<Ids> prompts = prompts_of(session, flags);
     for (std::size_t i = 0, given = prompts.size(); prompts.size() < most; ++i)
@@ -276,7 +277,7 @@ void bench(const Flags& flags) {
 void add_bench(CLI::App& app) {
     CLI::App* command = app.add_subcommand("bench",
                                            "Time plans against each other, in alternation; medians over rounds. "
-                                           "host: what of ms/pass the engine does not run in.");
+                                           "host: the part of ms/pass outside the engine.");
     const auto flags = std::make_shared<Flags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);
@@ -284,15 +285,15 @@ void add_bench(CLI::App& app) {
     command
         ->add_option("--prompt-ids", flags->prompt_ids, "A prompt's token ids, as 1,2,3. May be given several times.")
         ->take_all();
-    command->add_option("--plan", flags->plans, "Plans to compare; the first is the measure. Default: all.")
-        ->take_all();
+    command->add_option("--plan", flags->plans, "Plans to compare; ratios are to the first. Default: all.")->take_all();
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
     command->add_option("--lookahead", flags->lookaheads, "Drafts per step. Default: the bundle's.")->take_all();
-    command->add_option("--batch", flags->batches, "Sequences at a time to compare, as 1,2,4,8.");
+    command->add_option("--batch", flags->batches,
+                        "Numbers of sequences to run together, as 1,2,4,8. Default: one by one.");
     command->add_option("--max-new-tokens", flags->max_new_tokens)->capture_default_str();
     command->add_option("--repeat", flags->repeat, "Rounds; every round runs every plan once.")->capture_default_str();
-    command->add_flag("--json", flags->as_json, "The measurements as JSON instead of a table.");
-    command->add_option("-o,--output", flags->output, "Also write the JSON here.");
+    command->add_flag("--json", flags->as_json, "Print JSON instead of a table.");
+    command->add_option("-o,--output", flags->output, "Also write JSON to this file.");
     check_values(*command);
     command->callback([flags] { bench(*flags); });
 }

@@ -75,25 +75,28 @@ void add_generate(CLI::App& app) {
     GenerateOptions& options = flags->options;
     flags->prompt.add_to(*command);
     command->add_option("--max-new-tokens", options.max_new_tokens)->capture_default_str();
-    command->add_option("--plan", options.plan, "ar, two-pass, fused, fused:G0,G1,..., auto. The text is the same.")
+    command
+        ->add_option("--plan", options.plan,
+                     "ar, two-pass, fused, fused:G0,G1,..., auto. It changes the speed and not the text.")
         ->capture_default_str();
-    command->add_option("--draft", options.draft, "lookahead, ngram or both. Default: both for auto, else lookahead.");
+    command->add_option("--draft", options.draft,
+                        "Where drafts come from: lookahead, ngram or both. Default: both for auto, else lookahead.");
     command->add_option("--lookahead", options.lookahead, "Drafts per step; 0 is plain decoding.");
     command->add_option("--stop", options.stop, "End before this text. May be given several times.")->take_all();
-    command->add_option("--stop-token-id", options.stop_token_ids,
-                        "End at this token, too. May be given several times.");
-    command->add_option("--min-tokens", options.min_tokens, "No end before so many tokens.");
+    command->add_option("--stop-token-id", options.stop_token_ids, "End at this token. May be given several times.");
+    command->add_option("--min-tokens", options.min_tokens, "Do not end before this many tokens are generated.");
     command->add_option("--allowed-token-id", options.allowed_token_ids,
-                        "No other tokens are written. May be given several times.");
+                        "Generate only these tokens. May be given several times.");
     command
         ->add_option("--bad-word-ids", flags->bad_words,
-                     "Token ids that are not written one after another, as 1,2,3. May be given several times.")
+                     "Never generate this sequence of token ids, as 1,2,3. May be given several times.")
         ->take_all();
     command->add_flag("--ignore-eos", options.ignore_eos, "Go on after an end-of-sequence token.");
-    command->add_option("--logprobs", options.logprobs, "Every token's log-probability, and of so many likely ones.");
-    command->add_flag("--json", flags->as_json, "One JSON object instead of tokens.");
+    command->add_option("--logprobs", options.logprobs,
+                        "With --json: log-probabilities of every token and of this many most likely ones.");
+    command->add_flag("--json", flags->as_json, "Print one JSON object instead of text.");
     command->add_flag("--show-drafts", flags->show_drafts,
-                      "Colour tokens by where they came from: the model, look-ahead, n-grams.");
+                      "Colour tokens by their source: the model, look-ahead or n-gram drafts.");
     check_values(*command);
     command->callback([flags] { generate(*flags); });
 }

@@ -17,8 +17,8 @@ int report(const std::string& problem) {
     return 2;
 }
 
-// Report wrong flags in one line, which names the command.
-int usage(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
+// Report wrong flags in one line that names the command.
+int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
     std::string text = error.what(), command = "pass-cpp";
     for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
@@ -34,7 +34,7 @@ int usage(const CLI::App& app, const CLI::ParseError& error, const std::string& 
 
 int main(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_DFL);  // end quietly when a pipe such as `| head` closes
-    CLI::App app{"Run a PaSS bundle. The text is what plain decoding gives; plans only change how fast.", "pass-cpp"};
+    CLI::App app{"Run a PaSS bundle. Plans change the speed and not the text.", "pass-cpp"};
     app.require_subcommand(1);
     pass::cli::add_generate(app);
     pass::cli::add_bench(app);
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
     } catch (const CLI::RuntimeError& error) {
         return error.get_exit_code();
     } catch (const CLI::ParseError& error) {
-        return usage(app, error, argc > 1 ? argv[1] : "");
+        return report_usage(app, error, argc > 1 ? argv[1] : "");
     } catch (const std::bad_alloc&) {
         return report("there is no memory: use a smaller --capacity, or shorter prompts");
     } catch (const std::exception& error) {

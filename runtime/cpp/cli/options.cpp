@@ -8,16 +8,18 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
     command
         .add_option("--device", options.device,
-                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; another GPU than the first: cuda:1.")
+                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; add a GPU's number, as in cuda:1.")
         ->capture_default_str();
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
-    command.add_option("--capacity", capacity, "Longest sequence in tokens: bounds the KV cache.");
-    command.add_flag("--trust-bundle", trust, "Skip the hash check of the bundle's files.");
-    command.add_flag("--no-weight-cache", pack_anew, "On the CPU, pack weights anew, into memory of its own.");
-    command.add_flag("--no-prefix-cache", read_anew,
-                     "Read every prompt anew. Otherwise, on the CPU, what prompts have in common is read once.");
-    command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
-                       "With more sequences than this decoding at a time, none drafts. Default: plans decide.");
+    command.add_option("--capacity", options.capacity, "KV capacity of a sequence, in tokens.");
+    command.add_flag("--trust-bundle", trust_bundle, "Skip the hash check of the bundle's files.");
+    command.add_flag("--no-weight-cache", no_weight_cache, "Do not share packed weights with other processes (CPU).");
+    command.add_flag(
+        "--no-prefix-cache", no_prefix_cache,
+        "Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, on the CPU.");
+    command.add_option(
+        "--speculative-max-concurrency", options.speculative_max_concurrency,
+        "If more sequences than this are decoded together, decode all without drafts. Default: no limit.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
@@ -30,11 +32,10 @@ void EngineFlags::add_to(CLI::App& command) {
 
 Session EngineFlags::open(int slots) const {
     LoadOptions all = options;
-    all.capacity = capacity;
     all.max_batch_size = slots;
-    all.verify = !trust;
-    all.weight_cache = !pack_anew;
-    all.prefix_cache = !read_anew;
+    all.verify = !trust_bundle;
+    all.weight_cache = !no_weight_cache;
+    all.prefix_cache = !no_prefix_cache;
     return Session::load(bundle, all);
 }
 
@@ -43,13 +44,15 @@ void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--top-k", sampling.top_k, "0 is off; at most 1024.")->capture_default_str();
     command.add_option("--top-p", sampling.top_p, "1 is off.")->capture_default_str();
     command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
-    command.add_option("--seed", seed, "Same seed, same text, whatever the plan. Default: random.")
+    command.add_option("--seed", seed, "The same seed gives the same text, whatever the plan. Default: random.")
         ->type_name("NUMBER");
     command.add_option("--presence-penalty", sampling.presence_penalty,
-                       "Subtracted from the logits of tokens that were generated already; 0 is off.");
-    command.add_option("--frequency-penalty", sampling.frequency_penalty, "The same for every time it has one.");
-    command.add_option("--repetition-penalty", sampling.repetition_penalty,
-                       "Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.");
+                       "Subtracted from the logit of every token already generated; 0 is off.");
+    command.add_option("--frequency-penalty", sampling.frequency_penalty,
+                       "Subtracted from a token's logit once for each time it was generated; 0 is off.");
+    command.add_option(
+        "--repetition-penalty", sampling.repetition_penalty,
+        "Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 is off.");
     command
         .add_option("--logit-bias", biases, "Added to the logit of a token, as TOKEN=BIAS. May be given several times.")
         ->type_name("TOKEN=BIAS")
@@ -87,7 +90,7 @@ SamplingParams SamplingFlags::params() const {
 
 namespace {
 
-// What is wrong with a value; a whole number is written anew, so that it is decimal for CLI11, too.
+// What is wrong with a value; empty if nothing is. Writes whole numbers in decimal, which CLI11 reads right.
 std::string problem(std::string& value, const std::string& type) {
     const std::string is_not = "'" + value + "' is not ";
     const char* first = value.data() + (value.starts_with('+') ? 1 : 0);

@@ -16,10 +16,7 @@ namespace pass::cli {
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;
-    std::optional<std::int64_t> capacity;
-    bool trust = false;
-    bool pack_anew = false;
-    bool read_anew = false;
+    bool trust_bundle = false, no_weight_cache = false, no_prefix_cache = false;
 
     void add_to(CLI::App& command);
     Session open(int slots = 1) const;
@@ -35,8 +32,8 @@ struct SamplingFlags {
     SamplingParams params() const;
 };
 
-// To be called after all options were added: refuses values that CLI11 would accept, such as an empty one for 0 and
-// numbers that do not fit, and reads 010 as 10.
+// Call it after adding all options. Makes `command` refuse values that CLI11 would accept, such as an empty one as 0
+// and numbers that do not fit, and read 010 as 10.
 void check_values(CLI::App& command);
 
 // Each adds one command to the app.

@@ -1,4 +1,4 @@
-// Prints a generation for people: its tokens as they come, coloured by their source with --show-drafts, and a summary.
+// Prints a generation: its tokens as they come, coloured by their source with --show-drafts, and a summary.
 #pragma once
 
 #include "pass/pass.hpp"

@@ -34,7 +34,7 @@ std::optional<std::string> read_file(const std::string& path) {
     return read_bytes(file.get());
 }
 
-// UTF-8 text, line ends as they are; a byte order mark is no part of it.
+// Reads UTF-8 text without a byte order mark. Line ends stay as they are.
 std::string read_text(const std::string& path) {
     const bool standard = path == standard_input;
     const std::string name = standard ? "standard input" : path;
@@ -48,12 +48,10 @@ std::string read_text(const std::string& path) {
 
 void PromptFlags::add_to(CLI::App& command) {
     command.add_option("-p,--prompt", prompt, "The prompt.");
-    command.add_option(
-        "--prompt-file", file,
-        "Read the prompt from a UTF-8 file, or from standard input for `-`, without the line feed at its "
-        "end.");
-    command.add_flag("--keep-newline", keep_newline, "Keep the line feed at the end of a file or of standard input.");
-    command.add_option("--prompt-ids", ids, "The prompt's token ids, as 1,2,3; tokens are printed, not text.");
+    command.add_option("--prompt-file", file,
+                       "UTF-8 file with the prompt, or `-` for standard input; a line feed at its end is removed.");
+    command.add_flag("--keep-newline", keep_newline, "Keep the line feed at the end of the file or of standard input.");
+    command.add_option("--prompt-ids", ids, "The prompt's token ids, as 1,2,3. Token ids are printed, not text.");
 }
 
 std::optional<std::string> PromptFlags::read() const {
@@ -75,24 +73,24 @@ std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text) 
     std::vector<std::int64_t> numbers;
     const char* at = text.data();
     const char* end = at + text.size();
-    bool wanted = true;  // a number must follow: at the beginning, and after a comma
+    bool number_expected = true;  // at the beginning, and after a comma
     while (at < end) {
         if (*at == ' ') {
             ++at;
         } else if (*at == ',') {
-            if (wanted) return std::nullopt;
-            wanted = true;
+            if (number_expected) return std::nullopt;
+            number_expected = true;
             ++at;
         } else {
             std::int64_t number = 0;
             const auto [stop, error] = std::from_chars(at, end, number);
             if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) return std::nullopt;
             numbers.push_back(number);
-            wanted = false;
+            number_expected = false;
             at = stop;
         }
     }
-    return wanted ? std::nullopt : std::optional(numbers);
+    return number_expected ? std::nullopt : std::optional(numbers);
 }
 
 std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {

@@ -1,4 +1,4 @@
-// Prompts from flags, files or standard input, which `-` names.
+// Reads prompts from flags, files and standard input (the path `-`).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,13 +18,13 @@ struct PromptFlags {
     bool keep_newline = false;
 
     void add_to(CLI::App& command);
-    // The text of the prompt, from the flag that was given or from standard input; none if token ids were given.
+    // The text of the prompt, from a flag or from standard input; none if token ids were given.
     // Throws Error if two flags were given, and if a file cannot be read or is not UTF-8. The last line feed of a
     // file is left out.
     std::optional<std::string> read() const;
 };
 
-// The numbers of "1,2,3" or "1 2 3"; none if `text` is something else, or has no number beside a comma.
+// The numbers of "1,2,3" or "1 2 3"; none if `text` is not such a list.
 std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text);
 
 // The same for the token ids of `flag`. Throws Error if `text` is no such list.

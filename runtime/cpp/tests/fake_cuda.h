@@ -1,8 +1,8 @@
-// The CUDA runtime as far as it is called here, on the CPU: device memory is host memory that is watched.
+// A fake of the CUDA runtime, on the CPU. As tests/runtime/fake_gpu.py.
 //
-// What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, synchronizing and allocating
-// inside a capture, copies inside a capture to memory that is not pinned, use after free. Work is done when somebody
-// waits for it, as late as a device may do it. As tests/runtime/fake_gpu.py.
+// It refuses what a real device would refuse or corrupt: stale and unaligned addresses, synchronizing and allocating
+// inside a capture, copies inside a capture to memory that is not pinned, use after free. Work runs when somebody waits
+// for it, as late as a device may run it.
 #pragma once
 
 #include <cstdint>
@@ -21,30 +21,30 @@
 
 namespace pass::test {
 
-inline constexpr std::size_t cuda_alignment = 256;  // of what cudaMalloc gives, and of what an engine takes
+inline constexpr std::size_t cuda_alignment = 256;  // bytes: of cudaMalloc's addresses, and required by engines
 
-// A bug in what was called, not in a bundle: no Error, so that it is not reported as one.
+// Throws std::logic_error, not Error: what does not hold is a bug of the backend.
 inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::logic_error(what);
 }
 
-// `api` refers to it. Counters tell what was done.
+// It must outlive its `api`. Counters tell what was done.
 class FakeCuda {
    public:
     using Graph = std::vector<std::function<void()>>;
 
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
-    int fail_malloc = 0;                       // counts down with every allocation; the one that makes it 0 fails
+    int fail_malloc = 0;                       // every allocation counts it down; the one that makes it 0 fails
     int devices = 1, major = 9, minor = 0;
-    int driver = 13040;                          // the CUDA that it runs; 0: there is none
+    int driver = 13040;                          // the CUDA version that it runs; 0: there is none
     int ordinal = 0;                             // the device that everything must be done on
     static inline thread_local int current = 0;  // the device of the calling thread
     int mallocs = 0, launches = 0, captures = 0;
-    int works = 0;        // copies and engines that ran outside a graph
-    int error = 0;        // of the last call that failed, until `last_error` is called
-    int sticky = 0;       // once set, launches, copies, allocations and synchronizing return that code and do nothing
-    int undestroyed = 0;  // graphs that were captured, and not destroyed after they were instantiated
-    int waits = 0;        // how often the stream was waited for
+    int works = 0;             // copies and engines that ran outside a graph
+    int error = 0;             // of the last call that failed, until `last_error` is called
+    int sticky = 0;            // if set, launches, copies, allocations and synchronizing return it and do nothing
+    int undestroyed = 0;       // graphs that were captured, and not destroyed after they were instantiated
+    int waits = 0;             // how often the stream was waited for
     std::string fail_capture;  // the function of captures that fails: begin, end or instantiate
     std::unique_ptr<Graph> capturing;
 
@@ -151,7 +151,7 @@ class FakeCuda {
         pending_.push_back(std::move(work));
     }
 
-    // Do what is on the stream.
+    // Do all work on the stream.
     void finish() {
         while (!pending_.empty()) {
             const auto work = std::move(pending_.front());
@@ -161,7 +161,7 @@ class FakeCuda {
     }
 
     bool on_device(const void* address, std::size_t size) const { return within(blocks_, address, size); }
-    // Whether `stream` is one, and of the present device.
+    // Whether `stream` is a stream of the present device.
     bool has_stream(void* stream) const { return current == ordinal && streams_.contains(stream); }
     // Whether everything was given back.
     bool empty() const {

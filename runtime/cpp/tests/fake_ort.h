@@ -1,10 +1,10 @@
-// ONNX Runtime with a CUDA provider, on the CPU: graphs run on the CPU provider, in the memory of FakeCuda, and count
-// as that provider counts them with `enable_cuda_graph`, by the numbers that runs give them (`gpu_graph_id`).
+// A fake of ONNX Runtime with a CUDA provider: graphs run on the CPU provider, in the memory of FakeCuda, as often as
+// the CUDA provider would run them with `enable_cuda_graph`. As tests/runtime/fake_ort_cuda.py.
 //
-// The first run of a number in a thread is two runs of the graph, for what they allocate, then the capture, which
-// computes nothing, and a launch of what was captured (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`).
-// Captured graphs belong to the thread (`PerThreadContext`). A run with the number -1 is one run of the graph.
-// As tests/runtime/fake_ort_cuda.py.
+// The first run with a graph number (`gpu_graph_id`) in a thread runs the graph twice, for what it allocates, captures
+// it, which computes nothing, and launches the captured graph (`InferenceSession::Run` and
+// `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the thread (`PerThreadContext`). A run with the number
+// -1 runs the graph once.
 #pragma once
 
 #include <atomic>
@@ -37,11 +37,11 @@ class FakeOrt {
     std::shared_ptr<const OrtLibrary> library() const { return std::make_shared<OrtLibrary>(&table_, "1.31.1.fake"); }
 
     bool captures = true;  // whether a session may be opened with `enable_cuda_graph`
-    std::string refused;   // what is in names of files whose captures fail
+    std::string refused;   // captures of files with this in their names fail
     int lost = 0;          // the CUDA error with which the next run loses the device
-    int runs = 0;          // that were asked for
-    int replays = 0;       // runs that launched what had been captured before
-    int eager = 0;         // runs of the number -1
+    int runs = 0;          // calls of RunWithBinding
+    int replays = 0;       // runs that only launched a captured graph
+    int eager = 0;         // runs without captures
     std::set<std::tuple<const OrtSession*, int, int>> captured;  // session, thread and number
 
     std::set<std::string> captured_files() const {

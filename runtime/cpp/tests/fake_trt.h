@@ -1,10 +1,10 @@
-// TensorRT as far as it is called here: an engine file is JSON, {"onnx": the graph's path, "inputs", "outputs",
-// "profiles", "aliases"}, and an engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it was
-// given. tests/runtime/fake_gpu.py writes such files.
+// A fake of TensorRT. An engine file is JSON: {"onnx": the graph's path, "inputs", "outputs", "profiles", "aliases"}.
+// An engine runs its graph in ONNX Runtime, and reads and writes only the addresses that it was given.
+// tests/runtime/fake_gpu.py writes such files.
 //
-// What TensorRT would refuse or corrupt, this refuses: shapes outside the profile, a cache output that is not bound
-// over its input, capturing a context that was given other shapes since it ran, launching a graph whose context is gone
-// or was bound anew.
+// It refuses what TensorRT would refuse or corrupt: shapes outside the profile, a cache output that is not bound to its
+// input's address, capturing a context that was given other shapes since it ran, launching a graph whose context is
+// gone or was bound again.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -17,14 +17,14 @@
 namespace pass::test {
 
 struct FakeTrtCounts {
-    int fail_run = 0;  // counts down with every execution, captured ones too; the one that makes it 0 fails
+    int fail_run = 0;  // every execution or capture of one counts it down; the one that makes it 0 fails
     int contexts = 0, shapes_set = 0;
-    std::string refused;                           // what contexts and the runtime refuse to do
-    std::string errors;                            // of what was refused, until somebody asks
+    std::string refused;                           // the function of TensorRT that fails
+    std::string errors;                            // for `take_errors`
     std::string kernels_used, kernels_saved = "";  // files
     std::set<const std::byte*> scratch;            // blocks that contexts were given
 
-    // Whether `function` is to be refused.
+    // Whether `function` fails, with an error for `take_errors`.
     bool refuses(const std::string& function) {
         if (refused == function) errors = "[" + function + ".cpp::7] Error Code 3: of a kind";
         return refused == function;
@@ -115,8 +115,8 @@ class FakeTrtContext : public TrtContext {
         return size;
     }
 
-    // Inputs are read before any output is written, as an engine may not; outputs of symbolic size are as long as the
-    // inputs say.
+    // Symbolic sizes of outputs are those of the inputs. The graph runs on copies, so that all inputs are read before
+    // any output is written.
     void run(const Shapes& shapes, const Addresses& addresses) const {
         for (const auto& [output, source] : plan_["aliases"].items()) {
             require(addresses.at(output) == addresses.at(source), "the cache is not updated in place");
@@ -161,14 +161,14 @@ class FakeTrtContext : public TrtContext {
     std::size_t profile_ = 0;
     bool scratch_ = false;
     std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts what changes its work or its addresses
-    Shapes shapes_, ran_;  // ran: the shapes of the last run that was none of a capture
+    Shapes shapes_, ran_;                                    // ran_: the shapes of the last run outside a capture
     Addresses addresses_;
 };
 
-class FakeTrtPlan : public TrtPlan {
+class FakeTrtCudaEngine : public TrtCudaEngine {
    public:
-    FakeTrtPlan(FakeCuda& cuda, FakeTrtCounts& counts, nlohmann::json plan,
-                const std::shared_ptr<const OrtLibrary>& library)
+    FakeTrtCudaEngine(FakeCuda& cuda, FakeTrtCounts& counts, nlohmann::json plan,
+                      const std::shared_ptr<const OrtLibrary>& library)
         : cuda_(cuda),
           counts_(counts),
           plan_(std::move(plan)),
@@ -176,6 +176,16 @@ class FakeTrtPlan : public TrtPlan {
 
     std::int64_t scratch_size() const override { return 4096; }
     int profiles() const override { return static_cast<int>(plan_["profiles"].size()); }
+    std::map<std::string, Shape> shapes() const override {
+        std::map<std::string, Shape> found;
+        for (const char* side : {"inputs", "outputs"}) {
+            for (const auto& [name, described] : plan_[side].items()) {
+                Shape& shape = found[name];
+                for (const auto& size : described["shape"]) shape.push_back(size.is_string() ? -1 : size.get<int>());
+            }
+        }
+        return found;
+    }
     std::optional<std::map<std::string, std::string>> aliases() const override {
         return plan_["aliases"].get<std::map<std::string, std::string>>();
     }
@@ -197,11 +207,11 @@ class FakeTrt : public TrtApi {
     FakeTrt(FakeCuda& cuda, FakeTrtCounts& counts) : cuda_(cuda), counts_(counts) {}
 
     std::string version() const override { return "10.15.1.fake"; }
-    std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) override {
+    std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) override {
         const auto* text = reinterpret_cast<const char*>(engine.data());
         nlohmann::json plan = nlohmann::json::parse(text, text + engine.size(), nullptr, false);
         if (!plan.is_object() || counts_.refuses("deserializeCudaEngine")) return nullptr;
-        return std::make_unique<FakeTrtPlan>(cuda_, counts_, std::move(plan), library_);
+        return std::make_unique<FakeTrtCudaEngine>(cuda_, counts_, std::move(plan), library_);
     }
     std::string take_errors() override { return std::exchange(counts_.errors, ""); }
     void use_kernels(const std::filesystem::path& file) override { counts_.kernels_used = file.string(); }

@@ -1,4 +1,3 @@
-// The thread of a device whose captured graphs belong to the thread that captured them.
 #include "backends/ort/bound_graph.h"
 
 #include <atomic>

@@ -89,7 +89,7 @@ TEST_CASE("penalties count the text and the drafts before a row", "[processors]"
     CHECK(size == 16);
     const ProcessedRows rows = processors.rows(text, drafts, size);
     const auto at = [&](std::int64_t token, std::size_t row) {
-        const auto place = std::find(rows.biased_ids.begin(), rows.biased_ids.end(), token) - rows.biased_ids.begin();
+        const auto place = std::find(rows.touched.begin(), rows.touched.end(), token) - rows.touched.begin();
         const auto i = static_cast<std::size_t>(place);
         return std::vector<float>{rows.bias[i], rows.factor[row * size + i], rows.penalty[row * size + i]};
     };
@@ -99,7 +99,7 @@ TEST_CASE("penalties count the text and the drafts before a row", "[processors]"
     CHECK(at(40, 0) == std::vector<float>{0, 1, 0});
     CHECK(at(40, 1) == std::vector<float>{0, 2, 0.75F});
     CHECK(at(30, 2) == std::vector<float>{0, 2, 1.25F});
-    const std::set<std::int64_t> listed(rows.biased_ids.begin(), rows.biased_ids.end());
+    const std::set<std::int64_t> listed(rows.touched.begin(), rows.touched.end());
     CHECK(listed == std::set<std::int64_t>{11, 20, 30, 40});
 }
 

@@ -1,4 +1,4 @@
-// In which windows prompts are read: against known answers.
+// The chunks in which prompts are read, against known answers.
 #include "catch.hpp"
 
 #include <optional>

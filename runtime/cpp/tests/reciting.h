@@ -1,5 +1,4 @@
-// A backend that recites: the token at a position is a function of the position, and so is whether a draft is right.
-// For tests of everything around a model.
+// A backend without a model, for tests of everything around one: tokens and drafts are functions of their position.
 #pragma once
 
 #include <functional>

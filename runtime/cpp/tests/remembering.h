@@ -1,4 +1,4 @@
-// A backend that recites and writes K/V, by which a test sees whether they are where they belong.
+// A backend that recites and also writes K/V, so that tests can check where they are.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace pass::test {
 
 using Tokens = std::vector<std::int64_t>;
 
-// The entry of a token is a function of it and of the entry before it, as in a model.
+// A token's cache entry is a function of the token and of the entry before it, as in a model.
 class RememberingBackend : public RecitingBackend {
    public:
     explicit RememberingBackend(int slots, std::shared_ptr<Allocator> allocator = nullptr, bool same_entries = true)
@@ -85,7 +85,7 @@ class RememberingBackend : public RecitingBackend {
     }
     Tokens prompt_input(const std::string& name, const Shape& shape) {
         Tokens values(static_cast<std::size_t>(shape.back()));
-        const std::byte* address = buffers_.at({name, prefill_scope + name, shape, "int64", false, nullptr});
+        const std::byte* address = buffers_.address_of({name, prefill_scope + name, shape, "int64", false, nullptr});
         memory_->download(values.data(), address, values.size() * sizeof values[0]);
         return values;
     }

@@ -63,7 +63,7 @@ inline Request request_of(const Json& line) {
     return request;
 }
 
-// What a generation did, but for how long it took.
+// The result of a generation, without times.
 inline Json result_of(Generation& generation) {
     generation.run();
     Json found = cli::to_json(generation);

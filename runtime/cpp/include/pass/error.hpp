@@ -1,4 +1,4 @@
-// Exceptions whose cause the caller can remove.
+// Errors that the caller can mend.
 #pragma once
 
 #include <stdexcept>
@@ -14,7 +14,7 @@ class PASS_API Error : public std::runtime_error {
     explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
-// Slots and queue have no place for the request (LoadOptions::max_queue).
+// All slots are taken and the queue is full (LoadOptions::max_queue).
 class PASS_API QueueFull : public Error {
    public:
     using Error::Error;

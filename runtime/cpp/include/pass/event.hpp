@@ -1,4 +1,4 @@
-// What a generation returns: events, and its metrics as vLLM and AIPerf define them.
+// The events of a generation, and its metrics as vLLM and AIPerf define them.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace pass {
 
-// If a token came from: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
+// The origin of a token: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
 enum class TokenSource { model, lookahead, ngram };
 
-// Log-probabilities under the model, before temperature and truncation: that of the token, and those of the `top` most
-// likely tokens with their ids.
+// The log-probability of a token under the model, before temperature and truncation. top: the ids and log-probabilities
+// of the most likely tokens.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
@@ -44,15 +44,15 @@ PASS_API const char* name_of(TokenSource source);
 // The token or the stop string that ended a text; monostate if it ended otherwise.
 using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 
-// Counts of one generation. A step is a draft/accept decision: a pass whose window holds drafts.
+// Counts of one generation. A step is a pass whose window holds drafts.
 struct PASS_API Stats {
     std::string plan = "ar";
-    int lookahead = 0;
+    int lookahead = 0;  // L, the most drafts of a step
     std::int64_t prompt_tokens = 0;
-    std::int64_t cached_tokens = 0;
+    std::int64_t cached_tokens = 0;  // of the prompt, whose K/V were reused
     std::int64_t generated_tokens = 0;
     std::int64_t passes = 0;
-    std::int64_t emitted = 0;
+    std::int64_t emitted = 0;  // tokens that the passes wrote; some may be cut at a stop or the limit
     std::int64_t steps = 0;
     std::int64_t drafted = 0;
     std::int64_t accepted = 0;
@@ -60,15 +60,14 @@ struct PASS_API Stats {
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
-    double engine_seconds = 0.0;  // of decode_seconds: in which the engine ran a pass of any sequence
+    double engine_seconds = 0.0;  // the part of decode_seconds in which the engine ran a pass of any sequence
 
-    // Count one trunk pass with `drafts` drafts that emitted `count` tokens, before any were cut at a stop or the
-    // limit.
+    // Count one pass with `drafts` drafts that emitted `count` tokens.
     void record(int drafts, int count);
     // Add the counts of another generation of the same plan.
     void add(const Stats& other);
 
-    // Tokens emitted per trunk pass, bonus tokens included, draft passes counted.
+    // Tokens emitted per pass, bonus tokens included. Passes that only draft count.
     double tau() const;
     // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
     double mean_acceptance_length() const;
@@ -78,9 +77,9 @@ struct PASS_API Stats {
     std::vector<double> acceptance_per_position() const;
     // [L+1]: `histogram`; empty without steps.
     std::vector<std::int64_t> acceptance_histogram() const;
-    // The part of decode_seconds that lies between passes: the time of the host.
+    // The part of decode_seconds between passes.
     double host_seconds() const { return decode_seconds - engine_seconds; }
-    // Generated tokens / seconds from the end of prefill to the last token.
+    // Generated tokens / decode_seconds, which last from the end of prefill to the last token.
     double decode_tokens_per_second() const;
 };
 

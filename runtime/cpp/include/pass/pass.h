@@ -33,9 +33,9 @@ typedef struct pass_load_options {
     int64_t capacity;        /* longest sequence in tokens; 0: the model's */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
-    int weight_cache;        /* on the CPU, map weights that the Python runtime has kept packed */
-    int64_t speculative_max_concurrency; /* with more sequences than this decoding, none drafts; -1: plans decide */
-    int prefix_cache;                    /* use K/V of earlier requests again if that changes no bit of what follows */
+    int weight_cache;        /* on the CPU, map packed weights that the Python runtime has kept */
+    int64_t speculative_max_concurrency; /* if more sequences than this decode, none drafts; -1: plans decide */
+    int prefix_cache;                    /* reuse K/V of earlier requests if that changes no bit of the results */
 } pass_load_options;
 
 /* As AllowedTokens of <pass/options.hpp>: clears the bits of the tokens that may not follow the `count` tokens of
@@ -65,15 +65,15 @@ typedef struct pass_generate_options {
     const int64_t* bias_token_ids;              /* tokens whose logits `biases` are added to */
     const double* biases;
     size_t bias_count;
-    int64_t min_tokens;               /* no end before so many tokens */
+    int64_t min_tokens;               /* nothing but max_new_tokens ends the text before so many */
     const int64_t* allowed_token_ids; /* no other tokens are drawn; null: all */
     size_t allowed_token_count;
-    const int64_t* const* bad_words; /* token sequences that are not written */
+    const int64_t* const* bad_words; /* token sequences that are never written */
     const size_t* bad_word_lengths;
     size_t bad_word_count;
     pass_allowed_tokens allowed_tokens; /* null: all */
     void* allowed_tokens_user;
-    const char* cache_salt; /* K/V are shared among requests with the same one only; null: "" */
+    const char* cache_salt; /* a request reuses K/V only of requests with the same salt; null: "" */
 } pass_generate_options;
 
 typedef struct pass_stats {
@@ -88,12 +88,12 @@ PASS_API const char* pass_version(void);
 enum { PASS_LOG_VERBOSE, PASS_LOG_INFO, PASS_LOG_WARNING, PASS_LOG_ERROR };
 typedef void (*pass_log_callback)(void* user, int level, const char* message);
 
-/* Give this process's messages of at least `level` to `callback`, with `user`; without it, or with null, errors of ONNX
- * Runtime are written to standard error. To be called before sessions are opened. The callback is called from any
- * thread, several at once, and must not call the library. */
+/* Give this process's messages of `level` and above to `callback`, with `user`. Without a callback, or if it is null,
+ * only errors of the engines are written, to standard error. Call it before opening sessions. Several threads may call
+ * the callback at once. It must not call the library. */
 PASS_API void pass_set_log(pass_log_callback callback, void* user, int level);
 
-/* Fill the first `size` bytes of a struct; the functions below call them with the size that this header has. */
+/* Fill a struct of `size` bytes, its size in the header that the caller was compiled with. Call the functions below. */
 PASS_API void pass_init_load_options(pass_load_options* options, size_t size);
 PASS_API void pass_init_generate_options(pass_generate_options* options, size_t size);
 PASS_API void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_t size);
@@ -116,35 +116,35 @@ static inline pass_stats pass_get_stats(const pass_generation* generation) {
     return stats;
 }
 
-/* Null on failure. options may be null. */
+/* Returns null on failure. options may be null. */
 PASS_API pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size);
 /* Generations that have not ended report an error afterwards, and must still be freed. Null is ignored. */
 PASS_API void pass_close(pass_session* session);
-/* Run what requests will need, so that the first ones need not wait for it; see Session::warm_up. Returns 0, or -1
- * if it failed. */
+/* Do what the first requests would wait for; see Session::warm_up. Returns 0, or -1 on failure. */
 PASS_API int pass_warm_up(pass_session* session, char* error, size_t error_size);
 
-/* The ids of `text`, of which at most `room` are written to `ids`: how many there are, -1 on failure. Needs the option
- * `text`. */
+/* Writes the ids of `text` to `ids`, at most `room` of them. Returns how many ids `text` has, or -1 on failure. Needs
+ * the option `text`. */
 PASS_API int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_t room, char* error,
                              size_t error_size);
-/* Null on failure. options may be null. */
+/* Returns null on failure. options may be null. */
 PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, size_t count,
                                       const pass_generate_options* options, char* error, size_t error_size);
-/* One step of the scheduler, for all requests: 1 if there is more to do, 0 if there is not, -1 on failure. */
+/* Runs one step of the scheduler, for all requests. Returns 1 if there is more to do, 0 if there is not, -1 on failure.
+ */
 PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
-/* Waits for the next tokens, of which at most `room` (1 or more) are written to `tokens`: how many, 0 at the end, -1
- * if the request failed. */
+/* Waits for the next tokens, and writes at most `room` (1 or more) of them to `tokens`. Returns how many, 0 at the end,
+ * -1 if the request failed. */
 PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
-/* As pass_next, but without decoding or waiting: tokens of passes that other calls, on any thread, have run already. 0
- * also if there are none yet; pass_finish_reason is null until the end. */
+/* As pass_next, but without decoding or waiting, for tokens of passes that other calls, on any thread, have run.
+ * Returns 0 also if there are none yet; pass_finish_reason is null until the end. */
 PASS_API int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
-/* The text that is final so far, of `length` bytes, which may be null; "" without the option `text`. Text can have null
- * characters inside. Valid until the next call of pass_next or pass_poll. */
+/* The text that is final so far; "" without the option `text`. length: receives its bytes, since it may contain null
+ * characters; may be null. Valid until the next call of pass_next or pass_poll. */
 PASS_API const char* pass_text(const pass_generation* generation, size_t* length);
-/* The log-probability of token `index` of the last pass_next or pass_poll, and those of the most likely tokens, of
- * which at most `room` are written to `top_ids` and `top_logprobs`: how many, -1 if there is no such token or no
- * log-probabilities were requested. */
+/* Writes the log-probability of token `index` of the last pass_next or pass_poll to `logprob`, and at most `room` of
+ * the most likely tokens to `top_ids` and `top_logprobs`; each may be null. Returns how many likely tokens it wrote, or
+ * -1 if there is no such token or no log-probabilities were requested. */
 PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
                                  float* top_logprobs, size_t room);
 /* Null is ignored. */

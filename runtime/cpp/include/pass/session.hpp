@@ -19,9 +19,7 @@
 
 namespace pass {
 
-struct Manifest;
 class Core;
-class SequenceState;
 class Tokenizer;
 
 // A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.
@@ -36,11 +34,11 @@ class PASS_API Bundle {
     const std::filesystem::path& path() const;
     const std::string& name() const;
     std::int64_t vocab_size() const;
-    std::int64_t max_capacity() const;  // the longest sequence in tokens
-    int lookahead() const;              // the most drafts of a pass
-    const std::string& rule() const;    // "match" or "rejection"
-    const std::string& dtype() const;
-    const std::string& weights() const;
+    std::int64_t max_capacity() const;   // the longest sequence in tokens
+    int lookahead() const;               // the most drafts of a step
+    const std::string& rule() const;     // "match" or "rejection"
+    const std::string& dtype() const;    // of activations and KV cache
+    const std::string& weights() const;  // the format of the linear layers: "full", "w8a8", ...
     const std::string& lookahead_source() const;
     const std::vector<std::int64_t>& eos_token_ids() const;
     std::optional<std::int64_t> bos_token_id() const;
@@ -69,8 +67,8 @@ class PASS_API Generation {
     // The tokens of the next pass; none at the end. Decodes on this thread unless another one does. Throws the error
     // that ended the request.
     std::optional<Event> next();
-    // The same without decoding or waiting: the tokens of a pass that another call of `step` or `next`, on any thread,
-    // has run already. Without any it returns none, and `finish_reason` tells whether that is the end.
+    // The same without decoding or waiting, for tokens of passes that other calls of `step` or `next`, on any thread,
+    // have run. It returns none if there are none yet, too; `finish_reason` tells whether that is the end.
     std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
@@ -81,7 +79,7 @@ class PASS_API Generation {
     const std::vector<Token>& tokens() const;
     std::vector<std::int64_t> token_ids() const;
     const std::string& text() const;
-    // None before the end.
+    // None before `next` or `poll` has returned the end.
     std::optional<FinishReason> finish_reason() const;
     StopReason stop_reason() const;
     const std::vector<std::int64_t>& prompt_ids() const;
@@ -109,23 +107,22 @@ class PASS_API Session {
     // Closes the session. Generations that have not ended report an error.
     ~Session();
 
-    // Queue a request; it is decoded as soon as a slot is free. Slots and queue together have slots +
-    // max_queue places, of which a request takes one until its end. Throws QueueFull if none is free.
-    // tokenizer: for text and stop strings; null if token ids are enough. It may be destroyed before the generation.
+    // Queue a request, which is decoded as soon as a slot is free. Throws QueueFull if max_batch_size + max_queue
+    // requests have not ended. tokenizer: for text and stop strings; null if token ids are enough. It may be destroyed
+    // before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // One step of the scheduler, for all requests. False if there is nothing more to do.
+    // Run one step of the scheduler, for all requests. Returns false if there is nothing more to do.
     bool step();
-    // Run what requests with these samplings (none: greedy and sampled) will need, for every batch size, so that the
-    // first ones need not wait for it: the passes that `auto` times, and on engines that repeat a pass as a captured
-    // CUDA graph those of every mode and capacity, and the chunks of prompts. For before requests are submitted: if
-    // some run, little is done. Throws Error if the device is lost.
+    // Do what the first requests with these samplings (none: greedy and sampled) would wait for, for every batch size:
+    // time passes for `auto`, and on TensorRT engines capture the CUDA graphs of all passes and prompt chunks. Call it
+    // before submitting requests: while some run, it does little. Throws Error if the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
-    // What runs without a CUDA graph although the device has them, and why; empty on the CPU.
+    // By name of a graph file or a pass, why it could not be captured as a CUDA graph. Empty on the CPU.
     std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();
-    // The name that statistics have for the request's way of decoding, and its most drafts. Throws Error if the
-    // options cannot be used with this bundle.
+    // `Stats::plan` of a request with these options, and the most drafts of a step. Throws Error if the options cannot
+    // be used with this bundle.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;

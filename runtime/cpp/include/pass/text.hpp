@@ -30,11 +30,10 @@ class PASS_API Tokenizer {
     // The ids of `text`, with the special tokens that the tokenizer adds. Throws Error if `text` is not UTF-8 or has
     // a null character, or the tokenizer is for ids -> text only.
     std::vector<std::int64_t> encode(const std::string& text) const;
-    // The text of `ids`. Special tokens are left out; bytes that are no character become U+FFFD, with byte fallback
-    // one for each.
+    // The text of `ids`, without special tokens. Wrong UTF-8 becomes U+FFFD, with byte fallback one for each byte.
     std::string decode(const std::vector<std::int64_t>& ids) const;
-    // Turns the tokens of one request into text as they come; `stop` strings end it, but not within the first
-    // `min_tokens` tokens. prompt: what stands before them. `Session::submit` calls this.
+    // Makes a reader that turns the tokens of one request into text as they come, for `Session::submit`. `stop` strings
+    // end the text, but not within the first `min_tokens` tokens. prompt: the ids before them.
     std::unique_ptr<TextReader> reader(const std::vector<std::string>& stop,
                                        const std::vector<std::int64_t>& prompt = {}, std::int64_t min_tokens = 0) const;
 

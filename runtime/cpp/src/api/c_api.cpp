@@ -14,8 +14,7 @@ void write_error(char* error, std::size_t size, const char* message) {
     error[length] = '\0';
 }
 
-// What `call` returns. If it throws, the message is written to `error`, and `failed` is returned: no exception may
-// cross into C.
+// Returns what `call` returns. If it throws, writes the message to `error` and returns `failed`.
 template <class Call, class Result>
 Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
     try {
@@ -34,13 +33,14 @@ void require(bool holds, const char* message) {
     if (!holds) throw pass::Error(message);
 }
 
-// The options that a caller gave, with defaults for the fields that its version of the struct does not have.
+// The options that a caller gave, with defaults for the fields that its version of the struct does not have. min_size:
+// of the struct in the oldest version.
 template <class Options>
-Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t oldest) {
+Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t min_size) {
     Options options;
     init(&options, sizeof options);
     if (given == nullptr) return options;
-    require(given->size >= oldest,
+    require(given->size >= min_size,
             "the options have no size: begin with pass_default_load_options or "
             "pass_default_generate_options");
     std::memcpy(&options, given, std::min(given->size, sizeof options));
@@ -52,9 +52,9 @@ void copy_out(const Struct& full, Struct* target, std::size_t size) {
     if (target != nullptr) std::memcpy(target, &full, std::min(size, sizeof full));
 }
 
-// The sizes of the structs in version 0.1.
-constexpr std::size_t oldest_load_options = offsetof(pass_load_options, text) + sizeof(int);
-constexpr std::size_t oldest_generate_options = offsetof(pass_generate_options, logprobs) + sizeof(int);
+// The sizes in bytes of the structs in version 0.1.
+constexpr std::size_t min_load_options_size = offsetof(pass_load_options, text) + sizeof(int);
+constexpr std::size_t min_generate_options_size = offsetof(pass_generate_options, logprobs) + sizeof(int);
 
 pass::LoadOptions options_of(const pass_load_options& given) {
     pass::LoadOptions options;
@@ -71,7 +71,7 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     return options;
 }
 
-void take_processing(const pass_generate_options& given, pass::GenerateOptions& options) {
+void read_processors(const pass_generate_options& given, pass::GenerateOptions& options) {
     options.sampling.presence_penalty = given.presence_penalty;
     options.sampling.frequency_penalty = given.frequency_penalty;
     options.sampling.repetition_penalty = given.repetition_penalty;
@@ -118,11 +118,11 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     if (given.stop_token_count > 0) {
         options.stop_token_ids.assign(given.stop_token_ids, given.stop_token_ids + given.stop_token_count);
     }
-    take_processing(given, options);
+    read_processors(given, options);
     return options;
 }
 
-// Tokens that were read before, else those that `read` gets.
+// Writes at most `room` unread tokens to `tokens`, and returns how many; if there are none, `read` gets them.
 int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
          std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");
@@ -149,8 +149,8 @@ void pass_set_log(pass_log_callback callback, void* user, int level) {
     guarded(nullptr, 0, 0, [&] {
         pass::LogFunction log;
         if (callback != nullptr) {
-            log = [=](pass::LogLevel of, const std::string& message) {
-                callback(user, static_cast<int>(of), message.c_str());
+            log = [=](pass::LogLevel severity, const std::string& message) {
+                callback(user, static_cast<int>(severity), message.c_str());
             };
         }
         pass::set_log(std::move(log), static_cast<pass::LogLevel>(std::clamp<int>(level, 0, PASS_LOG_ERROR)));
@@ -159,49 +159,30 @@ void pass_set_log(pass_log_callback callback, void* user, int level) {
 }
 
 void pass_init_load_options(pass_load_options* options, size_t size) {
-    copy_out({std::min(size, sizeof *options), "auto", nullptr, 0, 1, 1024, 0, 1, 0, 1, -1, 1}, options, size);
+    pass_load_options defaults{};
+    defaults.size = std::min(size, sizeof defaults);
+    defaults.device = "auto";
+    defaults.max_batch_size = 1;
+    defaults.max_queue = 1024;
+    defaults.verify = defaults.weight_cache = defaults.prefix_cache = 1;
+    defaults.speculative_max_concurrency = -1;
+    copy_out(defaults, options, size);
 }
 
 void pass_init_generate_options(pass_generate_options* options, size_t size) {
-    copy_out({std::min(size, sizeof *options),
-              128,
-              0.0,
-              0,
-              1.0,
-              0.0,
-              0,
-              0,
-              "auto",
-              nullptr,
-              -1,
-              0,
-              nullptr,
-              0,
-              nullptr,
-              0,
-              -1,
-              0.0,
-              0.0,
-              1.0,
-              nullptr,
-              nullptr,
-              0,
-              0,
-              nullptr,
-              0,
-              nullptr,
-              nullptr,
-              0,
-              nullptr,
-              nullptr,
-              nullptr},
-             options, size);
+    pass_generate_options defaults{};
+    defaults.size = std::min(size, sizeof defaults);
+    defaults.max_new_tokens = 128;
+    defaults.top_p = defaults.repetition_penalty = 1.0;
+    defaults.plan = "auto";
+    defaults.lookahead = defaults.logprobs = -1;
+    copy_out(defaults, options, size);
 }
 
 pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size) {
     return guarded(error, error_size, static_cast<pass_session*>(nullptr), [&] {
         require(bundle != nullptr, "the bundle's path is null");
-        const pass_load_options given = completed(options, pass_init_load_options, oldest_load_options);
+        const pass_load_options given = completed(options, pass_init_load_options, min_load_options_size);
         pass::LoadOptions opened = options_of(given);
         std::optional<pass::Tokenizer> tokenizer;
         if (given.text != 0) tokenizer.emplace(bundle, "", opened.onnxruntime);
@@ -238,7 +219,7 @@ pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, s
         require(count == 0 || prompt_ids != nullptr, "prompt_ids is null");
         pass::Request request;
         if (count > 0) request.prompt_ids.assign(prompt_ids, prompt_ids + count);
-        request.options = options_of(completed(options, pass_init_generate_options, oldest_generate_options));
+        request.options = options_of(completed(options, pass_init_generate_options, min_generate_options_size));
         const pass::Tokenizer* tokenizer = session->tokenizer ? &*session->tokenizer : nullptr;
         require(tokenizer != nullptr || request.options.stop.empty(),
                 "stop strings need text: open the session with the option text, or use stop_token_ids");

@@ -13,13 +13,12 @@ namespace pass {
 
 namespace {
 
-Error closed() { return Error("this session is closed; load the bundle again"); }
-
 std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest, const LoadOptions& options) {
     options.check();
     LoadOptions resolved = options;
     if (split_device(options.device).kind == "auto") {
-        if (const std::string library = find_engines(manifest, options); !library.empty()) resolved.device = library;
+        if (const std::string library = find_engine_library(manifest, options); !library.empty())
+            resolved.device = library;
     }
     if (const std::string kind = split_device(resolved.device).kind; find_trt_library(kind) != nullptr) {
         return open_trt_backend(bundle.path(), manifest, kind, resolved);
@@ -67,11 +66,11 @@ Mode Core::mode(const GenerateOptions& options) const {
         throw Error("look-ahead must be 0 to " + std::to_string(available) + ", the look-ahead of the bundle, not " +
                     std::to_string(lookahead));
     }
-    const std::optional<int> exactly = capabilities_.lookahead;
+    const std::optional<int> built = capabilities_.lookahead;
     const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
-    if (exactly && (sized || (lookahead != 0 && lookahead != *exactly))) {
-        throw Error("the engines run only look-ahead " + std::to_string(*exactly) +
-                    " without group sizes; use --plan fused, --lookahead " + std::to_string(*exactly) + " or 0");
+    if (built && (sized || (lookahead != 0 && lookahead != *built))) {
+        throw Error("the engines run only look-ahead " + std::to_string(*built) +
+                    " without group sizes; use --plan fused, --lookahead " + std::to_string(*built) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft, capabilities_.trees);
     if (found.cycle && found.cycle->is_tree() && capabilities_.rounds_activations) {
@@ -139,12 +138,12 @@ bool Core::step() {
     std::unique_lock lock(signals_->mutex);
     signals_->changed.wait(lock, [this] { return !stepping_; });
     check_open();
-    return take_turn(lock);
+    return run_scheduler(lock);
 }
 
 void Core::check_open() const {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
-    if (closed_) throw closed();
+    if (closed_) throw Error("this session is closed; load the bundle again");
 }
 
 void Core::wait(SequenceState& sequence) {
@@ -153,18 +152,18 @@ void Core::wait(SequenceState& sequence) {
         if (stepping_) {
             signals_->changed.wait(lock);
         } else {
-            take_turn(lock);
+            run_scheduler(lock);
         }
     }
 }
 
-bool Core::take_turn(std::unique_lock<std::mutex>& lock) {
+bool Core::run_scheduler(std::unique_lock<std::mutex>& lock) {
     bool more = false;
-    alone(lock, [&] { more = scheduler_.step(); });
+    run_step(lock, [&] { more = scheduler_.step(); });
     return more && !closed_;
 }
 
-void Core::alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
+void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
     stepping_ = true;
     lock.unlock();
     std::exception_ptr lost, broken;
@@ -172,7 +171,7 @@ void Core::alone(std::unique_lock<std::mutex>& lock, const std::function<void()>
         const auto held = backend_->for_this_thread();
         work();
         lost = backend_->failure();
-    } catch (...) {  // a bug in the scheduler; readers must not wait for ever
+    } catch (...) {  // a bug in the scheduler, after which readers must not wait for ever
         broken = std::current_exception();
     }
     if (lost != nullptr || broken != nullptr) {
@@ -190,7 +189,7 @@ void Core::between_steps(const std::function<void()>& work) {
     signals_->changed.wait(lock, [this] { return !stepping_; });
     check_open();
     std::exception_ptr thrown;
-    alone(lock, [&] {
+    run_step(lock, [&] {
         try {
             work();
         } catch (...) {

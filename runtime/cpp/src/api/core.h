@@ -30,13 +30,13 @@ class Core {
     // Opens the backend that `options` names; `manifest` is that of `bundle`.
     static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest, const LoadOptions& options);
 
+    // submit, step, warm_up, uncaptured, mode: as in Session.
     std::shared_ptr<SequenceState> submit(const Request& request, std::unique_ptr<TextReader> reader);
     bool step();
     // Wait until `sequence` has something to read in its `output`.
     void wait(SequenceState& sequence);
     // End every sequence that has not ended with `end`, and free the backend.
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
-    // As Session has them.
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
     Mode mode(const GenerateOptions& options) const;
@@ -45,15 +45,15 @@ class Core {
     const std::shared_ptr<Signals>& signals() const { return signals_; }
 
    private:
-    // Throws if the session takes no more requests.
+    // Throws Error if the session is closed.
     void check_open() const;
     ResolvedRequest resolve(const Request& request) const;
-    // One step of the scheduler. No other thread may be in one; `lock` holds the mutex of `signals_`.
-    bool take_turn(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step: no other thread may be in one, and `lock` holds the mutex of `signals_`. If `work`
-    // throws or the device is lost, the session closes and every sequence ends.
-    void alone(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` when no thread is in a step. What it throws is thrown, and closes the session only if the device is
+    // Run one step of the scheduler, by `run_step`. Returns whether there is more to do.
+    bool run_scheduler(std::unique_lock<std::mutex>& lock);
+    // Run `work` as a step, without `lock`, which holds the mutex of `signals_`. No other thread may be in a step. If
+    // `work` throws or the device is lost, the session closes and every sequence ends.
+    void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
+    // Run `work` when no thread is in a step. Throws what it throws, which closes the session only if the device is
     // lost.
     void between_steps(const std::function<void()>& work);
 

@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "backends/capabilities.h"
 #include "bundle/plan.h"
 #include "errors.h"
 
@@ -14,12 +15,11 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t max_candidates = 1024;
-constexpr int max_logprobs = 20;
 constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
-constexpr std::size_t max_listed = 1024;  // tokens with a bias; sequences that are not written
+constexpr std::size_t max_listed = 1024;  // tokens in logit_bias, and sequences in bad_words
 
 // The shortest text that reads back as the same number, with a decimal point, as Python writes it.
-std::string written(double number) {
+std::string text_of(double number) {
     char text[32];
     const auto end = std::to_chars(text, text + sizeof text, number).ptr;
     std::string found(text, end);
@@ -35,21 +35,21 @@ void require(bool holds, const char* what, const std::string& found) {
 
 void SamplingParams::check() const {
     require(temperature >= 0 && std::isfinite(temperature), "temperature must be a number of at least 0",
-            written(temperature));
+            text_of(temperature));
     require(top_k >= 0 && top_k <= max_candidates, "top-k must be 0 (off) to 1024", std::to_string(top_k));
-    require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", written(top_p));
-    require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", written(min_p));
+    require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", text_of(top_p));
+    require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", text_of(min_p));
     for (const auto& [name, value] :
          {std::pair{"presence-penalty", presence_penalty}, std::pair{"frequency-penalty", frequency_penalty}}) {
-        require(value >= -2 && value <= 2, (std::string(name) + " must be -2 to 2 (0 is off)").c_str(), written(value));
+        require(value >= -2 && value <= 2, (std::string(name) + " must be -2 to 2 (0 is off)").c_str(), text_of(value));
     }
     require(repetition_penalty >= 0.01 && repetition_penalty <= 100,
-            "repetition-penalty must be 0.01 to 100 (1 is off)", written(repetition_penalty));
+            "repetition-penalty must be 0.01 to 100 (1 is off)", text_of(repetition_penalty));
     require(logit_bias.size() <= max_listed, "logit-bias may have at most 1024 tokens",
             std::to_string(logit_bias.size()));
     for (const auto& [token, bias] : logit_bias) {
         require(bias >= -100 && bias <= 100, "logit-bias must be -100 to 100",
-                written(bias) + " for token " + std::to_string(token));
+                text_of(bias) + " for token " + std::to_string(token));
     }
 }
 
@@ -71,7 +71,7 @@ Sampler SamplingParams::sampler() const {
 void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1", std::to_string(max_new_tokens));
-    // Throws if there is no such plan. The trees are those of a bundle, which `Core::mode` knows.
+    // Throws if there is no such plan. `Core::mode` checks trees, because they depend on the bundle.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
         throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");

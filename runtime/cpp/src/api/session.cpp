@@ -101,14 +101,11 @@ const Bundle& Session::bundle() const { return core_->bundle(); }
 std::string Session::device() const { return core_->capabilities().device; }
 
 struct Generation::Data {
-    Data(std::shared_ptr<Core> of, std::shared_ptr<SequenceState> read)
-        : core(std::move(of)), sequence(std::move(read)) {}
-
     std::shared_ptr<Core> core;
     std::shared_ptr<SequenceState> sequence;
-    std::vector<Token> tokens;
-    std::string text;
-    std::optional<End> end;
+    std::vector<Token> tokens{};
+    std::string text{};
+    std::optional<End> end{};
 };
 
 Generation Session::submit(Request request, const Tokenizer* tokenizer) {
@@ -119,7 +116,8 @@ Generation Session::submit(Request request, const Tokenizer* tokenizer) {
     request.options.check();
     std::unique_ptr<TextReader> reader;
     if (tokenizer != nullptr) reader = tokenizer->reader(stop, request.prompt_ids, request.options.min_tokens);
-    return Generation(std::make_unique<Generation::Data>(core_, core_->submit(request, std::move(reader))));
+    return Generation(
+        std::unique_ptr<Generation::Data>(new Generation::Data{core_, core_->submit(request, std::move(reader))}));
 }
 
 Generation::Generation(std::unique_ptr<Data> data) : data_(std::move(data)) {}

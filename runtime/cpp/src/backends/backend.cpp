@@ -9,22 +9,16 @@
 
 namespace pass {
 
-namespace {
-
-constexpr std::int64_t max_logprobs = 20;
-
-}  // namespace
-
 Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
                  std::int64_t spare_entries)
     : manifest_(manifest),
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
-      bindings_(manifest, capabilities_.positions(), capabilities_.least_width),
+      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width),
       buffers_(*memory_, capabilities_.slots(), bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
       noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
-             capabilities_.positions()),
+             capabilities_.noise_positions()),
       lengths_(static_cast<std::size_t>(capabilities_.slots())) {}
 
 void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) { cache_.resize(capacity, lengths); }
@@ -55,12 +49,12 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
     buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids.data(), ids.size());
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
-        // An n-gram draft counts as drawn with probability 1, a missing draft with 0.
-        std::vector<float> certain(static_cast<std::size_t>(plan.drafts * vocab), 0.0F);
+        // A row's draft has probability 1, and all other tokens 0. In a row without a draft all are 0.
+        std::vector<float> draft_probs(static_cast<std::size_t>(plan.drafts * vocab), 0.0F);
         for (std::size_t i = 0; i < drafts.size(); ++i) {
-            certain[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] = 1.0F;
+            draft_probs[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] = 1.0F;
         }
-        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, certain.data(), certain.size());
+        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, draft_probs.data(), draft_probs.size());
     }
 }
 
@@ -76,15 +70,15 @@ std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int bat
     return found;
 }
 
-void Backend::process(int slot, const ProcessedRows& rows) {
-    const auto lists = static_cast<std::int64_t>(rows.biased_ids.size());
-    const std::int64_t count = static_cast<std::int64_t>(rows.factor.size()) / lists;
-    const std::int64_t bytes = static_cast<std::int64_t>(rows.allowed.size()) / count;
-    buffers_.write_row("allowed", slot, {count, bytes}, rows.allowed.data(), rows.allowed.size());
-    buffers_.write_row("touched", slot, {lists}, rows.biased_ids.data(), rows.biased_ids.size());
-    buffers_.write_row("bias", slot, {lists}, rows.bias.data(), rows.bias.size());
-    buffers_.write_row("factor", slot, {count, lists}, rows.factor.data(), rows.factor.size());
-    buffers_.write_row("penalty", slot, {count, lists}, rows.penalty.data(), rows.penalty.size());
+void Backend::set_processors(int slot, const ProcessedRows& rows) {
+    const auto touched = static_cast<std::int64_t>(rows.touched.size());
+    const std::int64_t processed_rows = static_cast<std::int64_t>(rows.factor.size()) / touched;
+    const std::int64_t mask_size = static_cast<std::int64_t>(rows.allowed.size()) / processed_rows;
+    buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed.data(), rows.allowed.size());
+    buffers_.write_row("touched", slot, {touched}, rows.touched.data(), rows.touched.size());
+    buffers_.write_row("bias", slot, {touched}, rows.bias.data(), rows.bias.size());
+    buffers_.write_row("factor", slot, {processed_rows, touched}, rows.factor.data(), rows.factor.size());
+    buffers_.write_row("penalty", slot, {processed_rows, touched}, rows.penalty.data(), rows.penalty.size());
 }
 
 const Graph& Backend::processors() const {
@@ -120,18 +114,18 @@ std::vector<Emitted> Backend::run(const PassKind& kind) {
     const auto most = static_cast<std::size_t>(kind.plan.max_emitted());
     std::vector<Emitted> emitted;
     for (std::size_t slot = 0; slot < found.count.size(); ++slot) {
-        const auto part_of = [&](const std::vector<std::int64_t>& every) {
-            const auto first = every.begin() + static_cast<std::ptrdiff_t>(slot * most);
+        const auto emitted_of = [&](const std::vector<std::int64_t>& all_slots) {
+            const auto first = all_slots.begin() + static_cast<std::ptrdiff_t>(slot * most);
             return std::vector<std::int64_t>(first, first + found.count[slot]);
         };
         std::vector<std::int64_t> rows(static_cast<std::size_t>(found.count[slot]));
         std::iota(rows.begin(), rows.end(), 0);
-        if (!found.emitted_rows.empty()) rows = part_of(found.emitted_rows);
+        if (!found.emitted_rows.empty()) rows = emitted_of(found.emitted_rows);
         if (lengths_[slot]) {
             cache_.keep_rows(static_cast<int>(slot), *lengths_[slot], rows);
             *lengths_[slot] += found.count[slot];
         }
-        emitted.push_back({part_of(found.emitted), std::move(rows)});
+        emitted.push_back({emitted_of(found.emitted), std::move(rows)});
     }
     return emitted;
 }

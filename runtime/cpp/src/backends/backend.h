@@ -1,8 +1,8 @@
-// The graphs of a bundle over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
+// Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
 //
-// A backend knows nothing of sequences: the runner records which one is in a slot, and how much of it is cached. All
-// that a pass needs is in the buffers (written here, or by the graphs of the pass before) and in the KV cache. The
-// lengths that are kept here are those on the device; they only say which random numbers a slot needs next.
+// The runner tracks which sequence is in which slot, and how much of it is cached; a backend does not. All inputs of a
+// pass are in the buffers (written here, or by the graphs of the previous pass) or in the KV cache. The backend keeps a
+// host copy of the cached lengths, to fill the noise and to compact the accepted rows.
 #pragma once
 
 #include <filesystem>
@@ -22,41 +22,42 @@
 
 namespace pass {
 
-// A pass: its plan, over the first `batch` slots, and the graphs that follow the trunk.
+// What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk.
 struct PassKind {
     Plan plan;
     int batch = 1;
     Sampler sampler = Sampler::greedy;
     bool logprobs = false;
-    std::size_t num_biased = 0;  // the length of the lists that the logits processors read; 0 if there are none
+    std::size_t touched = 0;  // T of `ProcessedRows`; 0 runs no logits processors
 };
 
-// What the logits processors do to one slot: P rows, lists of T tokens (pass_exporter/tails/processors.py).
+// What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the root and draft rows.
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;     // [P,V/8] bits in bytes
-    std::vector<std::int64_t> biased_ids;  // [T]
-    std::vector<float> bias;               // [T]
-    std::vector<float> factor;             // [P,T]
-    std::vector<float> penalty;            // [P,T]
+    std::vector<std::int32_t> allowed;  // [P,V/8] masks of the tokens that may be drawn, 8 tokens per number
+    std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
+    std::vector<float> bias;            // [T] added to their logits
+    std::vector<float> factor;          // [P,T] then divides positive logits, and multiplies negative ones
+    std::vector<float> penalty;         // [P,T] then subtracted
 };
 
-// What a pass emitted for one slot: tokens, and the rows of the window that they were drawn from.
+// The tokens that a pass emitted in one slot, and the window row that each was drawn from.
 struct Emitted {
     std::vector<std::int64_t> tokens, rows;
 };
 
-// Log-probabilities of the emitted tokens, `chosen` [b,E], and of the most likely tokens: `ids` and `values` [b,E,K].
+// Log-probabilities of a pass over b slots: `chosen` [b,E] of the emitted tokens, and `values` [b,E,K] of the K most
+// likely tokens `ids` [b,E,K] at the same positions.
 struct Logprobs {
-    std::size_t emitted = 0, most = 0;  // E, K
+    std::size_t emitted = 0, most = 0;  // E, the most tokens that the pass emits in a slot, and K
     std::vector<float> chosen;
     std::vector<std::int64_t> ids;
     std::vector<float> values;
 };
 
-// A bundle on a device, with the slots 0 .. capabilities().slots()-1.
+// Slots 0 .. capabilities().slots()-1 of one bundle on one device.
 class Backend {
    public:
-    // spare_entries: as DerivedTrunk has them.
+    // spare_entries: how many cache entries after its window a pass may overwrite.
     Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
             std::int64_t spare_entries = 0);
     virtual ~Backend() = default;
@@ -65,60 +66,59 @@ class Backend {
 
     const Manifest& manifest() const { return manifest_; }
     const Capabilities& capabilities() const { return capabilities_; }
-    // The present KV capacity in tokens.
+    // The KV capacity in tokens that passes have now.
     virtual std::int64_t capacity() const { return cache_.capacity(); }
 
     // The KV cache of all slots; only `resize` may change its capacity.
     KVCache& cache() { return cache_; }
     Memory& memory() { return *memory_; }
 
-    // To be held while a thread calls any other method.
+    // A thread must hold the result while it calls other methods.
     std::shared_ptr<void> for_this_thread() { return memory_->for_this_thread(); }
-    // What runs without a CUDA graph although the device has them, and why.
+    // By name of a graph file or a pass, why it could not be captured as a CUDA graph.
     const std::map<std::string, std::string>& uncaptured() const { return uncaptured_; }
-    // The error that the device was lost with, null while it works.
+    // The error with which the device was lost; null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
-    // Make room for `capacity` tokens in every slot, keeping the first lengths[slot] of each. All or nothing.
+    // Change the KV capacity, keeping the first lengths[slot] entries of every slot. If it fails, nothing changes.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);
-    // Mask `slot`: the next passes emit nothing for it, and change nothing of its KV cache up to `length`.
+    // Leave `slot` out of the following passes. They change nothing of it but K/V after its `length` entries.
     void mask(int slot, std::int64_t length);
-    // Stage the window of `plan` in `slot`, after `length` cached tokens. `drafts` are a chain. A draft row without a
-    // draft gets the id V, which equals no token.
+    // Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a chain. A draft row
+    // without a draft gets the id V (the vocabulary size), which no sampled token equals.
     void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                std::span<const std::int64_t> drafts = {});
-    // The drafts in the staged windows of `plan`, for the first `batch` slots; V stands for none.
+    // The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no draft.
     std::vector<std::vector<std::int64_t>> drafts(const Plan& plan, int batch);
     // Set what the logits processors do to `slot` in the next pass.
-    void process(int slot, const ProcessedRows& rows);
-    // Write the K/V of `tokens` into `slot` after its first `length` tokens, by a window of `width` rows. Rows beyond
-    // the tokens are padding.
+    void set_processors(int slot, const ProcessedRows& rows);
+    // Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
-    // One pass, trunk and tail, over the staged windows. Returns what was emitted for each slot, nothing for a masked
-    // one. The K/V of accepted rows are then part of the cache, and the windows of `kind.plan.next()` are staged.
+    // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted, nothing if it is masked.
+    // The K/V of the accepted rows are then part of the cache, and the windows of `kind.plan.next()` are staged.
     std::vector<Emitted> run(const PassKind& kind);
-    // Log-probabilities of the tokens that the last pass emitted, which must have been of this `kind`.
+    // The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran.
     Logprobs logprobs(const PassKind& kind);
 
-    // The trunk alone over the staged windows: writes logits and K/V, and leaves the windows as they are.
+    // Run the trunk alone over the staged windows. It writes logits and K/V, and does not change the windows.
     virtual void run_trunk(const Plan& plan, int batch) = 0;
-    // The tail alone, on the logits that the trunk wrote.
+    // Run the tail alone, on the logits of the last pass.
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
-    // What a pass over b slots emitted: `count` [b], of the tokens `emitted` [b,E], which were drawn from the rows
-    // `emitted_rows` [b,E]; these are empty if the drafts are a chain.
+    // What a pass over b slots emitted: the first count[b] of the tokens `emitted` [b,E], drawn from the window rows
+    // `emitted_rows` [b,E], which are empty if the drafts are a chain.
     struct PassResult {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };
 
     // The graph of logits processors. Throws Error if the bundle has none.
     const Graph& processors() const;
-    // Runs trunk and tail; returns what they emitted, in host memory.
+    // Run trunk and tail.
     virtual PassResult run_pass(const PassKind& kind);
-    // The trunk over the prefill window, on the KV cache of `slot`; only the K/V that it writes matter.
+    // Run the trunk over the prefill window on the cache of `slot`. Only its K/V are used.
     virtual void run_prefill(int slot, const Plan& plan) = 0;
 
     const Manifest& manifest_;
@@ -131,11 +131,11 @@ class Backend {
 
    private:
     void set_slot(int slot, std::int64_t length, bool active);
-    // Fill the noise rows of `slot` for every position that a pass of `plan` may draw at.
+    // Fill the noise of `slot` up to the last position that a window of `plan` can reach.
     void cover_noise(int slot, const Plan& plan);
 
     NoiseRows noise_;
-    std::vector<std::optional<std::int64_t>> lengths_;  // as the device has them; none for a masked slot
+    std::vector<std::optional<std::int64_t>> lengths_;  // cached entries, as written to the device; none if masked
 };
 
 }  // namespace pass

@@ -1,5 +1,4 @@
-// Named device memory that several graphs are bound to. A name and shape always stand for the same memory, whose
-// address never changes because captured graphs contain it.
+// Device memory by name and shape, which several graphs are bound to.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +16,31 @@ namespace pass {
 
 using Shape = std::vector<std::int64_t>;
 
-// Buffers by name and shape. A buffer with a row for each of `slots` slots is found by the shape of its row.
+// The same name and shape is always at the same address, because captured CUDA graphs contain addresses. A buffer with
+// a row for each of `slots` slots is found by the shape of a row.
 //
-// scratch: names of buffers with rows whose content is not needed after a pass, such as logits. All shapes of such a
-// name share memory if it is large enough; if it is not, at least twice as much is allocated, so that their sum
-// stays below four times the largest.
+// transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
+// shapes of such a name share memory. If it is too small for a shape, a new block of at least twice its size is
+// allocated, so that all blocks together take less than four times the largest buffer.
 class Buffers {
    public:
-    Buffers(Memory& memory, int slots, std::set<std::string> scratch = {})
-        : memory_(memory), slots_(slots), scratch_(std::move(scratch)) {}
+    Buffers(Memory& memory, int slots, std::set<std::string> transient = {})
+        : memory_(memory), slots_(slots), transient_(std::move(transient)) {}
 
-    // The address of a binding's buffer, filled if it is a constant.
-    std::byte* at(const Binding& binding);
-    // The address of a buffer with a row of `shape` for every slot.
-    std::byte* rows(const std::string& name, const Shape& shape, std::size_t item);
-    // Write a buffer that has no rows for slots.
+    // The address of a binding's buffer. The first call writes a constant there.
+    std::byte* address_of(const Binding& binding);
+    // The address of the buffer that has a row of `shape` for every slot. item_size: bytes of an element.
+    std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
+    // Write a whole buffer that has no rows for slots.
     void write(const std::string& name, const Shape& shape, const std::vector<std::int64_t>& values);
     // Write the row of `slot`, which has this `shape`.
     template <class Value>
     void write_row(const std::string& name, int slot, const Shape& shape, const Value* values, std::size_t count) {
-        std::byte* first = rows(name, shape, sizeof(Value));
+        std::byte* first = rows_address(name, shape, sizeof(Value));
         const std::size_t size = count * sizeof(Value);
         memory_.upload(first + static_cast<std::size_t>(slot) * size, values, size);
     }
-    // Write `values` into the row of `slot`, which has this `shape`, from index `first` of its first dimension on.
+    // Write `values` to the row of `slot`, which has this `shape`, from index `first` of its first dimension on.
     void write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                     const std::vector<std::int64_t>& values);
     // Write the value of `slot` into a buffer with one value for every slot.
@@ -54,7 +54,7 @@ class Buffers {
         std::size_t values = static_cast<std::size_t>(count);
         for (std::int64_t size : shape) values *= static_cast<std::size_t>(size);
         std::vector<Value> found(values);
-        memory_.download(found.data(), rows(name, shape, sizeof(Value)), values * sizeof(Value));
+        memory_.download(found.data(), rows_address(name, shape, sizeof(Value)), values * sizeof(Value));
         return found;
     }
 
@@ -64,35 +64,35 @@ class Buffers {
         std::byte* address = nullptr;
     };
 
-    std::byte* get(const std::string& name, const Shape& shape, std::int64_t items, std::size_t item);
-    std::byte* shared(const std::string& name, std::size_t size);
+    std::byte* address(const std::string& name, const Shape& key, std::int64_t elements, std::size_t item_size);
+    std::byte* transient_address(const std::string& name, std::size_t size);
 
     Memory& memory_;
     int slots_;
-    std::set<std::string> scratch_;
-    std::map<std::string, Block> largest_;  // by name, of a scratch buffer
+    std::set<std::string> transient_;
+    std::map<std::string, Block> largest_;  // by name of a transient buffer, its newest block
     std::map<std::pair<std::string, Shape>, std::byte*> addresses_;
-    std::set<std::byte*> filled_;
+    std::set<std::byte*> filled_;  // that hold their constants
 };
 
-// The noise input of tails: for every slot and position, offsets into the bundle's table of random numbers. A slot's
-// row has an entry for every position of the longest text. Entries are written in blocks, when a pass may read beyond
-// those that are there, so that starting a request takes no longer with a larger KV capacity.
+// The noise offsets that the tails read (bundle/noise.h): a row of `positions` (N) for every slot. A row is filled from
+// the slot's present position to some way beyond its next pass, and further when a later pass needs it. So the cost of
+// starting a request does not grow with the KV capacity.
 class NoiseRows {
    public:
-    // positions: the length of a row. streams: how many of `noise_streams` the bundle's tails read.
+    // streams: how many of `noise_streams` the bundle's tails read.
     NoiseRows(Buffers& buffers, std::size_t streams, int slots, std::int64_t positions)
         : buffers_(buffers), streams_(streams), positions_(positions), rows_(static_cast<std::size_t>(slots)) {}
 
-    // A new request is in `slot`, with this seed; none if it samples greedily and needs no noise.
+    // Start another text in `slot`. seed: none if it is decoded greedily and needs no noise.
     void begin(int slot, std::optional<std::uint64_t> seed);
-    // Make sure that the row of `slot` is filled for the positions from `first` up to, without, `stop`.
+    // Fill positions `first` .. `stop`-1 of the row of `slot` unless they are filled.
     void cover(int slot, std::int64_t first, std::int64_t stop);
 
    private:
     struct Row {
         std::optional<std::uint64_t> seed;
-        std::int64_t first = 0, stop = 0;  // the filled positions, without `stop`
+        std::int64_t first = 0, stop = 0;  // positions `first` .. `stop`-1 are filled
     };
 
     Buffers& buffers_;

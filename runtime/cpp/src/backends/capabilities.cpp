@@ -12,7 +12,7 @@ namespace pass {
 
 namespace {
 
-// Every plan of the modes that draft chains, once.
+// The plans of all modes without trees.
 std::vector<Plan> chain_plans(int lookahead) {
     std::vector<Plan> found;
     for (const char* mode : {"ar", "two-pass", "fused"}) {
@@ -25,8 +25,8 @@ std::vector<Plan> chain_plans(int lookahead) {
 
 }  // namespace
 
-int Capabilities::batch_size(int wanted) const {
-    return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), wanted);
+int Capabilities::batch_size(int slots) const {
+    return *std::lower_bound(batch_sizes.begin(), batch_sizes.end(), slots);
 }
 
 std::int64_t Capabilities::capacity(std::int64_t tokens) const {
@@ -36,13 +36,13 @@ std::int64_t Capabilities::capacity(std::int64_t tokens) const {
                            std::to_string(max_capacity()));
 }
 
-std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t now) const {
+std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t present) const {
     std::vector<int> found;
     for (const int width : prefill_widths) {
         const std::int64_t end = start + padded_width(width);
         if (end > max_capacity()) continue;
         const auto limit = chunk_capacities.find(width);
-        if (limit != chunk_capacities.end() && std::max(now, capacity(end)) > limit->second) continue;
+        if (limit != chunk_capacities.end() && std::max(present, capacity(end)) > limit->second) continue;
         found.push_back(width);
     }
     return found;
@@ -110,28 +110,25 @@ namespace {
 const std::vector<std::string> gpu_devices{"cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep"};
 constexpr std::size_t max_ordinal_digits = 4;
 
-std::string gpu_list() {
+}  // namespace
+
+std::string comma_list(const std::vector<std::string>& items) {
     std::string text;
-    for (const std::string& name : gpu_devices) text += (text.empty() ? "" : ", ") + name;
+    for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
     return text;
 }
-
-bool is_gpu(const std::string& kind) {
-    return std::find(gpu_devices.begin(), gpu_devices.end(), kind) != gpu_devices.end();
-}
-
-}  // namespace
 
 DeviceName split_device(const std::string& name) {
     const std::size_t colon = name.find(':');
     const std::string kind = name.substr(0, colon);
-    const bool gpu = is_gpu(kind);
+    const bool gpu = std::find(gpu_devices.begin(), gpu_devices.end(), kind) != gpu_devices.end();
     if (!gpu && kind != "auto" && kind != "cpu") {
-        throw Error("unknown device '" + name + "': choose one of auto, cpu, " + gpu_list());
+        throw Error("unknown device '" + name + "': choose one of auto, cpu, " + comma_list(gpu_devices));
     }
     if (colon == std::string::npos) return {kind, 0};
     if (!gpu) {
-        throw Error("device '" + name + "': " + kind + " takes no number; only " + gpu_list() + " do, as in cuda:1");
+        throw Error("device '" + name + "': " + kind + " takes no number; only " + comma_list(gpu_devices) +
+                    " do, as in cuda:1");
     }
     const std::string number = name.substr(colon + 1);
     if (number.empty() || number.size() > max_ordinal_digits ||

@@ -13,12 +13,11 @@ namespace pass {
 
 namespace {
 
-constexpr unsigned non_blocking = 1;
+constexpr unsigned non_blocking = 1;                      // cudaStreamNonBlocking
 constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
-constexpr int thread_local_capture = 1;                   // other threads may call CUDA during a capture
-constexpr std::size_t engine_alignment = 256;             // which engines require
-
-constexpr std::size_t staging_alignment = 64;  // bytes, at which copies through staging memory begin
+constexpr int thread_local_capture = 1;  // cudaStreamCaptureMode: other threads may call CUDA while this one captures
+constexpr std::size_t alignment_bytes = 256;         // addresses are multiples of this, as engines require
+constexpr std::size_t staging_alignment_bytes = 64;  // copies in staging memory begin at multiples of this
 
 Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
     const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
@@ -36,16 +35,17 @@ Error no_pinned_room(std::size_t size, const std::string& why) {
 
 }  // namespace
 
-Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging) : api_(std::move(api)), ordinal_(ordinal), staging_(staging) {
+Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging_bytes)
+    : api_(std::move(api)), ordinal_(ordinal), staging_bytes_(staging_bytes) {
     api_.require_gpu(ordinal);
     const auto held = for_this_thread();
     check(api_.stream_create(&stream_, non_blocking), "cudaStreamCreateWithFlags");
 }
 
-// A thread's device is its caller's again afterwards.
+// In CUDA every thread has a current device. It is the caller's again when the result is destroyed.
 std::shared_ptr<void> Cuda::for_this_thread() {
     int before = ordinal_;
-    api_.get_device(&before);  // the calls that follow report what fails
+    api_.get_device(&before);  // if this fails, the calls that follow report it
     if (before == ordinal_) return nullptr;
     api_.set_device(ordinal_);
     return {nullptr, [set = api_.set_device, before](void*) { set(before); }};
@@ -67,15 +67,15 @@ void Cuda::check(int code, const char* name) const {
 void Cuda::check_device() const { why(); }
 
 std::string Cuda::why() const {
-    std::vector<std::pair<int, const char*>> met{{api_.last_error(), "cudaGetLastError"}};
+    std::vector<std::pair<int, const char*>> errors{{api_.last_error(), "cudaGetLastError"}};
     if (!capturing_) {  // waiting inside a capture is an error of its own
-        met.emplace_back(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
+        errors.emplace_back(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
         api_.last_error();
     }
-    for (const auto& [code, name] : met) {
-        if (CudaApi::lost(code) != nullptr) check(code, name);
+    for (const auto& [code, name] : errors) {
+        if (CudaApi::device_lost_name(code) != nullptr) check(code, name);
     }
-    for (const auto& [code, name] : met) {
+    for (const auto& [code, name] : errors) {
         if (code != 0) return "CUDA error " + std::to_string(code) + " (" + api_.error_string(code) + ")";
     }
     return "";
@@ -86,7 +86,7 @@ Cuda::~Cuda() {
     api_.get_device(&before);
     api_.set_device(ordinal_);
     api_.stream_synchronize(stream_);
-    for (void* executable : executables_) api_.graph_exec_destroy(executable);
+    for (void* graph : graphs_) api_.graph_exec_destroy(graph);
     for (void* block : blocks_) api_.free(block);
     for (void* block : host_blocks_) api_.free_host(block);
     api_.stream_destroy(stream_);
@@ -94,7 +94,7 @@ Cuda::~Cuda() {
 }
 
 std::byte* Cuda::allocate(std::size_t size) {
-    size = (std::max<std::size_t>(size, 1) + engine_alignment - 1) / engine_alignment * engine_alignment;
+    size = (std::max<std::size_t>(size, 1) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
     void* block = nullptr;
     try {
         check(api_.malloc(&block, size), "cudaMalloc");
@@ -158,40 +158,40 @@ void Cuda::copy_rows(std::byte* target, std::size_t pitch, const std::byte* sour
 }
 
 std::byte* Cuda::stage(std::size_t size) {
-    if (size > staging_) return nullptr;
-    if (staged_ == nullptr) staged_ = pinned(staging_);
-    if (in_flight_ + size > staging_) synchronize();
-    std::byte* place = staged_ + in_flight_;
-    in_flight_ += (size + staging_alignment - 1) / staging_alignment * staging_alignment;
+    if (size > staging_bytes_) return nullptr;
+    if (staging_ == nullptr) staging_ = pinned(staging_bytes_);
+    if (in_flight_bytes_ + size > staging_bytes_) synchronize();
+    std::byte* place = staging_ + in_flight_bytes_;
+    in_flight_bytes_ += (size + staging_alignment_bytes - 1) / staging_alignment_bytes * staging_alignment_bytes;
     return place;
 }
 
 void Cuda::synchronize() {
     check(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
-    in_flight_ = 0;
+    in_flight_bytes_ = 0;
 }
 
 void* Cuda::capture(const std::function<void()>& enqueue) {
     check(api_.begin_capture(stream_, thread_local_capture), "cudaStreamBeginCapture");
-    void* graph = nullptr;
+    void* captured = nullptr;
     capturing_ = true;
     try {
         enqueue();
     } catch (...) {
         capturing_ = false;
-        api_.end_capture(stream_, &graph);  // may fail as well; the first error is thrown
-        if (graph != nullptr) api_.graph_destroy(graph);
+        api_.end_capture(stream_, &captured);  // may fail as well; the first error is thrown
+        if (captured != nullptr) api_.graph_destroy(captured);
         api_.last_error();
         throw;
     }
     capturing_ = false;
-    check(api_.end_capture(stream_, &graph), "cudaStreamEndCapture");
-    void* executable = nullptr;
-    const int made = api_.graph_instantiate(&executable, graph, 0);
-    check(api_.graph_destroy(graph), "cudaGraphDestroy");
-    check(made, "cudaGraphInstantiate");
-    executables_.insert(executable);
-    return executable;
+    check(api_.end_capture(stream_, &captured), "cudaStreamEndCapture");
+    void* graph = nullptr;
+    const int code = api_.graph_instantiate(&graph, captured, 0);
+    check(api_.graph_destroy(captured), "cudaGraphDestroy");
+    check(code, "cudaGraphInstantiate");
+    graphs_.insert(graph);
+    return graph;
 }
 
 }  // namespace pass

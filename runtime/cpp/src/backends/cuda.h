@@ -1,5 +1,4 @@
-// The CUDA runtime library, opened when a GPU is needed; the memory of a GPU, one stream, and the CUDA graphs captured
-// from that stream.
+// The CUDA runtime library, opened when a GPU is needed; the memory of a GPU, one stream, and graphs captured on it.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +11,9 @@
 
 namespace pass {
 
-// The functions of the library that are used here.
-// Every function returns 0 on success. Tests replace them.
+// The functions of the library that are used here; tests have a fake. An int result is an error code, 0 on success.
 struct CudaApi {
-    std::function<int(int*)> driver_version, runtime_version;  // as 13040 for 13.4; driver: 0 if there is none
+    std::function<int(int*)> driver_version, runtime_version;  // as 13040 for 13.4; driver_version: 0 without a driver
     std::function<int(int*)> device_count;
     std::function<int(int*)> get_device;
     std::function<int(int)> set_device;                          // of the calling thread
@@ -39,18 +37,18 @@ struct CudaApi {
     std::function<int(void*)> graph_destroy;
     std::function<int(void*)> graph_exec_destroy;
     std::function<int(void*, void*)> graph_launch;
-    std::function<int()> last_error;  // and clears it
+    std::function<int()> last_error;  // clears it, too
     std::function<const char*(int)> error_string;
 
     // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error if there is none.
     static CudaApi open();
-    // The name of `code` if it is an error after which every call of this process fails; null if it is not.
-    static const char* lost(int code);
-    // Throws Error if `code`, which the CUDA function `name` returned, is an error: DeviceLost if `lost(code)`.
+    // The name of an error after which CUDA cannot work for this process any more; null for other codes.
+    static const char* device_lost_name(int code);
+    // Throws Error if the CUDA function `name` returned an error `code`; DeviceLost if later calls would fail too.
     void check(int code, const char* name) const;
-    // What to do about a driver that is older than the library, with the versions of both.
+    // What to do about a driver that is older than the library, with the versions of both, for a message.
     std::string driver_hint() const;
-    // Throws Error if fewer GPUs are visible than it needs for number `ordinal`.
+    // Throws Error if this process sees no GPU of that number.
     void require_gpu(int ordinal) const;
 };
 
@@ -60,20 +58,21 @@ struct Gpu {
     std::string target;
 };
 
-// GPU number `ordinal`; none without a driver, or with fewer devices.
+// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is not 0 and there is no such GPU.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
-// Why `find_gpu` found none, for a message: what is missing or too old, and what to do.
+// A message about why `find_gpu` found none: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
 
-// Frees in the end everything that was allocated from it. A method returns when the device has done its work, unless it
-// says otherwise.
+// The memory of one device, with one stream and the graphs captured on it; the destructor frees it all. A thread must
+// hold `for_this_thread` to call a method. Without staging memory, methods that write memory return when the device is
+// done, so that other streams can read it.
 //
-// staging: bytes of pinned host memory that copies go through, if nothing but this stream uses the memory. Uploads
-// of no more than that then return at once, and what is put on the stream later sees them.
+// staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit it return at once, and
+// only later work on this stream is sure to see them, so it must be 0 if other streams use the memory.
 class Cuda : public Memory {
    public:
-    // On GPU number `ordinal`. Throws Error if there is none.
-    Cuda(CudaApi api, int ordinal, std::size_t staging = 0);
+    // ordinal: the GPU's number. Throws Error if there is no such GPU.
+    Cuda(CudaApi api, int ordinal, std::size_t staging_bytes = 0);
     ~Cuda() override;
     Cuda(const Cuda&) = delete;
     Cuda& operator=(const Cuda&) = delete;
@@ -90,24 +89,24 @@ class Cuda : public Memory {
     std::shared_ptr<void> for_this_thread() override;
 
     void* stream() const { return stream_; }
-    // Pinned host memory, into which the device can copy directly.
+    // Allocate pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
     // Enqueue a copy to the host on the stream; it is done after `synchronize`. Can be captured if `host` is pinned.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     void synchronize();
-    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it is run. Throws Error if that
-    // cannot be captured: then the stream captures no more, and no error is left for later calls.
+    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it runs. Throws Error if it cannot be
+    // captured; later calls work as before.
     void* capture(const std::function<void()>& enqueue);
-    void launch(void* executable) { check(api_.graph_launch(executable, stream_), "cudaGraphLaunch"); }
-    // The CUDA error that an engine met when it failed, which is cleared, as words for a message; empty if there was
-    // none. Throws DeviceLost if the device is lost.
+    void launch(void* graph) { check(api_.graph_launch(graph, stream_), "cudaGraphLaunch"); }
+    // The CUDA error behind an engine's failure, for a message, and clears it; empty if there is none. Throws
+    // DeviceLost if the device is lost.
     std::string why() const;
 
    private:
-    // Throws Error if `code`, of the function `name`, is an error; keeps the first DeviceLost. CUDA's own
-    // record of the error is cleared: it would be taken for the error of a later launch.
+    // As CudaApi::check; keeps the first DeviceLost. Clears CUDA's own record of another error, which a later launch
+    // would report again.
     void check(int code, const char* name) const;
-    // `size` bytes of the staging memory, which no copy is using; null if they are too many.
+    // `size` bytes of the staging memory that no copy uses; null if it is smaller.
     std::byte* stage(std::size_t size);
 
     CudaApi api_;
@@ -115,9 +114,10 @@ class Cuda : public Memory {
     mutable std::exception_ptr failure_;
     void* stream_ = nullptr;
     bool capturing_ = false;
-    std::size_t staging_, in_flight_ = 0;  // in flight: bytes of the staging memory that the device may not have read
-    std::byte* staged_ = nullptr;
-    std::unordered_set<void*> blocks_, host_blocks_, executables_;
+    std::size_t staging_bytes_;
+    std::size_t in_flight_bytes_ = 0;  // at the beginning of the staging memory, which the device may not have read yet
+    std::byte* staging_ = nullptr;     // allocated when it is first used
+    std::unordered_set<void*> blocks_, host_blocks_, graphs_;
 };
 
 }  // namespace pass

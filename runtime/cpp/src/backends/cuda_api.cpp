@@ -14,11 +14,12 @@ namespace pass {
 namespace {
 
 constexpr int major_attribute = 75, minor_attribute = 76;  // cudaDevAttrComputeCapabilityMajor and -Minor
-constexpr std::size_t properties_size = 1 << 14;           // more than cudaDeviceProp of any version
-
-constexpr int old_driver = 35;  // cudaErrorInsufficientDriver
-// By major version of CUDA, the first branch of NVIDIA's Linux driver that runs it.
-const std::map<int, int> least_driver{{12, 525}, {13, 580}};
+constexpr std::size_t properties_bytes = 1 << 14;          // more than cudaDeviceProp of any version has
+constexpr int old_driver_error = 35;  // cudaErrorInsufficientDriver: the driver is older than the library
+// Errors of a driver or device that is missing, too old, or in use.
+const std::set<int> no_device_errors{3, 46, 100, 101, 802, 803, 804};
+// Major version of CUDA -> the first branch of NVIDIA's Linux driver that runs it.
+const std::map<int, int> min_driver_branch{{12, 525}, {13, 580}};
 
 std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
@@ -77,9 +78,9 @@ CudaApi CudaApi::open() {
     return api;
 }
 
-// CUDA's documentation says of most of them that the process must be ended; a memory, link or context that is gone does
-// not come back either.
-const char* CudaApi::lost(int code) {
+// For most of these errors CUDA's documentation says that the process must be ended; after the others the memory, link
+// or context is gone.
+const char* CudaApi::device_lost_name(int code) {
     static const std::map<int, const char*> codes{
         {214, "cudaErrorECCUncorrectable"},
         {220, "cudaErrorNvlinkUncorrectable"},
@@ -104,15 +105,13 @@ const char* CudaApi::lost(int code) {
 
 void CudaApi::check(int code, const char* name) const {
     if (code == 0) return;
-    if (const char* known = lost(code)) {
+    if (const char* known = device_lost_name(code)) {
         throw DeviceLost("the GPU works no more for this process (CUDA error " + std::to_string(code) + ", " + known +
                          ", " + name + "); restart the process");
     }
-    // Of a driver or device that is missing, too old, or in use.
-    static const std::set<int> not_visible{3, 46, 100, 101, 802, 803, 804};
     std::string hint;
-    if (not_visible.contains(code)) hint = "; is the GPU visible to nvidia-smi?";
-    if (code == old_driver) hint = driver_hint();
+    if (no_device_errors.contains(code)) hint = "; is the GPU visible to nvidia-smi?";
+    if (code == old_driver_error) hint = driver_hint();
     throw Error(std::string(name) + " failed with CUDA error " + std::to_string(code) + " (" + error_string(code) +
                 ")" + hint);
 }
@@ -125,10 +124,10 @@ std::string CudaApi::driver_hint() const {
     }
     if (driver == 0) return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?";
     const int major = library / 1000;
-    const auto least = least_driver.find(major);
+    const auto branch = min_driver_branch.find(major);
     return "; the driver is older than the CUDA library: it runs CUDA up to " + dotted(driver) +
            ", and the library is CUDA " + dotted(library) + "; update to a driver for CUDA " + std::to_string(major) +
-           (least == least_driver.end() ? "" : ", " + std::to_string(least->second) + " or newer") +
+           (branch == min_driver_branch.end() ? "" : ", " + std::to_string(branch->second) + " or newer") +
            " (nvidia-smi shows which is installed)";
 }
 
@@ -136,15 +135,19 @@ void CudaApi::require_gpu(int ordinal) const {
     int count = 0;
     check(device_count(&count), "cudaGetDeviceCount");
     if (ordinal < count) return;
-    throw Error("there is no GPU " + std::to_string(ordinal) + ": " + std::to_string(count) +
-                " are visible, numbered from 0 (see CUDA_VISIBLE_DEVICES)");
+    const std::string seen =
+        count == 0   ? "no GPU is visible"
+        : count == 1 ? "1 GPU is visible, number 0"
+                     : std::to_string(count) + " GPUs are visible, numbers 0 to " + std::to_string(count - 1);
+    throw Error("there is no GPU " + std::to_string(ordinal) + ": " + seen +
+                " (see nvidia-smi, and CUDA_VISIBLE_DEVICES)");
 }
 
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal) {
     if (ordinal > 0) api.require_gpu(ordinal);
     int count = 0, major = 0, minor = 0;
     if (api.device_count(&count) != 0 || count <= ordinal) return std::nullopt;
-    std::vector<char> properties(properties_size);
+    std::vector<char> properties(properties_bytes);
     if (api.device_attribute(&major, major_attribute, ordinal) != 0 ||
         api.device_attribute(&minor, minor_attribute, ordinal) != 0 ||
         api.device_properties(properties.data(), ordinal) != 0) {

@@ -1,7 +1,7 @@
 // The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values.
 //
-// Slots are the outermost dimension: a pass over the first b slots is bound to the front of every tensor, and prefill
-// of one slot to that slot's part.
+// Slots are the outermost dimension, so that a pass over the first b slots is bound to the beginning of every tensor,
+// and the prefill of one slot to that slot's part.
 #pragma once
 
 #include <array>
@@ -17,36 +17,36 @@ namespace pass {
 
 class KVCache {
    public:
-    // spare_entries: S is larger than the capacity by the entries that a pass may overwrite after its window.
+    // spare_entries: how many entries after its window a pass may overwrite. S is the capacity plus these.
     KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries);
 
     // The KV capacity in tokens; 0 until the first `resize`.
     std::int64_t capacity() const { return capacity_; }
     const std::string& dtype() const { return dtype_; }
-    // The names of these tensors among the trunk's inputs.
+    // The names of the trunk's inputs that are cache tensors.
     const std::vector<std::string>& names() const { return names_; }
-    // The shape of every tensor, as a pass over `slots` slots sees it.
+    // The shape that every tensor has for a pass over `slots` slots.
     std::array<std::int64_t, 4> shape(int slots) const { return {slots, heads_, capacity_ + spare_, head_dim_}; }
-    // The address where the part of `slot` begins in tensor `index`.
+    // The address at which `slot` begins in the tensor names()[index].
     std::byte* place(std::size_t index, int slot) const;
-    // Move the first lengths[slot] tokens of every slot into tensors of `capacity` tokens. If memory runs out, the
-    // cache stays as it was.
+    // Copy the first lengths[slot] entries of every slot into new tensors for `capacity` tokens. If it fails, the cache
+    // stays as it was.
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
-    // Copy the first `length` tokens of slot `source` into slot `target`.
+    // Copy the first `length` entries of slot `source` to slot `target`.
     void move(int source, int target, std::int64_t length);
-    // The bytes of the first `length` tokens of a slot, in all tensors.
+    // The bytes of the first `length` entries of a slot, in all tensors.
     std::size_t saved_bytes(std::int64_t length) const;
-    // Copy the first `length` tokens of `slot` to `address`, one tensor [KVH,length,D] after another.
+    // Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after another.
     void save(int slot, std::int64_t length, std::byte* address);
-    // Copy the first `count` of the `length` tokens that `save` copied to `address` into `slot`.
+    // Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`.
     void load(int slot, std::int64_t count, const std::byte* address, std::int64_t length);
-    // Of a window that was written after the first `length` tokens of `slot`, keep the entries of these `rows` (rising,
-    // of which the first is 0), one after another.
+    // Make the entries of `rows` (rising, from 0) of the window after the first `length` entries of `slot` follow one
+    // another, by moving them to the window's beginning.
     void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);
 
    private:
-    std::size_t token_bytes() const;                      // of one head, for one token
-    std::size_t head_bytes(std::int64_t capacity) const;  // of one head of one slot
+    std::size_t entry_bytes() const;                 // of one token's entry in one head
+    std::size_t pitch(std::int64_t capacity) const;  // bytes of one head of one slot
 
     Memory& memory_;
     int slots_;

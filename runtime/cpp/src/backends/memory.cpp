@@ -17,55 +17,29 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t cache_line_bytes = 64;  // bytes, which is enough for vector instructions
+constexpr std::size_t alignment_bytes = 64;  // a cache line, which also suits vector instructions
 
 }  // namespace
 
-Error out_of_memory() {
-    return Error("there is no memory: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
-}
-
-Error out_of_memory(std::size_t size) {
-    char more[64];
-    std::snprintf(more, sizeof more, "%.1f", static_cast<double>(size) / (1 << 20));
-    return Error("there is no memory for " + std::string(more) +
-                 " MiB more: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
-}
-
-HostMemory::~HostMemory() {
-    for (const auto& [address, block] : blocks_) release(block);
+Error out_of_memory(std::optional<std::size_t> size) {
+    char more[64] = "";
+    if (size) std::snprintf(more, sizeof more, " for %.1f MiB more", static_cast<double>(*size) / (1 << 20));
+    return Error("there is no memory" + std::string(more) +
+                 ": use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
 }
 
 std::byte* HostMemory::allocate(std::size_t size) {
-    const std::size_t padded = size + cache_line_bytes;
-    // The system backs calloc's pages with memory only when they are written.
-    void* block = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
-    if (block == nullptr) throw out_of_memory(size);
-    if (allocator_) std::memset(block, 0, padded);
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(block) % cache_line_bytes;
-    std::byte* address = static_cast<std::byte*>(block) + (offset == 0 ? 0 : cache_line_bytes - offset);
-    try {
-        blocks_.emplace(address, block);
-    } catch (...) {
-        release(block);
-        throw;
-    }
+    const std::size_t padded = size + alignment_bytes;
+    // The system provides calloc's pages when they are first written.
+    void* memory = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
+    if (memory == nullptr) throw out_of_memory(size);
+    std::shared_ptr<void> block(
+        memory, [allocator = allocator_](void* freed) { allocator ? allocator->free(freed) : std::free(freed); });
+    if (allocator_) std::memset(memory, 0, padded);
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(memory) % alignment_bytes;
+    std::byte* address = static_cast<std::byte*>(memory) + (offset == 0 ? 0 : alignment_bytes - offset);
+    blocks_.emplace(address, std::move(block));
     return address;
-}
-
-void HostMemory::free(std::byte* address) {
-    const auto found = blocks_.find(address);
-    if (found == blocks_.end()) return;
-    release(found->second);
-    blocks_.erase(found);
-}
-
-void HostMemory::release(void* block) {
-    if (allocator_) {
-        allocator_->free(block);
-    } else {
-        std::free(block);
-    }
 }
 
 void HostMemory::upload(std::byte* address, const void* host, std::size_t size) {

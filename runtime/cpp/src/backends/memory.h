@@ -1,10 +1,11 @@
-// The memory of buffers, on the host or on a device. It deals in addresses, since engines are bound to addresses.
+// The memory of a device, which is the host's or a GPU's (cuda.h). Engines are bound to addresses.
 #pragma once
 
 #include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -13,50 +14,44 @@
 
 namespace pass {
 
-// What buffers need of a device. Work that begins after a method returns sees what it did.
+// What buffers need of a device. Work that begins after a method has returned sees its effect.
 class Memory {
    public:
     virtual ~Memory() = default;
-    // `size` zeroed bytes. Throws Error if they cannot be had (see `out_of_memory`).
+    // The address of `size` zeroed bytes. Throws Error if there is no memory (see `out_of_memory`).
     virtual std::byte* allocate(std::size_t size) = 0;
     // The DeviceLost that was thrown first; null while the device works.
     virtual std::exception_ptr failure() const { return nullptr; }
-    // While the result lives, what this thread does goes to this device.
+    // While the result lives, the calling thread works on this device.
     virtual std::shared_ptr<void> for_this_thread() { return nullptr; }
-    // To be called when an engine failed without a CUDA error code: throws DeviceLost if the device is lost.
+    // Call it after work that failed without a reason. Throws DeviceLost if the device is lost.
     virtual void check_device() const {}
     virtual void free(std::byte* address) = 0;
     virtual void upload(std::byte* address, const void* host, std::size_t size) = 0;
     virtual void download(void* host, const std::byte* address, std::size_t size) = 0;
-    // Copy `rows` rows of `size` bytes, which begin `pitch` bytes apart.
+    // Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart.
     virtual void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
                            std::size_t size, std::size_t rows) = 0;
 };
 
-// The error that an allocation throws.
-Error out_of_memory();
-Error out_of_memory(std::size_t size);
+// The error to throw if an allocation of `size` bytes failed.
+Error out_of_memory(std::optional<std::size_t> size = std::nullopt);
 
 // Host memory, from `allocator` unless that is null.
 class HostMemory : public Memory {
    public:
     explicit HostMemory(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
-    ~HostMemory() override;
-    HostMemory(const HostMemory&) = delete;
-    HostMemory& operator=(const HostMemory&) = delete;
 
     std::byte* allocate(std::size_t size) override;
-    void free(std::byte* address) override;
+    void free(std::byte* address) override { blocks_.erase(address); }
     void upload(std::byte* address, const void* host, std::size_t size) override;
     void download(void* host, const std::byte* address, std::size_t size) override;
     void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
                    std::size_t size, std::size_t rows) override;
 
    private:
-    void release(void* block);
-
     std::shared_ptr<Allocator> allocator_;
-    std::unordered_map<std::byte*, void*> blocks_;  // by aligned address
+    std::unordered_map<std::byte*, std::shared_ptr<void>> blocks_;  // by aligned address
 };
 
 // Bytes of an element of type `dtype`.

@@ -85,11 +85,11 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool
     return found;
 }
 
-Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch, std::size_t num_biased) const {
+Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const {
     const Sizes sizes{{"batch", batch},
                       {"width", plan.width()},
                       {"processed_rows", plan.drafts + 1},
-                      {"touched", static_cast<std::int64_t>(num_biased)}};
+                      {"touched", static_cast<std::int64_t>(touched)}};
     return bind_graph(graph, sizes, plan, {});
 }
 

@@ -136,7 +136,7 @@ void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> draft
     for (std::size_t i = 0; i < size; ++i) {
         const std::int64_t token = ids[i < ids.size() ? i : 0];  // the rest of the lists repeats the first
         const auto bias = sampling.logit_bias.find(token);
-        rows.biased_ids[i] = token;
+        rows.touched[i] = token;
         rows.bias[i] = bias == sampling.logit_bias.end() ? 0.0F : static_cast<float>(bias->second);
         if (!penalizes()) continue;
         const auto before = token_counts_.find(token);
@@ -154,7 +154,7 @@ ProcessedRows no_processing(std::int64_t vocab_size, int rows, std::size_t size)
     const auto count = static_cast<std::size_t>(rows);
     ProcessedRows found;
     found.allowed.assign(count * bytes_of_bits(vocab_size), 0xFF);
-    found.biased_ids.assign(size, 0);
+    found.touched.assign(size, 0);
     found.bias.assign(size, 0.0F);
     found.factor.assign(count * size, 1.0F);
     found.penalty.assign(count * size, 0.0F);

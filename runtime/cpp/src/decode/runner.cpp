@@ -87,13 +87,13 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
         SequenceState& sequence = *slot->sequence;
         kind.logprobs = kind.logprobs || sequence.request.logprobs;
         if (!sequence.processors) continue;
-        kind.num_biased = std::max(kind.num_biased, sequence.processors->list_size(sequence.tokens, plan.drafts));
+        kind.touched = std::max(kind.touched, sequence.processors->list_size(sequence.tokens, plan.drafts));
     }
     // Under the rejection rule, the windows lack the draft probabilities that this sampler's tail needs.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
     sampler_ = kind.sampler;
     stage(kind, drafts);
-    if (kind.num_biased > 0) set_processors(kind, active);
+    if (kind.touched > 0) set_processors(kind, active);
     window_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
@@ -174,15 +174,14 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
 
 void Runner::set_processors(const PassKind& kind, const std::vector<Slot*>& active) {
     const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
-    const ProcessedRows nothing =
-        no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.num_biased);
-    for (int slot = 0; slot < kind.batch; ++slot) backend_.process(slot, nothing);
+    const ProcessedRows nothing = no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched);
+    for (int slot = 0; slot < kind.batch; ++slot) backend_.set_processors(slot, nothing);
     for (const Slot* slot : active) {
         SequenceState& sequence = *slot->sequence;
         if (!sequence.processors || sequence.processors_error != nullptr) continue;
         try {
             const auto& staged = drafts[static_cast<std::size_t>(slot->number)];
-            backend_.process(slot->number, sequence.processors->rows(sequence.tokens, staged, kind.num_biased));
+            backend_.set_processors(slot->number, sequence.processors->rows(sequence.tokens, staged, kind.touched));
         } catch (const DeviceLost&) {
             throw;
         } catch (...) {  // from the request's own function

@@ -1,6 +1,6 @@
-// For tests/cpp: endurance BUNDLE answers 200 requests of every kind ten times on one session, some of them cancelled
-// or dropped unread, and writes what memory was taken after each time, as JSON; at last what is left of a closed
-// session. They are the same again: another kind would open a tail of its own, or make ONNX Runtime's arena grow.
+// For tests/cpp: endurance BUNDLE runs the same 200 requests of every kind ten times on one session, some of them
+// cancelled or dropped unread. It writes the memory in use after each time, and after the session is closed, as JSON.
+// Other requests could open another tail, or make ONNX Runtime's arena grow.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -15,9 +15,9 @@
 
 namespace {
 
-constexpr int times = 10, waves = 10, wave = 20;
+constexpr int num_repeats = 10, num_batches = 10, batch_size = 20;
 
-// The heap, and what of it the session has.
+// The heap; counts what the session has of it.
 class Counting : public pass::Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
@@ -84,7 +84,8 @@ nlohmann::json memory_now(const Counting& counting) {
 // Some requests at once, of which the second is cancelled and the third dropped.
 void answer(pass::Session& session, Chance& chance, std::map<std::string, int>& ends) {
     std::vector<pass::Generation> running;
-    for (int i = 0; i < wave; ++i) running.push_back(session.submit(chance.request(session.bundle().vocab_size())));
+    for (int i = 0; i < batch_size; ++i)
+        running.push_back(session.submit(chance.request(session.bundle().vocab_size())));
     for (int steps = chance.below(6); steps > 0; --steps) session.step();
     running[1].cancel();
     running.erase(running.begin() + 2);
@@ -104,10 +105,10 @@ void endure(const char* bundle, const std::shared_ptr<Counting>& counting) {
     options.allocator = counting;
     pass::Session session = pass::Session::load(bundle, options);
     std::map<std::string, int> ends;
-    for (int time = 0; time < times; ++time) {
+    for (int time = 0; time < num_repeats; ++time) {
         Chance chance;
-        for (int number = 0; number < waves; ++number) answer(session, chance, ends);
-        pass::Request last{{5, 6, 7}, {}};  // whoever was before: the cache is now as long as for this one
+        for (int number = 0; number < num_batches; ++number) answer(session, chance, ends);
+        pass::Request last{{5, 6, 7}, {}};  // resizes the cache to the same size every time
         last.options.plan = "ar";
         session.submit(last).run();
         std::cout << memory_now(*counting) << std::endl;

@@ -1,14 +1,14 @@
-// For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over a watched fake of CUDA and TensorRT, and
-// writes as JSON what came of it.
+// For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over fakes of CUDA and TensorRT, and writes a
+// report as JSON.
 //
-//     fake_gpu BUNDLE SCENES              every scene five times, on a session of its own
+//     fake_gpu BUNDLE SCENES              every scene five times, each scene on its own session
 //     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again on
 //                                         the same session, without failures
-//     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, those of opening too
-//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA fails with that code in all that it does,
-//                                         while the scene's first request is under way, and recovers before another one
-//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail: as FakeCuda::fail_capture
-//     fake_gpu BUNDLE SCENES refused NAME    the first scene, while TensorRT refuses to do that
+//     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, also those of opening
+//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA's calls fail with CODE while two requests
+//                                         run, and work again for a third one
+//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail (see FakeCuda::fail_capture)
+//     fake_gpu BUNDLE SCENES refused NAME    the first scene, while TensorRT's function NAME fails
 //     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens it on a GPU of that capability
 //     fake_gpu BUNDLE SCENES warm                   every scene, after Session::warm_up
 #include <iostream>
@@ -72,7 +72,7 @@ Json play_often(const std::string& bundle, const Json& scene) {
     return report;
 }
 
-// What was done before the scene, and by the end of it.
+// Counters before the scene and after it, on a session that was warmed up.
 Json play_warm(const std::string& bundle, const Json& scene) {
     Machine machine;
     Json report;
@@ -116,7 +116,8 @@ std::string refusal_of(const std::string& bundle, const Json& scene, const std::
     return "";
 }
 
-// fail(machine, n): the nth of them from now on fails; left(machine): how many are left until then. 0 or less: it did.
+// Plays the scene with the first operation failing, then with the second, and so on until none fails. fail(machine, n)
+// makes the nth operation from now on fail. left(machine): how many are left until then; 0 or less if it has failed.
 template <class Fail, class Left>
 Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail, const Left& left) {
     Json report{
@@ -149,7 +150,7 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
     return report;
 }
 
-// What the request that was under way, one after it and one after it say.
+// The errors of a request that runs and of one that waits when CUDA begins to fail, and of one after that.
 Json fail_with(const std::string& bundle, const Json& scene, int code) {
     Machine machine;
     Json errors = Json::array();

@@ -1,9 +1,9 @@
-// For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over a fake of its CUDA provider and
-// of CUDA, and writes as JSON what came of it.
+// For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over fakes of its CUDA provider and
+// of CUDA, and writes a report as JSON.
 //
-//     fake_ort BUNDLE SCENES               every scene twice, each time in a thread of its own, on a session that
-//                                          captures; one that does not says what to expect of a scene without results
-//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with that in their names fail
+//     fake_ort BUNDLE SCENES               every scene twice, each time in a new thread, on a session that captures; a
+//                                          session that does not capture first computes results if a scene has none
+//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with NAME in their names fail
 //     fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost with that error in the first run
 #include <iostream>
 #include <sstream>
@@ -21,7 +21,7 @@ using namespace pass::test;
 
 namespace {
 
-constexpr int ordinal = 1;  // of the two GPUs that there are, the one on which sessions are opened
+constexpr int ordinal = 1;  // the GPU, of two, on which sessions are opened
 
 struct Machine {
     FakeCuda cuda;

@@ -1,10 +1,10 @@
-// The host's own time in a pass, in microseconds: what decoding costs beside the engine.
+// Prints the time of a pass outside the engine, in microseconds: the median over rounds of a generation's time divided
+// by its passes.
 //
 //     host_time [TOKENS [ROUNDS]]
 //
-// The backend recites, so a pass is choosing the plan, staging windows, n-gram drafts, statistics and events, and the
-// few copies by which the backend writes tokens; there is no text. Medians of the rounds, of a text's time by its
-// passes.
+// The backend recites, so a pass only chooses the plan, stages windows, drafts n-grams, counts and makes events, and
+// copies the recited tokens. There is no text.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

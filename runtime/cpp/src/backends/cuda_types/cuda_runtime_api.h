@@ -1,5 +1,5 @@
-// What TensorRT's headers want of CUDA's: the names of two handles. No CUDA headers are needed to build: its functions
-// are found at run time (cuda_api.h).
+// The types that TensorRT's headers need from CUDA's, so that building needs no CUDA headers. CUDA's functions are
+// found at run time (cuda_api.cpp).
 #pragma once
 
 using cudaStream_t = struct CUstream_st*;

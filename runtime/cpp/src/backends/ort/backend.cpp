@@ -11,7 +11,7 @@ namespace pass {
 
 namespace {
 
-constexpr int logprobs_graph = -1, processors_graph = -2;  // in place of a sampler
+constexpr int logprobs_graph = -1, processors_graph = -2;  // in keys of bound_tails_, in place of a sampler
 
 Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
     if (manifest.model.dtype == "bfloat16") {
@@ -67,13 +67,13 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
               spare_entries_of(manifest, options, engine.device)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
-    // On other devices every tail has a copy of its own.
+    // On other devices every tail has its own copy.
     if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     open_trunks(options);
     if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// Two graphs are open only if they share their weights in memory.
+// Two trunks are opened only with packed weights, which they share in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const auto file_of = [&](bool lookahead_rows) {
         const DerivedTrunk* found =
@@ -96,7 +96,6 @@ void OrtBackend::note_capture(const OrtGraph& graph) {
     if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
-// Null if no packed weights are kept for this trunk.
 std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options) const {
     if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
     try {
@@ -134,17 +133,15 @@ void OrtBackend::run_bound(BoundGraph& bound) {
 
 void OrtBackend::run_trunk(const Plan& plan, int batch) {
     in_thread([&] {
-        run_bound(bound_trunks_.get({plan.name, batch}, [&](int cuda_graph) {
-            return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, batch), 0, batch);
-        }));
+        run_bound(
+            bound_trunks_.get({plan.name, batch}, [&](int graph_id) { return bind_trunk(graph_id, plan, batch); }));
     });
 }
 
 void OrtBackend::run_prefill(int slot, const Plan& plan) {
     in_thread([&] {
-        run_bound(bound_prefills_.get({plan.width(), slot}, [&](int cuda_graph) {
-            return bind_trunk(cuda_graph, plan, bindings_.trunk(plan, 1, true), slot, 1);
-        }));
+        run_bound(bound_prefills_.get({plan.width(), slot},
+                                      [&](int graph_id) { return bind_trunk(graph_id, plan, 1, slot, true); }));
     });
 }
 
@@ -160,65 +157,61 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 
 void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
-    if (kind.num_biased > 0) {
-        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.num_biased}, [&](int cuda_graph) {
-            return bind(cuda_graph, tail_graph(processors()),
-                        bindings_.processors(processors(), kind.plan, kind.batch, kind.num_biased));
+    if (kind.touched > 0) {
+        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int graph_id) {
+            return bind(graph_id, tail_graph(processors()),
+                        bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
         }));
     }
-    const bool processed = kind.num_biased > 0;
-    run_bound(bound_tails_.get({plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int cuda_graph) {
-        return bind(cuda_graph, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
+    const bool processed = kind.touched > 0;
+    run_bound(bound_tails_.get({plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
+        return bind(graph_id, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
                     bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
     }));
     if (!kind.logprobs) return;
-    run_bound(bound_tails_.get({plan, logprobs_graph, kind.batch, 0}, [&](int cuda_graph) {
-        return bind(cuda_graph, tail_graph(manifest_.logprobs), bindings_.logprobs(kind.plan, kind.batch));
+    run_bound(bound_tails_.get({plan, logprobs_graph, kind.batch, 0}, [&](int graph_id) {
+        return bind(graph_id, tail_graph(manifest_.logprobs), bindings_.logprobs(kind.plan, kind.batch));
     }));
 }
 
-std::vector<BoundTensor> OrtBackend::placed(const std::vector<Binding>& bindings) {
+std::vector<BoundTensor> OrtBackend::bound_tensors(const std::vector<Binding>& bindings) {
     std::vector<BoundTensor> found;
-    for (const Binding& one : bindings) found.push_back({one.tensor, one.dtype, one.shape, buffers_.at(one)});
+    for (const Binding& one : bindings) found.push_back({one.tensor, one.dtype, one.shape, buffers_.address_of(one)});
     return found;
 }
 
-BoundGraph OrtBackend::bind(int cuda_graph, const OrtGraph& graph, const Bindings& bindings) {
-    const std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
-    return {graph, inputs, outputs, capture_of(cuda_graph, graph, in_place_inputs(inputs, outputs))};
+BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings& bindings,
+                            const std::vector<BoundTensor>& past, const std::vector<BoundTensor>& present) {
+    std::vector<BoundTensor> inputs = bound_tensors(bindings.inputs), outputs = bound_tensors(bindings.outputs);
+    const auto on_failure = [this, file = graph.file()](const std::string& reason) { not_captured(file, reason); };
+    Capture capture{graph_id, memory_.get(), in_place_inputs(inputs, outputs), on_failure};
+    inputs.insert(inputs.end(), past.begin(), past.end());
+    outputs.insert(outputs.end(), present.begin(), present.end());
+    return {graph, inputs, outputs, std::move(capture)};
 }
 
-Capture OrtBackend::capture_of(int cuda_graph, const OrtGraph& graph, std::vector<BoundTensor> in_place) {
-    const auto failed = [this, file = graph.file()](const std::string& reason) { not_captured(file, reason); };
-    return {cuda_graph, memory_.get(), std::move(in_place), failed};
-}
-
-// The log says so once for all plans, batches and slots that run the graph.
 void OrtBackend::not_captured(const std::string& file, const std::string& reason) {
-    if (!uncaptured_.contains(file)) {
+    if (!uncaptured_.contains(file)) {  // warn once, not for every plan, batch and slot
         log(LogLevel::warning, file + " runs without a CUDA graph, and so more slowly: " + reason);
     }
     uncaptured_[file] = reason;
 }
 
-// Past and present are the same memory: without that, every pass would copy the cache.
-BoundGraph OrtBackend::bind_trunk(int cuda_graph, const Plan& plan, const Bindings& bindings, int slot, int batch) {
-    std::vector<BoundTensor> inputs = placed(bindings.inputs), outputs = placed(bindings.outputs);
-    std::vector<BoundTensor> both = in_place_inputs(inputs, outputs);
-    const std::array<std::int64_t, 4> shape = cache_.shape(batch);
+// The cache inputs and outputs share memory, so that no pass copies the cache.
+BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int slot, bool prefill) {
+    std::vector<BoundTensor> past, present;
+    const auto shape = cache_.shape(batch);
+    const Shape sizes(shape.begin(), shape.end());
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
-        const std::string& past = cache_.names()[i];
-        const std::string present = present_prefix + past.substr(std::strlen(cache_prefix));
-        const std::vector<std::int64_t> sizes(shape.begin(), shape.end());
-        inputs.push_back({past, cache_.dtype(), sizes, cache_.place(i, slot)});
-        outputs.push_back({present, cache_.dtype(), sizes, cache_.place(i, slot)});
+        past.push_back({cache_.names()[i], cache_.dtype(), sizes, cache_.place(i, slot)});
+        present.push_back(past.back());
+        present.back().name = present_prefix + past.back().name.substr(std::strlen(cache_prefix));
     }
     const bool plain = plan.lookahead_rows() == 0 && plain_trunk_ != nullptr;
-    const OrtGraph& graph = plain ? *plain_trunk_ : *trunk_;
-    return {graph, inputs, outputs, capture_of(cuda_graph, graph, std::move(both))};
+    return bind(graph_id, plain ? *plain_trunk_ : *trunk_, bindings_.trunk(plan, batch, prefill), past, present);
 }
 
-// A tail runs on one thread: a second thread pool would spin on the cores that the trunk's next pass needs.
+// Opens a tail on one thread. A second thread pool would spin on the cores that the trunk's next pass needs.
 const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {

@@ -10,7 +10,7 @@ namespace pass {
 
 namespace {
 
-constexpr int no_graph = -1;  // the number with which ONNX Runtime neither captures nor replays
+constexpr int no_graph = -1;  // the graph number with which ONNX Runtime neither captures nor replays
 
 Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place, const BoundTensor& tensor) {
     return library.tensor(place, tensor.address, tensor.size(), tensor.shape, element_type(tensor.dtype));
@@ -34,7 +34,7 @@ std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
     return found;
 }
 
-int next_cuda_graph() {
+int next_graph_id() {
     static std::atomic<int> next = 0;
     return ++next;
 }
@@ -45,7 +45,7 @@ BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& in
       binding_(graph.library().make(graph.library().api().CreateIoBinding, graph.library().api().ReleaseIoBinding,
                                     graph.session())),
       capture_(graph.captures() ? std::move(capture) : std::nullopt),
-      options_(options_of(capture_ ? capture_->number : no_graph)) {
+      options_(options_of(capture_ ? capture_->graph_id : no_graph)) {
     const OrtLibrary& library = graph.library();
     const OrtApi& api = library.api();
     const auto place = library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
@@ -76,7 +76,7 @@ void BoundGraph::run_and_capture() {
         saved.emplace_back(tensor.size());
         memory.download(saved.back().data(), tensor.address, tensor.size());
     }
-    const auto put_back = [&] {
+    const auto restore = [&] {
         for (std::size_t i = 0; i < saved.size(); ++i) {
             memory.upload(capture_->in_place[i].address, saved[i].data(), saved[i].size());
         }
@@ -86,13 +86,13 @@ void BoundGraph::run_and_capture() {
     } catch (const Error& error) {
         memory.check_device();
         options_ = options_of(no_graph);
-        put_back();
+        restore();
         run_bound();
-        capture_->failed(error.what());
+        capture_->on_failure(error.what());
         return;
     }
     if (saved.empty()) return;
-    put_back();
+    restore();
     run_bound();
 }
 
@@ -102,11 +102,11 @@ void BoundGraph::run_bound() const {
                   "onnxruntime failed to run a pass");
 }
 
-Owned<OrtRunOptions> BoundGraph::options_of(int number) const {
+Owned<OrtRunOptions> BoundGraph::options_of(int graph_id) const {
     const OrtLibrary& library = graph_->library();
     const OrtApi& api = library.api();
     Owned<OrtRunOptions> options = library.make(api.CreateRunOptions, api.ReleaseRunOptions);
-    library.check(api.AddRunConfigEntry(options.get(), "gpu_graph_id", std::to_string(number).c_str()));
+    library.check(api.AddRunConfigEntry(options.get(), "gpu_graph_id", std::to_string(graph_id).c_str()));
     return options;
 }
 

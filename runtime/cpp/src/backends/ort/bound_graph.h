@@ -1,10 +1,9 @@
 // Graphs bound to memory, and how ONNX Runtime captures them as CUDA graphs.
 //
-// With the provider option `enable_cuda_graph` the first run of a graph number is not one run of the graph. ONNX
-// Runtime runs it until it allocates no more memory (twice), captures it, which computes nothing, and launches what it
-// captured. A tail that writes the next window over the one that it reads would go on by three tokens at once. What
-// such a graph overwrites is therefore saved before the first run and put back after it, and the graph is run once
-// more.
+// With the provider option `enable_cuda_graph` the first run with a graph number runs the graph three times: ONNX
+// Runtime runs it until it allocates no more memory (twice), captures it, which computes nothing, and launches the
+// captured graph. A tail overwrites the window that it reads with the next one, so three runs would skip two windows.
+// Overwritten inputs are therefore saved before the first run and restored after it, and the graph runs once more.
 #pragma once
 
 #include <condition_variable>
@@ -39,80 +38,78 @@ struct BoundTensor {
 
 // What capturing a graph needs.
 struct Capture {
-    int number;      // of the CUDA graph
-    Memory* memory;  // what the tensors are part of
-    // In-place inputs, restored after the capture because it runs the graph several times. The KV cache is exempt:
-    // reruns write the same values.
+    int graph_id;    // the number of the CUDA graph
+    Memory* memory;  // that the tensors are in
+    // Inputs that the graph overwrites. The KV cache needs no saving, because every run writes the same values.
     std::vector<BoundTensor> in_place;
-    std::function<void(const std::string&)> failed;  // is told why the graph cannot be captured
+    std::function<void(const std::string&)> on_failure;  // receives the reason if the graph cannot be captured
 };
 
-// The inputs whose memory is that of an output.
+// The inputs that have the address of an output.
 std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
                                          const std::vector<BoundTensor>& outputs);
 
 // A new number for a CUDA graph.
-int next_cuda_graph();
+int next_graph_id();
 
 class BoundGraph {
    public:
-    // capture: without it, and if the session does not capture, every run is one run of the graph.
+    // capture: none to run the graph without captures. It is not used if the session does not capture.
     BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs,
                std::optional<Capture> capture = std::nullopt);
     // Runs the graph once. Throws Error if ONNX Runtime fails, for example for lack of memory.
     void run();
 
    private:
-    // The first run. If it fails, the graph runs as if nothing had been tried, now and from then on.
+    // The first run. If it fails, this run and all later ones are without captures.
     void run_and_capture();
     void run_bound() const;
-    Owned<OrtRunOptions> options_of(int number) const;
+    Owned<OrtRunOptions> options_of(int graph_id) const;
 
     const OrtGraph* graph_;
     std::vector<Owned<OrtValue>> values_;
     Owned<OrtIoBinding> binding_;
-    std::optional<Capture> capture_;  // until the graph is captured, or cannot be
+    std::optional<Capture> capture_;  // until the first run
     Owned<OrtRunOptions> options_;
 };
 
-// A cache of bound graphs, by key; the least recently used one is dropped.
-//
-// ONNX Runtime keeps every CUDA graph that it captured. A graph that is bound again to the same addresses therefore
-// gets the number that it had, so that its captured graph is used again.
+// The most recently used bound graphs, by key. ONNX Runtime keeps every CUDA graph that it captured, so a graph that is
+// bound to the same addresses again gets its old number.
 template <class Key>
 class BoundGraphs {
    public:
-    // The bound graph of `key`; `make` makes it, from the number of its CUDA graph, if it is not cached.
+    // The bound graph of `key`; if there is none, `make` makes it with the key's graph number.
     template <class Make>
     BoundGraph& get(const Key& key, const Make& make) {
         auto found = bound_.find(key);
         if (found == bound_.end()) {
-            const auto graph = graph_of_.emplace(key, 0).first;
-            if (graph->second == 0) graph->second = next_cuda_graph();
-            found = bound_.emplace(key, Kept{make(graph->second), 0}).first;
+            int& graph_id = graph_ids_[key];
+            if (graph_id == 0) graph_id = next_graph_id();
+            found = bound_.emplace(key, Kept{make(graph_id), 0}).first;
             if (bound_.size() > max_bound_graphs) bound_.erase(oldest(found));
         }
-        found->second.used = ++uses_;
+        found->second.last_use = ++uses_;
         return found->second.bound;
     }
 
-    // To be called when addresses change.
+    // Forget all of them, because addresses have changed.
     void clear() {
         bound_.clear();
-        graph_of_.clear();
+        graph_ids_.clear();
     }
 
    private:
     struct Kept {
         BoundGraph bound;
-        std::uint64_t used;
+        std::uint64_t last_use;
     };
     using Map = std::map<Key, Kept>;
 
+    // The least recently used one, without `spared`.
     typename Map::iterator oldest(typename Map::iterator spared) {
         auto found = bound_.end();
         for (auto one = bound_.begin(); one != bound_.end(); ++one) {
-            if (one != spared && (found == bound_.end() || one->second.used < found->second.used)) found = one;
+            if (one != spared && (found == bound_.end() || one->second.last_use < found->second.last_use)) found = one;
         }
         return found;
     }
@@ -120,21 +117,21 @@ class BoundGraphs {
     static constexpr std::size_t max_bound_graphs = 256;
 
     Map bound_;
-    std::map<Key, int> graph_of_;
+    std::map<Key, int> graph_ids_;
     std::uint64_t uses_ = 0;
 };
 
-// A thread for the work of a device whose captured graphs belong to the thread that captured them: it runs tasks one
-// after another. The thread ends with this object, after the tasks that it was given.
+// Runs tasks one after another in its own thread, because captured graphs belong to the thread that captured them. The
+// thread ends with this object, after the tasks in its queue.
 class OneThread {
    public:
-    // context: makes what the thread holds for as long as it runs, such as `Memory::for_this_thread`.
+    // context: makes the context that the thread holds.
     explicit OneThread(std::function<std::shared_ptr<void>()> context);
     ~OneThread();
     OneThread(const OneThread&) = delete;
     OneThread& operator=(const OneThread&) = delete;
 
-    // Returns when `task` is done, and throws what it throws. Any thread may call it, and a task too.
+    // Returns when `task` is done, and throws what it throws. A task may itself call this.
     void run(const std::function<void()>& task);
 
    private:

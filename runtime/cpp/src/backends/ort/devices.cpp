@@ -14,20 +14,20 @@ namespace pass {
 
 namespace {
 
-constexpr const char* capturing = "enable_cuda_graph";
+constexpr const char* capture_option = "enable_cuda_graph";
 constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 
 const std::vector<Device>& devices() {
     static const std::vector<Device> known{
         {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
-        // A graph with a node on the CPU cannot be captured. TF32 would cost fp32 its exactness.
+        // Without capture if opening with it fails, as for a graph with a node on the CPU. TF32 would round float32.
         {"cuda",
          "CUDAExecutionProvider",
          "Cuda",
          false,
-         {{{capturing, "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}},
+         {{{capture_option, "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}},
          0},
-        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{capturing, "1"}}, {}}, 0},
+        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{capture_option, "1"}}, {}}, 0},
     };
     return known;
 }
@@ -45,10 +45,10 @@ std::string plugin_path(const LoadOptions& options) {
 
 }  // namespace
 
-bool Device::captures(std::size_t attempt) const {
-    const ProviderOptions& given = options.at(attempt);
+bool Device::captures(std::size_t index) const {
+    const ProviderOptions& given = options.at(index);
     return std::any_of(given.begin(), given.end(),
-                       [](const auto& one) { return std::string_view(one.first) == capturing; });
+                       [](const auto& one) { return std::string_view(one.first) == capture_option; });
 }
 
 Device choose_device(const OrtLibrary& library, const std::string& name) {
@@ -63,7 +63,7 @@ Device choose_device(const OrtLibrary& library, const std::string& name) {
         }
         return device;
     }
-    throw Error("ONNX Runtime does not run device " + wanted);
+    throw Error("ONNX Runtime does not run device " + wanted + "; use cpu, cuda or tensorrt-rtx-ep");
 }
 
 #if ORT_API_VERSION >= 22
@@ -76,7 +76,7 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
                     " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its library, or use --device "
                     "cpu");
     }
-    // The plugin has no search path for its libraries, so they are opened before it.
+    // The plugin does not find its libraries by itself, so they are opened before it.
     for (const std::filesystem::path& needed : options.plugin_libraries) {
         if (dlopen(needed.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr) {
             throw Error("the plugin's library cannot be opened: " + std::string(dlerror()));
@@ -117,7 +117,9 @@ void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options
 #else
 
 void register_plugin(const OrtLibrary&, const Device& device, const LoadOptions&) {
-    if (device.plugin) throw Error("this libpass was built with headers that know no plugins; use --device cpu");
+    if (device.plugin)
+        throw Error(
+            "this libpass was built with headers of ONNX Runtime before 1.22, which have no plugins; use --device cpu");
 }
 
 namespace {
@@ -130,10 +132,10 @@ void append_plugin(const OrtLibrary&, OrtSessionOptions*, const Device&, const s
 #endif
 
 void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options, const Device& device,
-                     const ProviderOptions& attempt) {
+                     const ProviderOptions& provider_options) {
     const OrtApi& api = library.api();
     std::vector<const char*> keys, values;
-    for (const auto& [key, value] : attempt) {
+    for (const auto& [key, value] : provider_options) {
         keys.push_back(key);
         values.push_back(value);
     }

@@ -1,4 +1,4 @@
-// Execution providers as data: the provider and the memory of a device name.
+// The execution provider and the memory of every device.
 #pragma once
 
 #include <filesystem>
@@ -18,27 +18,27 @@ using ProviderOptions = std::vector<std::pair<const char*, const char*>>;
 struct Device {
     const char* name;
     const char* provider;
-    const char* memory;                    // ONNX Runtime's name for where its tensors are
-    bool plugin;                           // it is in a library of its own, which must be registered first
-    std::vector<ProviderOptions> options;  // tried in this order
-    int ordinal = 0;                       // which of several GPUs
+    const char* memory;                    // ONNX Runtime's name of the memory for tensors
+    bool plugin;                           // whether the provider is in its own library, which must be registered
+    std::vector<ProviderOptions> options;  // to try one after the other
+    int ordinal = 0;                       // the GPU's number
 
     bool on_cpu() const { return memory == std::string_view("Cpu"); }
-    // Whether sessions with the options number `attempt` capture CUDA graphs.
-    bool captures(std::size_t attempt = 0) const;
+    // Whether sessions with options[index] capture CUDA graphs.
+    bool captures(std::size_t index = 0) const;
 };
 
-// name: cpu, cuda, cuda:1 and so on, tensorrt-rtx-ep, or auto, which is cuda if this ONNX Runtime has it, else cpu.
-// Throws Error if ONNX Runtime has no such provider.
+// The device to use; `auto` is CUDA if this ONNX Runtime has it, else the CPU. Throws Error without its provider.
 Device choose_device(const OrtLibrary& library, const std::string& name);
 
 // Register the plugin of `device`, if it has one. Throws Error if it cannot be registered.
 void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options);
 
-// Make sessions of `session_options` run on `device`, with the provider options `attempt`.
+// Make sessions of `session_options` run on `device`, with `provider_options`.
 void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options, const Device& device,
-                     const ProviderOptions& attempt);
+                     const ProviderOptions& provider_options);
 
+// The memory that sessions on `device` work in. allocator: of CPU memory.
 std::unique_ptr<Memory> open_memory(const Device& device, std::shared_ptr<Allocator> allocator);
 
 }  // namespace pass

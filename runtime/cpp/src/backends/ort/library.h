@@ -1,5 +1,5 @@
-// ONNX Runtime, opened at run time, since linking would tie libpass to one version of it. Its C API is used directly
-// and without globals, so that two versions can be open at once.
+// ONNX Runtime, opened at run time, because linking would tie libpass to one version of it. Its C API is used without
+// globals, so that two versions can be open at once.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -15,18 +15,18 @@
 
 namespace pass {
 
-// ONNX Runtime's levels are the same numbers; its fatal is an error.
+// ONNX Runtime's level of the same meaning.
 OrtLoggingLevel severity_of(LogLevel level);
 
+// An object of the C API, with the function that releases it.
 template <class Thing>
 using Owned = std::unique_ptr<Thing, void (*)(Thing*)>;
 
 class OrtLibrary {
    public:
-    // path: empty is $PASS_ONNXRUNTIME, then the one found at build time, then the loader's own search. Throws Error
-    // if there is none, or it is too old.
+    // path: as LoadOptions::onnxruntime. Throws Error if there is no library, or it is too old.
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
-    // Over a table of functions, which has to live as long as this does.
+    // api: must outlive this object.
     OrtLibrary(const OrtApi* api, const std::string& version);
 
     const OrtApi& api() const { return *api_; }
@@ -35,16 +35,16 @@ class OrtLibrary {
     OrtEnv* environment() const { return environment_.get(); }
     // The execution providers that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
-    // Throws Error with `what` and ONNX Runtime's own message if `status` is a failure.
+    // Throws Error with `what` and ONNX Runtime's message if `status` is a failure.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
-    // What `create` makes, a function of the C API whose last argument is where to put it.
-    template <class Create, class Thing, class... Given>
-    Owned<Thing> make(Create create, void (*release)(Thing*), Given... given) const {
+    // Calls `create`, a function of the C API, with `arguments` and the address at which it puts the new object.
+    template <class Create, class Thing, class... Arguments>
+    Owned<Thing> make(Create create, void (*release)(Thing*), Arguments... arguments) const {
         Thing* made = nullptr;
-        check(create(given..., &made));
+        check(create(arguments..., &made));
         return {made, release};
     }
-    // A piece of memory as a tensor, on the device of `place`.
+    // `size` bytes at `address`, in the memory of `place`, as a tensor.
     Owned<OrtValue> tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
                            const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const;
 

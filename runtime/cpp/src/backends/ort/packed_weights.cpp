@@ -29,7 +29,7 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
 }
 
-// Whether the entry's files have the sizes and hashes of its note, and the note is not a reason against its use.
+// Whether the entry's files have the sizes and hashes in its note. A note without files says why it cannot be used.
 bool intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;
@@ -84,8 +84,8 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
                                    "\ngraph " + graph->sha256 + "\nweights " + weights->sha256 + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
-    std::error_code error;  // of an entry of another user
-    std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), error);
+    std::error_code ignored;  // the entry may be another user's
+    std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), ignored);
     log(LogLevel::info, file + ": weights are mapped from " + entry.string());
     return entry / graph_file;
 }

@@ -53,10 +53,9 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 
 namespace {
 
-// The worker threads of a session, which begin to work when the session has been created. ONNX Runtime's workers spin
-// while they wait for work. During the creation of a session there is hardly any, so they would only take cores from
-// the hashing of the bundle's files. (ONNX Runtime pins threads that it creates itself to cores if it chooses their
-// number; these are not pinned.)
+// The worker threads of a session, which begin to work only when the session has been created. Until then there is
+// hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that hash the bundle's
+// files. (ONNX Runtime may pin threads that it creates itself to cores; these are not pinned.)
 class LateThreads {
    public:
     // Make sessions of `options` use such threads. `options` must not be used after this object is destroyed.
@@ -104,20 +103,20 @@ class LateThreads {
     std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
 };
 
-// The name, type and shape of a tensor, in which a graph and its manifest must agree.
-struct Kind {
+// What a graph and its manifest must say alike of a tensor.
+struct TensorInfo {
     std::string name;
     ONNXTensorElementDataType type;
     std::vector<Dimension> shape;
 
-    auto operator<=>(const Kind&) const = default;
+    auto operator<=>(const TensorInfo&) const = default;
 };
 
-Kind kind_of(const OrtLibrary& library, std::string name, const OrtTypeInfo* info) {
+TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInfo* info) {
     const OrtApi& api = library.api();
     const OrtTensorTypeAndShapeInfo* tensor = nullptr;
     library.check(api.CastTypeInfoToTensorInfo(info, &tensor));
-    Kind found{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, {}};
+    TensorInfo found{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, {}};
     if (tensor == nullptr) return found;
     std::size_t rank = 0;
     library.check(api.GetTensorElementType(tensor, &found.type));
@@ -141,10 +140,10 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
       device_(device),
       session_(nullptr, library_->api().ReleaseSession) {
     const OrtApi& api = library_->api();
-    for (std::size_t attempt = 0; session_ == nullptr; ++attempt) {
+    for (std::size_t index = 0; session_ == nullptr; ++index) {
         try {
             const Owned<OrtSessionOptions> options = session_options(threads, shared, packed);
-            append_provider(*library_, options.get(), device_, device_.options[attempt]);
+            append_provider(*library_, options.get(), device_, device_.options[index]);
             LateThreads workers;
             workers.give_to(*library_, options.get());
             OrtSession* session = nullptr;
@@ -152,9 +151,9 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
             workers.begin();
             library_->check(status, "onnxruntime cannot load " + path.string());
             session_.reset(session);
-            captures_ = device_.captures(attempt);
+            captures_ = device_.captures(index);
         } catch (const Error& error) {
-            if (attempt + 1 == device_.options.size()) throw;
+            if (index + 1 == device_.options.size()) throw;
             not_captured_ = error.what();
             log(LogLevel::warning, not_captured_ + " (it is tried without CUDA graphs)");
         }
@@ -201,21 +200,21 @@ void OrtGraph::check(const Graph& described, const Manifest* manifest) const {
 
 template <class Count, class Name, class Info>
 void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
-                             Count count_of, Name name_of, Info info_of) const {
+                             Count get_count, Name get_name, Info get_info) const {
     const OrtApi& api = library_->api();
     std::size_t count = 0;
-    library_->check(count_of(session_.get(), &count));
-    std::set<Kind> found, listed;
+    library_->check(get_count(session_.get(), &count));
+    std::set<TensorInfo> found, listed;
     for (std::size_t i = 0; i < count; ++i) {
         char* name = nullptr;
-        library_->check(name_of(session_.get(), i, allocator, &name));
+        library_->check(get_name(session_.get(), i, allocator, &name));
         const std::string copied = name;
         library_->check(api.AllocatorFree(allocator, name));
-        const auto info = library_->make(info_of, api.ReleaseTypeInfo, session_.get(), i);
-        found.insert(kind_of(*library_, copied, info.get()));
+        const auto info = library_->make(get_info, api.ReleaseTypeInfo, session_.get(), i);
+        found.insert(info_of(*library_, copied, info.get()));
     }
     for (const Tensor& tensor : described) listed.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
-    std::vector<Kind> differing;
+    std::vector<TensorInfo> differing;
     std::set_symmetric_difference(found.begin(), found.end(), listed.begin(), listed.end(),
                                   std::back_inserter(differing));
     if (differing.empty()) return;

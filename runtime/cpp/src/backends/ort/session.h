@@ -14,8 +14,8 @@
 
 namespace pass {
 
-// Tensors that all tails share, mapped from their files once: the tables of random numbers, and the draft head. ONNX
-// Runtime would map the files again for every tail, and each mapping would take memory of its own.
+// The constants that tails share, mapped from their files: the noise tables and the draft head. ONNX Runtime itself
+// would map them again for every tail, and each mapping would hold the same megabytes in memory.
 class SharedTensors {
    public:
     SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
@@ -38,13 +38,13 @@ ONNXTensorElementDataType element_type(const std::string& dtype);
 
 class OrtGraph {
    public:
-    // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads in place, which must outlive it; may
-    // be null. packed: ONNX Runtime wrote the graph, optimized and with packed weights. Throws Error if the graph
-    // cannot be loaded.
+    // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads from this memory instead of from the
+    // file; it must outlive the graph, and may be null. packed: ONNX Runtime wrote the graph, optimized and with packed
+    // weights. Throws Error if the graph cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
              int threads, const SharedTensors* shared, bool packed = false);
 
-    // Throws Error if the inputs, outputs or (with `manifest`, for a trunk) metadata differ from the manifest.
+    // Throws Error if inputs or outputs differ from `described`, or a trunk's metadata from `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
@@ -54,14 +54,14 @@ class OrtGraph {
     const Device& device() const { return device_; }
     // Whether its runs are captured as CUDA graphs.
     bool captures() const { return captures_; }
-    // Why they are not, if the device could; else empty.
+    // Why they cannot be captured; empty if they are, or if the device has no CUDA graphs.
     const std::string& not_captured() const { return not_captured_; }
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, bool packed) const;
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
-                       Count count_of, Name name_of, Info info_of) const;
+                       Count get_count, Name get_name, Info get_info) const;
 
     std::shared_ptr<const OrtLibrary> library_;
     std::string file_;

@@ -1,4 +1,4 @@
-// The part of TensorRT that the backend calls. nvinfer.cpp implements it with NVIDIA's headers; tests have a fake.
+// The part of TensorRT that the backend calls. nvinfer.cpp implements it with NVIDIA's headers. Tests have a fake.
 #pragma once
 
 #include <cstddef>
@@ -22,36 +22,37 @@ class TrtContext {
     virtual bool set_profile(int index, void* stream) = 0;
     virtual bool set_shape(const std::string& input, const Shape& shape) = 0;
     virtual bool set_address(const std::string& tensor, std::byte* address) = 0;
-    // Whether the next run can be captured as a CUDA graph, as far as the library says: TensorRT does not, and a
-    // capture is tried.
+    // Whether a CUDA graph can contain the next run. TensorRT-RTX answers this; for TensorRT it is true.
     virtual bool capturable(void* stream) = 0;
     virtual bool enqueue(void* stream) = 0;
 };
 
 // A deserialized engine. Its contexts must be destroyed before it.
-class TrtPlan {
+class TrtCudaEngine {
    public:
-    virtual ~TrtPlan() = default;
-    virtual std::int64_t scratch_size() const = 0;
+    virtual ~TrtCudaEngine() = default;
+    virtual std::int64_t scratch_size() const = 0;  // bytes that a context needs for activations
     virtual int profiles() const = 0;
+    // The shapes of all inputs and outputs, by name; dynamic sizes are -1.
+    virtual std::map<std::string, Shape> shapes() const = 0;
     // Output -> the input whose memory it shares; none with headers before TensorRT 10.15, which cannot query it.
     virtual std::optional<std::map<std::string, std::string>> aliases() const = 0;
     // A context without scratch memory, which the caller sets; null if memory runs out.
     virtual std::unique_ptr<TrtContext> create_context() = 0;
 };
 
-// The library with a TensorRT runtime. It must outlive its plans.
+// The library with a TensorRT runtime. It must outlive its engines.
 class TrtApi {
    public:
     virtual ~TrtApi() = default;
     // The version in the form that `pass-export build` writes: "10.15.1.29".
     virtual std::string version() const = 0;
     // Null if these bytes are no engine for this library and this GPU.
-    virtual std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) = 0;
-    // The errors that the library reported since this was last called, in a line; empty if there were none.
+    virtual std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) = 0;
+    // The library's last errors since this was last called, in one line; empty if there were none.
     virtual std::string take_errors() = 0;
-    // Kernels that the library compiles while engines run are those in `file`, if they fit this GPU. `save_kernels`
-    // keeps them there. A library that compiles none does nothing.
+    // Keep the kernels that the library compiles while engines run in `file`, for the next process. `save_kernels`
+    // writes it. TensorRT compiles none, and does nothing here.
     virtual void use_kernels(const std::filesystem::path& file) = 0;
     virtual void save_kernels() = 0;
 };

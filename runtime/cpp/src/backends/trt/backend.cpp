@@ -12,44 +12,41 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t staging_bytes = 4 << 20;          // bytes, of pinned memory for what is written between passes
-constexpr const char* runtime_cache = "kernels.cache";  // beside the engines: see TrtApi::use_kernels
+constexpr std::size_t staging_bytes = 4 << 20;               // pinned memory for what the host writes between passes
+constexpr const char* runtime_cache_file = "kernels.cache";  // beside the engines, for TrtApi::use_kernels
 
-// The fewest window rows that the trunk's engine has a profile for.
+// Rows of the narrowest window that the trunk's engine has a profile for.
 int least_width(const EngineSet& engines) {
     std::int64_t least = 0;
     for (const EngineFile& engine : engines.engines) {
         for (const Profile& profile : engine.profiles) {
-            const Profile::Range* width = nullptr;
-            bool trunk = false;
-            for (const auto& [name, range] : profile.sizes) {
-                if (name == "width") width = &range;
-                trunk = trunk || name == columns_input;
-            }
-            if (trunk && width != nullptr && (least == 0 || width->min < least)) least = width->min;
+            const std::map<std::string, Profile::Range> sizes(profile.sizes.begin(), profile.sizes.end());
+            if (!sizes.contains(columns_input) || !sizes.contains("width")) continue;
+            const std::int64_t rows = sizes.at("width").min;
+            least = least == 0 ? rows : std::min(least, rows);
         }
     }
     return static_cast<int>(std::max<std::int64_t>(least, 1));
 }
 
-// What the engines were built for, limited by `options`.
+// What the engines were built for, limited by `options`. Throws Error if the options exceed it.
 Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines, const LoadOptions& options) {
     if (options.max_batch_size > engines.max_batch_size) {
         throw Error("the engines were built with --max-batch-size " + std::to_string(engines.max_batch_size) +
                     "; use that, or build them with --max-batch-size " + std::to_string(options.max_batch_size));
     }
-    const std::int64_t built = engines.capacities.back(), most = options.capacity.value_or(built);
-    if (most > built) {
+    const std::int64_t built = engines.capacities.back(), largest = options.capacity.value_or(built);
+    if (largest > built) {
         throw Error("the engines' KV capacity is " + std::to_string(built) + " tokens; use --capacity " +
-                    std::to_string(built) + " or less, or build them with --max-seq-len " + std::to_string(most));
+                    std::to_string(built) + " or less, or build them with --max-seq-len " + std::to_string(largest));
     }
     Capabilities found;
     found.device = engines.library + " " + engines.version;
     found.vocab_size = manifest.model.vocab_size;
     for (std::int64_t columns : engines.capacities) {
-        if (columns < most) found.capacities.push_back(columns);
+        if (columns < largest) found.capacities.push_back(columns);
     }
-    found.capacities.push_back(most);
+    found.capacities.push_back(largest);
     for (std::int64_t width : engines.prefill_widths) found.prefill_widths.push_back(static_cast<int>(width));
     found.prefill_widths.push_back(1);
     found.batch_sizes = batch_sizes_up_to(options.max_batch_size);
@@ -60,7 +57,7 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     });
     found.rounds_activations = manifest.model.weights == "w8a8";
     found.least_width = least_width(engines);
-    found.listed = listed_positions(built);
+    found.engine_positions = listed_positions(built);
     found.keeps_graphs = true;
     return found;
 }
@@ -81,12 +78,12 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
                        Opened opened)
     : Backend(manifest, capabilities_of(manifest, opened.engines, options), std::move(opened.cuda)),
       bundle_(std::move(bundle)),
-      set_(opened.engines),
+      engine_set_(opened.engines),
       cuda_(static_cast<Cuda&>(*memory_)),
       api_(std::move(opened.api)) {
     const auto held = for_this_thread();
-    api_->use_kernels(engine_directory(bundle_, set_) / runtime_cache);
-    engine(manifest_.trunk);  // a trunk that cannot be loaded is refused now
+    api_->use_kernels(engine_directory(bundle_, engine_set_) / runtime_cache_file);
+    engine(manifest_.trunk);  // an engine that cannot be loaded is refused now
 }
 
 TrtBackend::~TrtBackend() {
@@ -99,128 +96,129 @@ TrtBackend::~TrtBackend() {
     }
 }
 
-// The KV cache is allocated at the largest capacity at once; `capacity` only limits how much of it passes read.
+// Changes how many entries a pass reads. The cache is always allocated for the engines' largest capacity.
 void TrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
-    if (cache_.capacity() == 0) cache_.resize(set_.capacities.back(), lengths);
+    if (cache_.capacity() == 0) cache_.resize(engine_set_.capacities.back(), lengths);
     capacity_ = capacity;
-    columns_ = *std::lower_bound(set_.capacities.begin(), set_.capacities.end(), capacity);
+    columns_ = *std::lower_bound(engine_set_.capacities.begin(), engine_set_.capacities.end(), capacity);
 }
 
 void TrtBackend::run_trunk(const Plan& plan, int batch) {
-    program(key_of(Graphs::trunk, {plan, batch}), [&] { return Work{{bind_trunk(plan, batch, 0, false)}}; }).run();
+    program(key_of(Graphs::trunk, {plan, batch}), [&] {
+        return TrtProgram::Work{{bind_trunk(plan, batch, 0, false)}};
+    }).run();
 }
 
 void TrtBackend::run_tail(const PassKind& kind) {
-    program(key_of(Graphs::tail, kind), [&] { return Work{bind_tails(kind)}; }).run();
+    program(key_of(Graphs::tail, kind), [&] { return TrtProgram::Work{bind_tails(kind)}; }).run();
 }
 
 void TrtBackend::run_prefill(int slot, const Plan& plan) {
-    program(key_of(Graphs::prefill, {plan, slot}), [&] { return Work{{bind_trunk(plan, 1, slot, true)}}; }).run();
+    program(key_of(Graphs::prefill, {plan, slot}), [&] {
+        return TrtProgram::Work{{bind_trunk(plan, 1, slot, true)}};
+    }).run();
 }
 
 Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     const auto batch = static_cast<std::size_t>(kind.batch);
     const std::size_t all = batch * static_cast<std::size_t>(kind.plan.max_emitted());
-    const std::size_t every_row = kind.plan.is_tree() ? all : 0;
+    const std::size_t num_rows = kind.plan.is_tree() ? all : 0;
     std::int64_t *count = result("count", batch), *emitted = result("emitted", all);
-    std::int64_t* rows = every_row > 0 ? result("emitted_rows", every_row) : nullptr;
+    std::int64_t* rows = num_rows > 0 ? result("emitted_rows", num_rows) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
-        TrtProgram::Work work = bind_tails(kind);
-        const std::map<std::string, std::byte*>& addresses = work.at(kind.num_biased > 0 ? 1 : 0).second.addresses;
+        std::vector<TrtProgram::Call> calls = bind_tails(kind);
+        const std::map<std::string, std::byte*>& addresses = calls.at(kind.touched > 0 ? 1 : 0).second.addresses;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
             return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor), items * sizeof(*host)};
         };
         std::vector<TrtProgram::Copy> copies{copy(count, "count", batch), copy(emitted, "emitted", all)};
-        if (rows != nullptr) copies.push_back(copy(rows, "emitted_rows", every_row));
-        work.insert(work.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
-        return Work{std::move(work), std::move(copies)};
+        if (rows != nullptr) copies.push_back(copy(rows, "emitted_rows", num_rows));
+        calls.insert(calls.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
+        return TrtProgram::Work{std::move(calls), std::move(copies)};
     }).run();
-    return {{count, count + batch}, {emitted, emitted + all}, {rows, rows + every_row}};
+    return {{count, count + batch}, {emitted, emitted + all}, {rows, rows + num_rows}};
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
-    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.num_biased};
+    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched};
 }
 
-TrtProgram& TrtBackend::program(const Key& key, const std::function<Work()>& make) {
+TrtProgram& TrtBackend::program(const Key& key, const std::function<TrtProgram::Work()>& make_work) {
     const std::pair place(columns_, key);
     auto found = programs_.find(place);
     if (found == programs_.end()) {
-        Work work = make();
-        TrtProgram made(name_of(key), cuda_, uncaptured_, std::move(work.engines), std::move(work.copies));
-        found = programs_.emplace(place, std::move(made)).first;
+        found = programs_.emplace(place, TrtProgram(name_of(key), cuda_, uncaptured_, make_work())).first;
     }
     return found->second;
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
-    const auto& [graphs, plan, number, sampler, logprobs, num_biased] = key;
-    const std::string processors =
-        num_biased > 0 ? " with processors of " + std::to_string(num_biased) + " tokens" : "";
+    const auto& [graphs, plan, number, sampler, logprobs, touched] = key;
+    const std::string processors = touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
     const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
     return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
            samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + processors + " over " +
            std::to_string(columns_) + " columns";
 }
 
-std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
+TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
     TrtEngine& trunk = engine(manifest_.trunk);
-    TrtBinding found = placed(bindings_.trunk(plan, batch, prefill));
+    EngineCall call = call_of(bindings_.trunk(plan, batch, prefill));
     const Binding columns{columns_input, columns_input + ("." + std::to_string(columns_)), {columns_}, "bool", false,
                           nullptr};
-    found.shapes[columns_input] = columns.shape;
-    found.addresses[columns_input] = buffers_.at(columns);
+    call.shapes[columns_input] = columns.shape;
+    call.addresses[columns_input] = buffers_.address_of(columns);
     const auto shape = cache_.shape(batch);
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
-        found.shapes[cache_.names()[i]] = Shape(shape.begin(), shape.end());
-        found.addresses[cache_.names()[i]] = cache_.place(i, slot);
+        call.shapes[cache_.names()[i]] = Shape(shape.begin(), shape.end());
+        call.addresses[cache_.names()[i]] = cache_.place(i, slot);
     }
-    for (const auto& [output, source] : trunk.aliases()) found.addresses[output] = found.addresses.at(source);
-    const auto adapted = found.shapes.find("lookahead_rows");
-    found.profile = trunk.profile({{"batch", batch},
-                                   {"width", found.shapes.at("input_ids")[1]},
-                                   {"logit_rows", found.shapes.at("logit_rows")[0]},
-                                   {"lookahead_rows", adapted == found.shapes.end() ? 0 : adapted->second[0]},
-                                   {columns_input, columns_}});
-    return {&trunk, std::move(found)};
+    for (const auto& [output, source] : trunk.aliases()) call.addresses[output] = call.addresses.at(source);
+    const auto lookahead_rows = call.shapes.find("lookahead_rows");
+    call.profile =
+        trunk.profile({{"batch", batch},
+                       {"width", call.shapes.at("input_ids")[1]},
+                       {"logit_rows", call.shapes.at("logit_rows")[0]},
+                       {"lookahead_rows", lookahead_rows == call.shapes.end() ? 0 : lookahead_rows->second[0]},
+                       {columns_input, columns_}});
+    return {&trunk, std::move(call)};
 }
 
-TrtProgram::Work TrtBackend::bind_tails(const PassKind& kind) {
-    TrtProgram::Work work;
-    if (kind.num_biased > 0) {
-        work.push_back(
-            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.num_biased)));
+std::vector<TrtProgram::Call> TrtBackend::bind_tails(const PassKind& kind) {
+    std::vector<TrtProgram::Call> calls;
+    if (kind.touched > 0) {
+        calls.push_back(
+            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
     }
-    work.push_back(bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                             bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.num_biased > 0)));
+    calls.push_back(bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
+                              bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
     if (kind.logprobs) {
-        work.push_back(bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
+        calls.push_back(bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
     }
-    return work;
+    return calls;
 }
 
-std::pair<TrtEngine*, TrtBinding> TrtBackend::bind_tail(const PassKind& kind, const Graph& graph,
-                                                        const Bindings& bindings) {
+TrtProgram::Call TrtBackend::bind_tail(const PassKind& kind, const Graph& graph, const Bindings& bindings) {
     TrtEngine& tail = engine(graph);
-    TrtBinding found = placed(bindings);
-    found.profile = tail.profile({{"batch", kind.batch},
-                                  {"width", kind.plan.width()},
-                                  {"lookahead_rows", kind.plan.lookahead_rows()},
-                                  {"positions", capabilities_.positions()},
-                                  {"max_emitted", kind.plan.max_emitted()},
-                                  {"processed_rows", kind.plan.drafts + 1},
-                                  {"touched", static_cast<std::int64_t>(kind.num_biased)}});
-    return {&tail, std::move(found)};
+    EngineCall call = call_of(bindings);
+    call.profile = tail.profile({{"batch", kind.batch},
+                                 {"width", kind.plan.width()},
+                                 {"lookahead_rows", kind.plan.lookahead_rows()},
+                                 {"positions", capabilities_.noise_positions()},
+                                 {"max_emitted", kind.plan.max_emitted()},
+                                 {"processed_rows", kind.plan.drafts + 1},
+                                 {"touched", static_cast<std::int64_t>(kind.touched)}});
+    return {&tail, std::move(call)};
 }
 
-TrtBinding TrtBackend::placed(const Bindings& bindings) {
-    TrtBinding found;
+EngineCall TrtBackend::call_of(const Bindings& bindings) {
+    EngineCall call;
     for (const Binding& input : bindings.inputs) {
-        found.shapes[input.tensor] = input.shape;
-        found.addresses[input.tensor] = buffers_.at(input);
+        call.shapes[input.tensor] = input.shape;
+        call.addresses[input.tensor] = buffers_.address_of(input);
     }
-    for (const Binding& output : bindings.outputs) found.addresses[output.tensor] = buffers_.at(output);
-    return found;
+    for (const Binding& output : bindings.outputs) call.addresses[output.tensor] = buffers_.address_of(output);
+    return call;
 }
 
 std::int64_t* TrtBackend::result(const std::string& name, std::size_t count) {
@@ -232,17 +230,19 @@ std::int64_t* TrtBackend::result(const std::string& name, std::size_t count) {
 TrtEngine& TrtBackend::engine(const Graph& graph) {
     const auto known = engines_.find(graph.file);
     if (known != engines_.end()) return *known->second;
-    const auto file = std::find_if(set_.engines.begin(), set_.engines.end(),
+    const auto file = std::find_if(engine_set_.engines.begin(), engine_set_.engines.end(),
                                    [&](const EngineFile& one) { return one.graph == graph.file; });
-    if (file == set_.engines.end()) {
-        throw Error(set_.directory + " has no engine of " + graph.file + "; build the engines again");
+    if (file == engine_set_.engines.end()) {
+        throw Error(engine_set_.directory + " has no engine of " + graph.file + "; build the engines again");
     }
-    const std::filesystem::path path = engine_directory(bundle_, set_) / file->file;
-    return *engines_.emplace(graph.file, std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file))
+    const std::filesystem::path path = engine_directory(bundle_, engine_set_) / file->file;
+    const EngineShapes shapes = engine_shapes(graph, engine_set_.capacities.back(), capabilities_.least_width,
+                                              graph.file == manifest_.trunk.file);
+    return *engines_.emplace(graph.file, std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file, shapes))
                 .first->second;
 }
 
-std::string find_engines(const Manifest& manifest, const LoadOptions& options) {
+std::string find_engine_library(const Manifest& manifest, const LoadOptions& options) {
     if (manifest.engines.empty()) return "";
     std::optional<Gpu> gpu;
     try {

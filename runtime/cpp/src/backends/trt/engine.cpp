@@ -10,13 +10,44 @@ namespace pass {
 
 namespace {
 
-std::string shape_text(const Shape& shape) {
+// As Python writes a tuple.
+std::string shape_text(const std::vector<Dimension>& shape) {
     std::string text;
-    for (std::int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+    for (const Dimension& size : shape) {
+        const auto* name = std::get_if<std::string>(&size);
+        text += text.empty() ? "" : ", ";
+        text += name != nullptr ? "'" + *name + "'" : std::to_string(std::get<std::int64_t>(size));
+    }
     return "(" + text + (shape.size() == 1 ? ",)" : ")");
 }
 
+std::string shape_text(const Shape& shape) { return shape_text(std::vector<Dimension>(shape.begin(), shape.end())); }
+
+// Whether the ranks are equal and no static size differs; the library's size is -1 if it is dynamic.
+bool matches(const Shape& built, const std::vector<Dimension>& listed) {
+    return std::equal(built.begin(), built.end(), listed.begin(), listed.end(),
+                      [](std::int64_t have, const Dimension& size) {
+                          return have == -1 || std::holds_alternative<std::string>(size) || Dimension(have) == size;
+                      });
+}
+
 }  // namespace
+
+EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk) {
+    EngineShapes shapes;
+    if (trunk) shapes[columns_input] = {columns_input};
+    for (const std::vector<Tensor>* tensors : {&graph.inputs, &graph.outputs}) {
+        for (const Tensor& tensor : *tensors) {
+            const std::int64_t rows = tensor.name == "input_ids" || tensor.name == "next_ids" ? least_width : 0;
+            std::vector<Dimension>& shape = shapes[tensor.name] = tensor.shape;
+            for (Dimension& size : shape) {
+                if (size == Dimension("capacity")) size = capacity;
+                if (auto* number = std::get_if<std::int64_t>(&size)) *number = std::max(*number, rows);
+            }
+        }
+    }
+    return shapes;
+}
 
 std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
     const auto wanted = static_cast<std::size_t>(size);
@@ -25,32 +56,42 @@ std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
 }
 
 TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
-                     const EngineFile& file)
+                     const EngineFile& file, const EngineShapes& shapes)
     : api_(api), cuda_(cuda), path_(path.string()), file_(file) {
     const MappedFile bytes(path);
     api_.take_errors();
-    plan_ = api.deserialize({bytes.data(), bytes.size()});
-    if (plan_ == nullptr) {
+    engine_ = api.deserialize({bytes.data(), bytes.size()});
+    if (engine_ == nullptr) {
         throw Error(path_ + " cannot be loaded on this GPU (deserializeCudaEngine: " + reason() +
                     "); if the file is the cause, build it again with pass-export build");
     }
-    check();
-    scratch_ = scratch.reserve(plan_->scratch_size());
+    check(shapes);
+    scratch_ = scratch.reserve(engine_->scratch_size());
 }
 
-// The engine's profiles and aliases must be those in the manifest.
-void TrtEngine::check() const {
-    if (static_cast<std::size_t>(plan_->profiles()) != file_.profiles.size()) {
-        throw again("has " + std::to_string(plan_->profiles()) + " profiles and the manifest lists " +
-                    std::to_string(file_.profiles.size()));
+void TrtEngine::check(const EngineShapes& shapes) const {
+    if (static_cast<std::size_t>(engine_->profiles()) != file_.profiles.size()) {
+        throw outdated("has " + std::to_string(engine_->profiles()) + " profiles and the manifest lists " +
+                       std::to_string(file_.profiles.size()));
     }
-    const auto found = plan_->aliases();
+    const std::map<std::string, Shape> built = engine_->shapes();
+    EngineShapes all = shapes;
+    for (const auto& [name, shape] : built) all.try_emplace(name);
+    for (const auto& [name, shape] : all) {
+        const auto has = built.find(name);
+        const auto listed = shapes.find(name);
+        if (has != built.end() && listed != shapes.end() && matches(has->second, listed->second)) continue;
+        throw outdated("and the manifest differ in the shape of " + name + ": " +
+                       (has == built.end() ? "missing" : shape_text(has->second)) + " and " +
+                       (listed == shapes.end() ? "missing" : shape_text(listed->second)));
+    }
+    const auto found = engine_->aliases();
     if (found && *found != std::map<std::string, std::string>(file_.aliases.begin(), file_.aliases.end())) {
-        throw again("does not update its KV cache in place as the manifest says");
+        throw outdated("does not update its KV cache in place as the manifest says");
     }
 }
 
-Error TrtEngine::again(const std::string& what) const {
+Error TrtEngine::outdated(const std::string& what) const {
     return Error(path_ + " " + what + "; build it again with pass-export build");
 }
 
@@ -60,7 +101,7 @@ int TrtEngine::profile(const std::map<std::string, std::int64_t>& sizes) const {
     }
     std::string text;
     for (const auto& [name, size] : sizes) text += (text.empty() ? "" : ", ") + name + " " + std::to_string(size);
-    throw again("was not built for " + text);
+    throw outdated("was not built for " + text);
 }
 
 Error TrtEngine::refusal(const std::string& what, const char* function) {
@@ -68,43 +109,43 @@ Error TrtEngine::refusal(const std::string& what, const char* function) {
 }
 
 std::string TrtEngine::reason() {
-    const std::string met = cuda_.why();  // throws if the device is lost
-    std::string said = api_.take_errors();
-    if (!met.empty()) said += (said.empty() ? "" : "; ") + met;
-    return said.empty() ? "it gave no reason" : said;
+    const std::string cuda_error = cuda_.why();
+    std::string errors = api_.take_errors();
+    if (!cuda_error.empty()) errors += (errors.empty() ? "" : "; ") + cuda_error;
+    return errors.empty() ? "it gave no reason" : errors;
 }
 
-void TrtEngine::enqueue(const TrtBinding& binding) {
-    TrtContext& running = context(binding);
+void TrtEngine::enqueue(const EngineCall& call) {
+    TrtContext& running = context(call);
     api_.take_errors();
     if (!running.enqueue(cuda_.stream())) throw refusal("failed to run", "enqueueV3");
 }
 
-void TrtEngine::bind(TrtContext& context, const TrtBinding& binding) {
-    const std::string profile = std::to_string(binding.profile);
-    if (binding.profile != 0 && !context.set_profile(binding.profile, cuda_.stream())) {
+void TrtEngine::bind(TrtContext& context, const EngineCall& call) {
+    const std::string profile = std::to_string(call.profile);
+    if (call.profile != 0 && !context.set_profile(call.profile, cuda_.stream())) {
         throw refusal("does not take profile " + profile, "setOptimizationProfileAsync");
     }
     cuda_.synchronize();
-    for (const auto& [name, shape] : binding.shapes) {
+    for (const auto& [name, shape] : call.shapes) {
         if (context.set_shape(name, shape)) continue;
         throw refusal("refuses shape " + shape_text(shape) + " for " + name + " in profile " + profile,
                       "setInputShape");
     }
-    for (const auto& [name, address] : binding.addresses) {
+    for (const auto& [name, address] : call.addresses) {
         if (!context.set_address(name, address)) throw refusal("refuses the address of " + name, "setTensorAddress");
     }
 }
 
-TrtContext& TrtEngine::context(const TrtBinding& binding) {
-    const auto known = contexts_.find(binding);
+TrtContext& TrtEngine::context(const EngineCall& call) {
+    const auto known = contexts_.find(call);
     if (known != contexts_.end()) return *known->second;
     api_.take_errors();
-    std::unique_ptr<TrtContext> made = plan_->create_context();
+    std::unique_ptr<TrtContext> made = engine_->create_context();
     if (made == nullptr) throw refusal("gets no execution context", "createExecutionContext");
     made->set_scratch(scratch_.data(), static_cast<std::int64_t>(scratch_.size()));
-    bind(*made, binding);
-    return *contexts_.emplace(binding, std::move(made)).first->second;
+    bind(*made, call);
+    return *contexts_.emplace(call, std::move(made)).first->second;
 }
 
 void TrtProgram::run() {
@@ -121,8 +162,8 @@ void TrtProgram::run() {
 
 void TrtProgram::capture() {
     try {
-        const auto capturable = [](auto& one) { return one.first->capturable(one.second); };
-        if (!std::all_of(work_.begin(), work_.end(), capturable)) throw Error("isStreamCapturable says no");
+        const auto capturable = [](Call& call) { return call.first->capturable(call.second); };
+        if (!std::all_of(work_.calls.begin(), work_.calls.end(), capturable)) throw Error("isStreamCapturable says no");
         graph_ = cuda_.capture([this] { enqueue(); });
     } catch (const DeviceLost&) {
         throw;
@@ -133,8 +174,8 @@ void TrtProgram::capture() {
 }
 
 void TrtProgram::enqueue() {
-    for (auto& [engine, binding] : work_) engine->enqueue(binding);
-    for (const Copy& copy : copies_) cuda_.enqueue_download(copy.host, copy.address, copy.size);
+    for (auto& [engine, call] : work_.calls) engine->enqueue(call);
+    for (const Copy& copy : work_.copies) cuda_.enqueue_download(copy.host, copy.address, copy.size);
 }
 
 }  // namespace pass

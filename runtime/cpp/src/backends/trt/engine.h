@@ -1,5 +1,4 @@
-// A deserialized TensorRT engine, its profiles, and its contexts bound to device memory; and work that is run again and
-// again: launched directly twice, captured after the second time, and then launched as a CUDA graph.
+// A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA graphs.
 #pragma once
 
 #include <filesystem>
@@ -16,17 +15,25 @@
 
 namespace pass {
 
-// One way to run an engine: the profile, the shapes of its inputs, and the address of every tensor.
-struct TrtBinding {
+// The arguments of one run of an engine: a profile, the shapes of its inputs, and the address of every tensor.
+struct EngineCall {
     int profile = 0;
     std::map<std::string, Shape> shapes;
     std::map<std::string, std::byte*> addresses;
 
-    auto operator<=>(const TrtBinding&) const = default;
+    auto operator<=>(const EngineCall&) const = default;
 };
 
-// Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. If
-// an engine needs more than those before it, it gets a new block; what refers to an older one goes on using that.
+// The shapes of an engine's tensors, by name. Names of sizes are dynamic sizes.
+using EngineShapes = std::map<std::string, std::vector<Dimension>>;
+
+// The shapes of `graph` in an engine for a cache of `capacity` tokens: windows have at least `least_width` rows, and
+// the trunk has the additional input `columns`.
+EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk);
+
+// Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. If an
+// engine needs more than those before it, a new block is allocated. Contexts and graphs that refer to an older block go
+// on using it.
 class TrtScratch {
    public:
     explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
@@ -38,73 +45,77 @@ class TrtScratch {
     std::span<std::byte> block_;
 };
 
-// One engine file. Every binding has an execution context of its own, which is bound once: a CUDA graph is only good
+// One engine file. Every distinct call has its own execution context, which is bound once: a CUDA graph is only valid
 // while the context that it was captured from keeps its profile, shapes and addresses.
 class TrtEngine {
    public:
-    // Throws Error if it cannot be loaded, or differs from the manifest.
-    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file);
+    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the manifest describes.
+    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file,
+              const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The first profile that admits `sizes`, which are named by symbolic dimension.
+    // The index of the first profile that admits `sizes` (symbolic dimension -> size). Throws Error if none does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
-    // Enqueue one run on the stream.
-    void enqueue(const TrtBinding& binding);
-    // Whether a run can be captured as a CUDA graph, as far as the library says.
-    bool capturable(const TrtBinding& binding) { return context(binding).capturable(cuda_.stream()); }
+    // Put one run on the stream. Throws Error if the library refuses it.
+    void enqueue(const EngineCall& call);
+    // Whether a CUDA graph can contain the call: see TrtContext.
+    bool capturable(const EngineCall& call) { return context(call).capturable(cuda_.stream()); }
 
    private:
-    void check() const;
-    void bind(TrtContext& context, const TrtBinding& binding);
-    TrtContext& context(const TrtBinding& binding);
-    // Of what failed in the library's `function`, with what the library said of it and CUDA's error.
+    // Throws Error if the engine's profiles, aliases or shapes are not those of the manifest.
+    void check(const EngineShapes& shapes) const;
+    void bind(TrtContext& context, const EngineCall& call);
+    // The context that is bound to `call` only.
+    TrtContext& context(const EngineCall& call);
+    // The error to throw if the library's `function` failed, with the reason.
     Error refusal(const std::string& what, const char* function);
+    // Why the last call failed, from the library and from CUDA. Throws DeviceLost if the device is lost.
     std::string reason();
-    Error again(const std::string& what) const;
+    // The error to throw if the engine has to be built again.
+    Error outdated(const std::string& what) const;
 
     TrtApi& api_;
     Cuda& cuda_;
     std::string path_;
     const EngineFile& file_;
-    std::unique_ptr<TrtPlan> plan_;
+    std::unique_ptr<TrtCudaEngine> engine_;
     std::span<std::byte> scratch_;
-    std::map<TrtBinding, std::unique_ptr<TrtContext>> contexts_;  // declared after the plan, so destroyed before it
+    std::map<EngineCall, std::unique_ptr<TrtContext>> contexts_;  // declared after engine_, so destroyed before it
 };
 
-// Engines that run one after another, and copies to the host after them. What cannot be captured is launched directly.
+// Engine calls one after another, then copies of their results to the host. After two runs they are captured as a CUDA
+// graph, which further runs replay. If they cannot be captured, they run as before.
 class TrtProgram {
    public:
-    using Work = std::vector<std::pair<TrtEngine*, TrtBinding>>;
+    using Call = std::pair<TrtEngine*, EngineCall>;
     // A copy from a device address into pinned host memory.
     struct Copy {
         std::byte* host;
         const std::byte* address;
         std::size_t size;
     };
+    struct Work {
+        std::vector<Call> calls;
+        std::vector<Copy> copies = {};
+    };
 
-    // name: for the log. uncaptured: takes the name and the reason if the work cannot be captured.
-    TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured, Work work,
-               std::vector<Copy> copies = {})
-        : name_(std::move(name)),
-          cuda_(cuda),
-          uncaptured_(uncaptured),
-          work_(std::move(work)),
-          copies_(std::move(copies)) {}
+    // uncaptured: receives the name, and the reason if the work cannot be captured.
+    TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured, Work work)
+        : name_(std::move(name)), cuda_(cuda), uncaptured_(uncaptured), work_(std::move(work)) {}
 
-    // Returns when the device is done.
+    // Run everything, and return when the device is done.
     void run();
 
    private:
     void enqueue();
-    // Tries it, once. The run before it has succeeded: nothing that goes wrong here is the request's affair.
+    // Capture the program. The run before has succeeded, so a failed capture is logged and fails no request.
     void capture();
 
     std::string name_;
     Cuda& cuda_;
     std::map<std::string, std::string>& uncaptured_;
     Work work_;
-    std::vector<Copy> copies_;
     int runs_ = 0;
     void* graph_ = nullptr;
 };

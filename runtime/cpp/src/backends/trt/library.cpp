@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "backends/capabilities.h"
 #include "bundle/integrity.h"
 #include "errors.h"
 
 namespace pass {
 
-// Each is nvinfer.cpp, compiled with the headers of its library.
+// nvinfer.cpp defines each of them, compiled with the headers of its library.
 #ifdef PASS_TENSORRT
 std::unique_ptr<TrtApi> make_tensorrt(void* handle);
 #else
@@ -67,17 +68,11 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
 
 namespace {
 
-std::string listed(const std::vector<std::string>& targets) {
-    std::string text;
-    for (const std::string& target : targets) text += (text.empty() ? "" : ", ") + target;
-    return text;
-}
-
 std::string how_to_build(const std::filesystem::path& bundle, const std::string& library) {
     return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
-// Throws Error if an engine of the set is missing, or is not the file that was built.
+// Throws Error if an engine is missing, or is not the file that was built. hashes: compare them, not only sizes.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);
@@ -108,14 +103,14 @@ std::string why_not(const EngineSet& engines, const Manifest& manifest, const st
         return "were built by version " + engines.version + ", and " + version + " is installed";
     }
     if (std::find(engines.targets.begin(), engines.targets.end(), gpu.target) == engines.targets.end()) {
-        return "are for " + listed(engines.targets) + ", and this GPU (" + gpu.name + ") is " + gpu.target;
+        return "are for " + comma_list(engines.targets) + ", and this GPU (" + gpu.name + ") is " + gpu.target;
     }
     return "";
 }
 
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
-                                bool verify, const std::string& absent) {
+                                bool verify, const std::string& why_absent) {
     const std::string place = bundle.string();
     const std::string build = how_to_build(bundle, library);
     const EngineSet *newest = nullptr, *fitting = nullptr;
@@ -125,7 +120,7 @@ const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manif
         if (gpu && why_not(engines, manifest, version, *gpu).empty()) fitting = &engines;
     }
     if (newest == nullptr) throw Error(place + " has no " + library + " engines" + build);
-    if (!gpu) throw Error(library + " needs an NVIDIA GPU, and none is visible (" + absent + "); use --device cpu");
+    if (!gpu) throw Error(library + " needs an NVIDIA GPU, and none is visible (" + why_absent + "); use --device cpu");
     if (fitting == nullptr) {
         throw Error("the " + library + " engines in " + place + " " + why_not(*newest, manifest, version, *gpu) +
                     build);

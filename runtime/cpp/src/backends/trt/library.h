@@ -1,5 +1,5 @@
-// TensorRT and TensorRT-RTX, which differ in the fields of TrtLibrary alone, and the engine set of a bundle that fits
-// this machine, chosen from the manifest alone.
+// TensorRT and TensorRT-RTX, which only differ in the fields of TrtLibrary; chooses the engine set of a bundle that
+// fits this machine, from the manifest, before anything is allocated.
 #pragma once
 
 #include <filesystem>
@@ -15,8 +15,9 @@
 
 namespace pass {
 
-// file: the library to open if the environment has no `variable`. major, minor: the oldest version with a KV cache
-// update layer. headers: the CMake variable for its headers. make: null if libpass was built without them.
+// variable: the environment variable with the library's path. file: the library to open without it. major, minor: the
+// oldest version with a KV cache update layer. headers: the CMake variable for its headers. make: opens a runtime; null
+// if libpass was built without the headers.
 struct TrtLibrary {
     const char* name;
     const char* file;
@@ -30,17 +31,17 @@ const std::vector<TrtLibrary>& trt_libraries();
 // Null if there is no library of this name.
 const TrtLibrary* find_trt_library(const std::string& name);
 
-// Opens `library`. path: empty is the one in the environment, then the loader's own search. Throws Error if it was
-// not compiled in, cannot be opened, or is too old.
+// Opens `library`. path: of its file; empty is `library.variable`, then `library.file`. Throws Error if libpass was
+// built without its headers, it cannot be opened, or it is too old.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
-// The newest engine set of `library` for this `version` and GPU. Throws Error with the reason if none fits. verify:
-// compare the hashes of its files. absent: why there is no `gpu`, for the message.
+// The newest engine set of `library` for this `version` and GPU. Throws Error if none fits, or an engine is not the
+// file that was built. verify: check hashes. why_absent: the reason if there is no `gpu`.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
-                                bool verify, const std::string& absent);
+                                bool verify, const std::string& why_absent);
 
-// The reason why `engines` cannot run here; empty if they can.
+// The reason why `engines` cannot run here, as words for a message; empty if they can.
 std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version, const Gpu& gpu);
 
 // The directory with the files of `engines`.

@@ -1,5 +1,5 @@
-// Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are given, with
-// PASS_TRT_MAKE set to the name of the function that makes it. The namespace `nvinfer1` is renamed in each, since both
+// Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are given. PASS_TRT_MAKE
+// is the name of the function that it defines then. The build renames the namespace `nvinfer1` in each, because both
 // libraries have classes of the same names, whose inline functions the linker would merge.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
@@ -23,9 +23,9 @@ namespace {
 
 namespace nv = nvinfer1;
 
-constexpr std::size_t max_kept_errors = 4;  // how many of the last ones a message repeats
+constexpr std::size_t max_kept_errors = 4;  // an error message repeats at most this many of the library's last errors
 
-// Gives messages to the log, and keeps the last errors for the message of the call that failed.
+// Passes messages on to the log, and keeps the last errors for error messages.
 class Logger : public nv::ILogger {
    public:
     void log(Severity severity, const char* message) noexcept override {
@@ -64,10 +64,9 @@ class Logger : public nv::ILogger {
 };
 
 #ifdef TRT_MAJOR_RTX
-// The kernels that TensorRT-RTX compiled, in a file for the next process. By default it compiles them in the
-// background, runs a slower kernel meanwhile, and then takes the new one, of which a captured graph knows nothing:
-// contexts that are made with `config` compile before they run. If the file cannot be read or written, kernels are
-// compiled again.
+// TensorRT-RTX's cache of compiled kernels. By default it compiles them in the background, and runs a slower kernel
+// until then, which a captured graph would keep. Contexts made with `config` compile before they run. If the file
+// cannot be read or written, kernels are only compiled again.
 class Kernels {
    public:
     void use(const std::filesystem::path& file) { file_ = file; }
@@ -79,7 +78,8 @@ class Kernels {
         made->setDynamicShapesKernelSpecializationStrategy(nv::DynamicShapesKernelSpecializationStrategy::kEAGER);
         if (cache_ == nullptr) load(*made);
         if (cache_ == nullptr || !made->setRuntimeCache(*cache_)) {
-            pass::log(LogLevel::warning, "kernels are compiled again in every process: the library takes no cache");
+            pass::log(LogLevel::warning,
+                      "the library refuses a cache of kernels, so every process compiles them again");
         }
         return made;
     }
@@ -89,7 +89,7 @@ class Kernels {
         if (found == nullptr || file_.empty()) return;
         const char* first = static_cast<const char*>(found->data());
         const std::vector<char> bytes(first, first + found->size());
-        if (bytes == known_) return;
+        if (bytes == saved_) return;
         const std::filesystem::path part = file_.string() + ".part-" + std::to_string(getpid());
         std::ofstream(part, std::ios::binary).write(first, static_cast<std::streamsize>(bytes.size()));
         std::error_code failed;
@@ -101,26 +101,26 @@ class Kernels {
         std::error_code ignored;
         std::filesystem::remove(part, ignored);
         if (failed) pass::log(LogLevel::info, "compiled kernels are not kept: " + failed.message());
-        if (!failed) known_ = bytes;
+        if (!failed) saved_ = bytes;
     }
 
    private:
     void load(nv::IRuntimeConfig& config) {
         cache_.reset(config.createRuntimeCache());
         std::ifstream file(file_, std::ios::binary);
-        known_.assign(std::istreambuf_iterator<char>(file), {});
-        // One of another GPU, driver or version is refused, and replaced later.
-        if (cache_ == nullptr || known_.empty() || !cache_->deserialize(known_.data(), known_.size())) known_.clear();
+        saved_.assign(std::istreambuf_iterator<char>(file), {});
+        // The library refuses a cache of another GPU, driver or version. It is replaced later.
+        if (cache_ == nullptr || saved_.empty() || !cache_->deserialize(saved_.data(), saved_.size())) saved_.clear();
     }
 
     std::filesystem::path file_;
     std::unique_ptr<nv::IRuntimeCache> cache_;
-    std::vector<char> known_;
+    std::vector<char> saved_;
 };
 
-constexpr bool capturable_unasked = false;  // before 1.2, which can be asked, it may allocate while it runs
+constexpr bool capturable_by_default = false;  // TensorRT-RTX before 1.2, which may allocate while it runs
 #else
-constexpr bool capturable_unasked = true;
+constexpr bool capturable_by_default = true;
 #endif
 
 class Context : public TrtContext {
@@ -149,21 +149,30 @@ class Context : public TrtContext {
     template <class Asked>
     static bool ask_capturable(Asked& context, cudaStream_t stream) {
         if constexpr (requires { context.isStreamCapturable(stream); }) return context.isStreamCapturable(stream);
-        return capturable_unasked;
+        return capturable_by_default;
     }
 
     std::unique_ptr<nv::IExecutionContext> context_;
 };
 
-class Plan : public TrtPlan {
+class CudaEngine : public TrtCudaEngine {
    public:
-    explicit Plan(nv::ICudaEngine* engine) : engine_(engine) {}
+    explicit CudaEngine(nv::ICudaEngine* engine) : engine_(engine) {}
 #ifdef TRT_MAJOR_RTX
-    Plan(nv::ICudaEngine* engine, Kernels& kernels) : engine_(engine), config_(kernels.config(*engine)) {}
+    CudaEngine(nv::ICudaEngine* engine, Kernels& kernels) : engine_(engine), config_(kernels.config(*engine)) {}
 #endif
 
     std::int64_t scratch_size() const override { return engine_->getDeviceMemorySizeV2(); }
     int profiles() const override { return engine_->getNbOptimizationProfiles(); }
+    std::map<std::string, Shape> shapes() const override {
+        std::map<std::string, Shape> found;
+        for (int i = 0; i < engine_->getNbIOTensors(); ++i) {
+            const char* name = engine_->getIOTensorName(i);
+            const nv::Dims sizes = engine_->getTensorShape(name);
+            found.emplace(name, Shape(sizes.d, sizes.d + sizes.nbDims));
+        }
+        return found;
+    }
     std::optional<std::map<std::string, std::string>> aliases() const override { return ask_aliases(*engine_); }
     std::unique_ptr<TrtContext> create_context() override {
 #ifdef TRT_MAJOR_RTX
@@ -217,13 +226,13 @@ class Api : public TrtApi {
         }
         return found;
     }
-    std::unique_ptr<TrtPlan> deserialize(std::span<const std::byte> engine) override {
+    std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) override {
         auto* found = runtime_->deserializeCudaEngine(engine.data(), engine.size());
         if (found == nullptr) return nullptr;
 #ifdef TRT_MAJOR_RTX
-        return std::make_unique<Plan>(found, kernels_);
+        return std::make_unique<CudaEngine>(found, kernels_);
 #else
-        return std::make_unique<Plan>(found);
+        return std::make_unique<CudaEngine>(found);
 #endif
     }
     std::string take_errors() override { return logger_.take(); }
