@@ -303,7 +303,8 @@ void read(const JsonNode& node, Noise&) {
     std::int64_t members = 0, row = 0, bits = 0;
     Fields(node).field("scheme", scheme).field("members", members).field("row", row).field("bits", bits).end();
     if (scheme == noise_scheme && members == noise_block_size && row == noise_row_entries && bits == noise_bits) return;
-    throw Error("noise scheme '" + one_line(scheme) + "' is not this version's '" + noise_scheme + "'; export again");
+    throw Error("noise scheme '" + one_line(scheme) + "' or its table sizes are not this version's '" + noise_scheme +
+                "'; export again");
 }
 
 void read(const JsonNode& node, FileInfo& out) {
