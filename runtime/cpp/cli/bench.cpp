@@ -32,7 +32,7 @@ struct Flags {
     std::string output;
 };
 
-// Every prompt once with one plan. stats: the sum of the counts. seconds: the time that plans are compared by.
+// A run of all prompts with one plan. stats: the sum of the counts. seconds: the time that plans are compared by.
 struct Round {
     Stats stats;
     double seconds = 0, decode_seconds = 0, host_seconds = 0;
@@ -138,7 +138,7 @@ std::vector<Contender> contenders_of(const Session& session, const Flags& flags)
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
-    std::vector<double> rates, ratios, each, decode, host;
+    std::vector<double> rates, ratios, each, decode, host;  // each: rates of one sequence while it decodes
     for (std::size_t i = 0; i < contender.rounds.size(); ++i) {
         const Round& round = contender.rounds[i];
         rates.push_back(round.rate());

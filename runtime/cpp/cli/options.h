@@ -32,8 +32,8 @@ struct SamplingFlags {
     SamplingParams params() const;
 };
 
-// Call it after adding all options. Makes `command` refuse values that CLI11 would accept, such as an empty one as 0
-// and numbers that do not fit, and read 010 as 10.
+// Call it after adding all options. Makes `command` refuse values that CLI11 would accept: empty ones, which it takes
+// for 0, and numbers that do not fit. Makes it read 010 as 10.
 void check_values(CLI::App& command);
 
 // Each adds one command to the app.

@@ -15,14 +15,14 @@ namespace pass {
 // The origin of a token: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
 enum class TokenSource { model, lookahead, ngram };
 
-// The log-probability of a token under the model, before temperature and truncation. top: the ids and log-probabilities
-// of the most likely tokens.
+// A token's log-probability under the model, before temperature and truncation. top: those of the most likely tokens.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
 };
 
-// One written token. text: the part of the text that became final with it, "" without a tokenizer.
+// One written token. text: the part of the text that became final with it, "" without a tokenizer. Text is held back
+// while later tokens may complete a character or a stop string.
 struct Token {
     std::int64_t id = 0;
     TokenSource source = TokenSource::model;
@@ -67,7 +67,7 @@ struct PASS_API Stats {
     // Add the counts of another generation of the same plan.
     void add(const Stats& other);
 
-    // Tokens emitted per pass, bonus tokens included. Passes that only draft count.
+    // Tokens emitted per pass, bonus tokens included. A pass that only drafts is counted, too.
     double tau() const;
     // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
     double mean_acceptance_length() const;

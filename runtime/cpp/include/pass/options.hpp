@@ -16,7 +16,7 @@
 namespace pass {
 
 // The tail graphs of a plan, the cheapest first. A later one also serves requests that need only an earlier one.
-enum class Sampler { greedy, sample, truncated };
+enum class Sampler { greedy, sample, truncated };  // truncated: with top-k, top-p or min-p
 
 // How the next token is drawn: biases and penalties, then temperature, then top-k, then top-p, then min-p.
 struct PASS_API SamplingParams {
@@ -51,13 +51,13 @@ struct PASS_API GenerateOptions {
     SamplingParams sampling;
     // "ar", "two-pass", "fused", "fused:4,3,2,2,1" (sizes of its groups), or "auto": the fastest on this machine.
     std::string plan = "auto";
-    std::optional<int> lookahead;      // drafts per step; default: the bundle's, the most; 0: none
+    std::optional<int> lookahead;      // drafts per step, 0 to the bundle's; default: the bundle's
     std::optional<std::string> draft;  // "lookahead", "ngram" or "both"; default: both for auto, else lookahead
     // Strings that end the text and are not part of it: at most 64, of 4096 bytes together.
     std::vector<std::string> stop;
     std::vector<std::int64_t> stop_token_ids;  // tokens that end it besides the model's end-of-sequence tokens
     bool ignore_eos = false;
-    // Reuse K/V of prompt prefixes even without LoadOptions::prefix_cache, and if that may change bits of the results.
+    // Reuse K/V of prompt prefixes, even if LoadOptions::prefix_cache is off or that may change bits of the results.
     bool reuse_prefix = false;
     std::string cache_salt;       // a request reuses K/V only of requests with the same salt
     std::optional<int> logprobs;  // report every token's log-probability and those of the 0 to 20 most likely tokens
@@ -90,7 +90,7 @@ struct PASS_API LoadOptions {
     std::size_t max_queue = 1024;          // requests that may wait for a slot
     std::optional<std::int64_t> capacity;  // the longest sequence in tokens; default: the model's
     bool verify = true;                    // check the hashes of the bundle's files
-    // On the CPU, map packed weights if the Python runtime has kept them in the user's cache directory.
+    // On the CPU, map weights if the Python runtime has put them, packed for this CPU, in the user's cache directory.
     bool weight_cache = true;
     // Reuse the K/V of prompt prefixes that earlier requests had, on engines on which that changes no bit of the
     // results: ONNX Runtime on the CPU. On others only requests with `reuse_prefix` do.

@@ -1,8 +1,8 @@
 /* libpass for C, and for languages that can call C.
  *
  * Functions that can fail take `error`, a buffer of `error_size` bytes for one line that says what to do next; it may
- * be null. A session has no thread that decodes by itself: a thread that waits in pass_next, or calls pass_step, does
- * so for all requests; pass_poll does neither. Any thread may call functions of a session; a generation is for one
+ * be null. No thread of a session decodes by itself: your thread decodes for all requests while it is in pass_next or
+ * pass_step. pass_poll neither decodes nor waits. Any thread may call functions of a session; a generation is for one
  * reader, but pass_cancel is for any thread.
  *
  * Option structs begin with their size, which pass_default_..._options sets: programs that were compiled with an older
@@ -33,13 +33,13 @@ typedef struct pass_load_options {
     int64_t capacity;        /* longest sequence in tokens; 0: the model's */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
-    int weight_cache;        /* on the CPU, map packed weights that the Python runtime has kept */
+    int weight_cache;        /* on the CPU, map weights that the Python runtime has packed for it */
     int64_t speculative_max_concurrency; /* if more sequences than this decode, none drafts; -1: plans decide */
     int prefix_cache;                    /* reuse K/V of earlier requests if that changes no bit of the results */
 } pass_load_options;
 
-/* As AllowedTokens of <pass/options.hpp>: clears the bits of the tokens that may not follow the `count` tokens of
- * `text` in the words of `allowed`. Returns 0, or anything else to end the request with an error. */
+/* As AllowedTokens of <pass/options.hpp>: `text` has `count` tokens, and `allowed` has `words` numbers. Clears the bits
+ * of the tokens that may not follow `text`. Returns 0, or anything else to end the request with an error. */
 typedef int (*pass_allowed_tokens)(void* user, const int64_t* text, size_t count, uint32_t* allowed, size_t words);
 
 typedef struct pass_generate_options {
@@ -76,6 +76,7 @@ typedef struct pass_generate_options {
     const char* cache_salt; /* a request reuses K/V only of requests with the same salt; null: "" */
 } pass_generate_options;
 
+/* Counts and times of one generation, as in Stats of <pass/event.hpp>. A step is a pass with drafts in its window. */
 typedef struct pass_stats {
     int64_t prompt_tokens, cached_tokens, generated_tokens;
     int64_t passes, steps, drafted, accepted;
@@ -93,7 +94,7 @@ typedef void (*pass_log_callback)(void* user, int level, const char* message);
  * the callback at once. It must not call the library. */
 PASS_API void pass_set_log(pass_log_callback callback, void* user, int level);
 
-/* Fill a struct of `size` bytes, its size in the header that the caller was compiled with. Call the functions below. */
+/* Fill a struct, of which the caller's header knows `size` bytes. Programs call the inline functions below instead. */
 PASS_API void pass_init_load_options(pass_load_options* options, size_t size);
 PASS_API void pass_init_generate_options(pass_generate_options* options, size_t size);
 PASS_API void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_t size);
@@ -130,8 +131,7 @@ PASS_API int64_t pass_encode(pass_session* session, const char* text, int64_t* i
 /* Returns null on failure. options may be null. */
 PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, size_t count,
                                       const pass_generate_options* options, char* error, size_t error_size);
-/* Runs one step of the scheduler, for all requests. Returns 1 if there is more to do, 0 if there is not, -1 on failure.
- */
+/* Runs one step of the scheduler, for all requests. Returns 1 if there is more to do, 0 if not, -1 on failure. */
 PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
 /* Waits for the next tokens, and writes at most `room` (1 or more) of them to `tokens`. Returns how many, 0 at the end,
  * -1 if the request failed. */

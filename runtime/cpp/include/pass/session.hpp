@@ -34,12 +34,12 @@ class PASS_API Bundle {
     const std::filesystem::path& path() const;
     const std::string& name() const;
     std::int64_t vocab_size() const;
-    std::int64_t max_capacity() const;   // the longest sequence in tokens
-    int lookahead() const;               // the most drafts of a step
-    const std::string& rule() const;     // "match" or "rejection"
-    const std::string& dtype() const;    // of activations and KV cache
-    const std::string& weights() const;  // the format of the linear layers: "full", "w8a8", ...
-    const std::string& lookahead_source() const;
+    std::int64_t max_capacity() const;            // the longest sequence in tokens
+    int lookahead() const;                        // the most drafts of a step
+    const std::string& rule() const;              // by which drafts are accepted: "match" or "rejection"
+    const std::string& dtype() const;             // of activations and KV cache
+    const std::string& weights() const;           // the format of the linear layers: "full", "w8a8", ...
+    const std::string& lookahead_source() const;  // describes the origin of the look-ahead embeddings
     const std::vector<std::int64_t>& eos_token_ids() const;
     std::optional<std::int64_t> bos_token_id() const;
 
@@ -68,14 +68,14 @@ class PASS_API Generation {
     // that ended the request.
     std::optional<Event> next();
     // The same without decoding or waiting, for tokens of passes that other calls of `step` or `next`, on any thread,
-    // have run. It returns none if there are none yet, too; `finish_reason` tells whether that is the end.
+    // have run. Returns none at the end and if there are no tokens yet; at the end `finish_reason` has a value.
     std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
     // End the request after the pass in progress; tokens that were written by then can still be read. For any thread.
     void cancel();
 
-    // The tokens that `next` has returned so far.
+    // The tokens that `next` and `poll` have returned so far.
     const std::vector<Token>& tokens() const;
     std::vector<std::int64_t> token_ids() const;
     const std::string& text() const;
@@ -85,7 +85,7 @@ class PASS_API Generation {
     const std::vector<std::int64_t>& prompt_ids() const;
     // The seed of sampling, with which the same text can be generated again.
     std::uint64_t seed() const;
-    bool logprobs() const;
+    bool logprobs() const;  // whether the request asked for log-probabilities
     Stats stats() const;
 
    private:
@@ -113,9 +113,9 @@ class PASS_API Session {
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
     // Run one step of the scheduler, for all requests. Returns false if there is nothing more to do.
     bool step();
-    // Do what the first requests with these samplings (none: greedy and sampled) would wait for, for every batch size:
-    // time passes for `auto`, and on TensorRT engines capture the CUDA graphs of all passes and prompt chunks. Call it
-    // before submitting requests: while some run, it does little. Throws Error if the device is lost.
+    // Do the work that the first requests would wait for, for every batch size and these samplings (empty: greedy and
+    // sampled): measure how long passes take, for `auto`; on TensorRT engines capture the CUDA graphs of all passes and
+    // prompt chunks. Call it before any request: while some run, it does little. Throws Error if the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
     // By name of a graph file or a pass, why it could not be captured as a CUDA graph. Empty on the CPU.
     std::map<std::string, std::string> uncaptured() const;

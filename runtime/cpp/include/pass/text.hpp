@@ -30,10 +30,10 @@ class PASS_API Tokenizer {
     // The ids of `text`, with the special tokens that the tokenizer adds. Throws Error if `text` is not UTF-8 or has
     // a null character, or the tokenizer is for ids -> text only.
     std::vector<std::int64_t> encode(const std::string& text) const;
-    // The text of `ids`, without special tokens. Wrong UTF-8 becomes U+FFFD, with byte fallback one for each byte.
+    // The text of `ids`, without special tokens. Wrong UTF-8 becomes U+FFFD; with byte fallback each wrong byte does.
     std::string decode(const std::vector<std::int64_t>& ids) const;
     // Makes a reader that turns the tokens of one request into text as they come, for `Session::submit`. `stop` strings
-    // end the text, but not within the first `min_tokens` tokens. prompt: the ids before them.
+    // end the text, but not within the first `min_tokens` tokens. prompt: the ids of the request's prompt.
     std::unique_ptr<TextReader> reader(const std::vector<std::string>& stop,
                                        const std::vector<std::int64_t>& prompt = {}, std::int64_t min_tokens = 0) const;
 

@@ -35,7 +35,7 @@ class Core {
     bool step();
     // Wait until `sequence` has something to read in its `output`.
     void wait(SequenceState& sequence);
-    // End every sequence that has not ended with `end`, and free the backend.
+    // End the sequences that have not ended yet, with `end` as their outcome, and free the backend.
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
@@ -50,8 +50,8 @@ class Core {
     ResolvedRequest resolve(const Request& request) const;
     // Run one step of the scheduler, by `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step, without `lock`, which holds the mutex of `signals_`. No other thread may be in a step. If
-    // `work` throws or the device is lost, the session closes and every sequence ends.
+    // Run `work` as a step. `lock` holds the mutex of `signals_`, but not while `work` runs. No other thread may be
+    // in a step. If `work` throws or the device is lost, the session closes and every sequence ends.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
     // Run `work` when no thread is in a step. Throws what it throws, which closes the session only if the device is
     // lost.

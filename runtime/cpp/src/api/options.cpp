@@ -14,7 +14,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t max_candidates = 1024;
+constexpr std::int64_t max_candidates = 1024;  // of top-k
 constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
 constexpr std::size_t max_listed = 1024;  // tokens in logit_bias, and sequences in bad_words
 

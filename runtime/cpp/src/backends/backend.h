@@ -2,7 +2,7 @@
 //
 // The runner tracks which sequence is in which slot, and how much of it is cached; a backend does not. All inputs of a
 // pass are in the buffers (written here, or by the graphs of the previous pass) or in the KV cache. The backend keeps a
-// host copy of the cached lengths, to fill the noise and to compact the accepted rows.
+// host copy of the cached lengths, to fill the noise (random numbers of sampling) and to compact the accepted rows.
 #pragma once
 
 #include <filesystem>
@@ -33,7 +33,7 @@ struct PassKind {
 
 // What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the root and draft rows.
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;  // [P,V/8] masks of the tokens that may be drawn, 8 tokens per number
+    std::vector<std::int32_t> allowed;  // [P,V/8] masks of the tokens that may be drawn, in the low 8 bits of each
     std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
     std::vector<float> bias;            // [T] added to their logits
     std::vector<float> factor;          // [P,T] then divides positive logits, and multiplies negative ones

@@ -27,7 +27,7 @@ class Buffers {
     Buffers(Memory& memory, int slots, std::set<std::string> transient = {})
         : memory_(memory), slots_(slots), transient_(std::move(transient)) {}
 
-    // The address of a binding's buffer. The first call writes a constant there.
+    // The address of a binding's buffer. If the binding has a constant, the first call writes it there.
     std::byte* address_of(const Binding& binding);
     // The address of the buffer that has a row of `shape` for every slot. item_size: bytes of an element.
     std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
@@ -70,14 +70,14 @@ class Buffers {
     Memory& memory_;
     int slots_;
     std::set<std::string> transient_;
-    std::map<std::string, Block> largest_;  // by name of a transient buffer, its newest block
-    std::map<std::pair<std::string, Shape>, std::byte*> addresses_;
-    std::set<std::byte*> filled_;  // that hold their constants
+    std::map<std::string, Block> largest_;                           // by name of a transient buffer, its newest block
+    std::map<std::pair<std::string, Shape>, std::byte*> addresses_;  // by name and key: shape, or -1 and row shape
+    std::set<std::byte*> filled_;                                    // that hold their constants
 };
 
-// The noise offsets that the tails read (bundle/noise.h): a row of `positions` (N) for every slot. A row is filled from
-// the slot's present position to some way beyond its next pass, and further when a later pass needs it. So the cost of
-// starting a request does not grow with the KV capacity.
+// The noise offsets that the tails read, into tables of random numbers (bundle/noise.h): a row of `positions` (N) for
+// every slot. A row is filled from the slot's present position to some way beyond its next pass, and further when a
+// later pass needs it. So the cost of starting a request does not grow with the KV capacity.
 class NoiseRows {
    public:
     // streams: how many of `noise_streams` the bundle's tails read.

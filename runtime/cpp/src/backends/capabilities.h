@@ -12,14 +12,14 @@
 
 namespace pass {
 
-// K, the most likely tokens that the graph of log-probabilities reports.
+// K, how many of the most likely tokens the graph of log-probabilities reports.
 inline constexpr std::int64_t max_logprobs = 20;
 
-// N, the number of positions that noise inputs list, for a KV capacity in tokens. The last row of a window predicts the
-// position after it, and a fused tail reads noise for a look-ahead group of max_lookahead rows.
+// N, the number of positions that noise inputs list, for a KV capacity in tokens. Beyond the capacity, 1 is for the
+// token that the last row of a window predicts, and max_lookahead for the rows of a fused tail's look-ahead group.
 inline std::int64_t listed_positions(std::int64_t capacity) { return capacity + 1 + max_lookahead; }
 
-// What a backend can do. Callers read how backends differ from here.
+// What a backend can do. Callers look here for how backends differ.
 struct Capabilities {
     std::string device;
     std::int64_t vocab_size = 0;
@@ -30,8 +30,8 @@ struct Capabilities {
     std::optional<int> lookahead{};
     std::vector<Tree> trees{};        // that the bundle has tails for
     bool rounds_activations = false;  // whether activations are rounded to 8 bits
-    // Whether any prompt chunk and any chain write the same bits of K/V for a token. Only drafts beside the chain of
-    // first choices in a tree may differ.
+    // Whether the bits of a token's K/V are the same whichever prompt chunk or chain writes them. Of a tree's
+    // drafts, this is sure only for the chain of first choices.
     bool same_entries = false;
     bool keeps_graphs = false;  // whether passes run as CUDA graphs that stay valid when the KV capacity changes
     int least_width = 1;        // narrower windows are padded to this many rows
@@ -68,9 +68,9 @@ struct Capabilities {
 
 // 1, 2, 4, ... up to and including `maximum`.
 std::vector<int> batch_sizes_up_to(int maximum);
-// 64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the size before. Attention on
-// the CPU takes time for every entry of the cache, valid or not. With multiples of 64 its sums over the entries round
-// alike, however many of them are masked.
+// Capacities that follow a text closely: 64, 128, ... up to and including `maximum`, in steps of 64, or of at most an
+// eighth of the size before. Attention on the CPU takes time for every entry of the cache, valid or not. With multiples
+// of 64 its sums over the entries round alike, however many of them are masked.
 std::vector<std::int64_t> following_capacities(std::int64_t maximum);
 // 256, 512, ... up to and including `maximum`. They are few, because each needs its own CUDA graphs.
 std::vector<std::int64_t> doubling_capacities(std::int64_t maximum);
@@ -83,8 +83,8 @@ inline constexpr std::int64_t max_chunk_bytes = std::int64_t{1} << 30;
 std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns);
 
 // Width of a wide prompt chunk (2048, 1024 rows) -> the largest of the KV `capacities` (tokens, in rising order) at
-// which it fits the cache and takes at most `max_chunk_bytes`; without those that have none. A chunk of 256 rows leaves
-// a large GPU half idle, but the memory for the activations of a wide one stays reserved as long as the engine is open.
+// which it fits the cache and takes at most `max_chunk_bytes`. Widths that fit at none are left out. A 256-row chunk
+// leaves a large GPU half idle, but the memory for a wide one's activations stays reserved while the engine is open.
 std::map<int, std::int64_t> wide_chunks(const ModelInfo& model, const std::vector<std::int64_t>& capacities);
 
 // A device, and which of several GPUs: `cuda:1` is `cuda` on GPU 1, `cuda` is on GPU 0.

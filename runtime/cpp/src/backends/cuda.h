@@ -98,13 +98,13 @@ class Cuda : public Memory {
     // captured; later calls work as before.
     void* capture(const std::function<void()>& enqueue);
     void launch(void* graph) { check(api_.graph_launch(graph, stream_), "cudaGraphLaunch"); }
-    // The CUDA error behind an engine's failure, for a message, and clears it; empty if there is none. Throws
+    // Returns, for a message, the CUDA error behind an engine's failure, and clears it; empty if there is none. Throws
     // DeviceLost if the device is lost.
     std::string why() const;
 
    private:
-    // As CudaApi::check; keeps the first DeviceLost. Clears CUDA's own record of another error, which a later launch
-    // would report again.
+    // As CudaApi::check; keeps the first DeviceLost. After any other error, clears CUDA's own record of it, because a
+    // later launch would report it again.
     void check(int code, const char* name) const;
     // `size` bytes of the staging memory that no copy uses; null if it is smaller.
     std::byte* stage(std::size_t size);

@@ -40,8 +40,8 @@ class KVCache {
     void save(int slot, std::int64_t length, std::byte* address);
     // Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`.
     void load(int slot, std::int64_t count, const std::byte* address, std::int64_t length);
-    // Make the entries of `rows` (rising, from 0) of the window after the first `length` entries of `slot` follow one
-    // another, by moving them to the window's beginning.
+    // Move entries of a window to its beginning, so that they follow one another. The window begins after the first
+    // `length` entries of `slot`. rows: the entries' rows in the window, rising; the first is 0.
     void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);
 
    private:

@@ -44,7 +44,7 @@ struct Bindings {
     std::vector<Binding> inputs, outputs;
 };
 
-// The bindings of a bundle's graphs, from its manifest. positions: N, the number of positions in the tails' inputs of
+// The bindings of a bundle's graphs, from its manifest. positions: the number of positions in the tails' inputs of
 // noise offsets. least_width: the fewest window rows that the engine runs; narrower windows are padded at their end.
 class BundleBindings {
    public:
@@ -62,7 +62,7 @@ class BundleBindings {
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
     // The bindings of the tail of `plan`. processed: the tail reads the logits that the processors wrote.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
-    // The bindings of the logits processors before the tail of `plan`. touched: the length of their token lists.
+    // The bindings of the logits processors before the tail of `plan`. touched: how many tokens they may change.
     Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const;
     // The bindings of the graph of log-probabilities after the tail of `plan`.
     Bindings logprobs(const Plan& plan, int batch) const;
@@ -72,7 +72,7 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` with the shape that it has in memory, which for a window includes the padding.
+    // `tensor` as it is in memory: if it holds a window's ids and its width is a number, that becomes the padded width.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
                  const std::string& scope) const;

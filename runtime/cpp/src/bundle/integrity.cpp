@@ -64,8 +64,8 @@ std::string environment(const char* name) {
 }
 
 struct Identity {
-    std::string text;
-    std::int64_t changed = 0;
+    std::string text;          // what identifies the file, as a line of the cache has it
+    std::int64_t changed = 0;  // the later of mtime and ctime, in nanoseconds
 };
 
 std::optional<Identity> identity_of(const std::filesystem::path& path) {

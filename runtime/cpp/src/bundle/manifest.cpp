@@ -84,7 +84,7 @@ std::string Manifest::content() const {
 
 const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots, bool lookahead_rows) const {
     const auto fit = [](const DerivedTrunk& each) { return std::pair(each.batch.has_value(), !each.lookahead_rows); };
-    const DerivedTrunk* found = nullptr;
+    const DerivedTrunk* found = nullptr;  // the one with the greatest `fit`
     for (const DerivedTrunk& each : derived) {
         if (each.device != device || each.batch.value_or(slots) != slots) continue;
         if (lookahead_rows && !each.lookahead_rows) continue;

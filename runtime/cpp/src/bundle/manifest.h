@@ -29,7 +29,7 @@ using OrderedMap = std::vector<std::pair<std::string, Value>>;
 using Integers = std::vector<std::int64_t>;
 
 // A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows, capacity, positions,
-// max_emitted, processed_rows, touched.
+// max_emitted, processed_rows, touched. `BundleBindings` (bundle/bindings.h) gives them their sizes.
 using Dimension = std::variant<std::int64_t, std::string>;
 
 // A graph input or output. dtype: int64, int32, bool, float16, bfloat16 or float32.
@@ -61,8 +61,8 @@ struct DerivedTrunk {
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
-// The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is dtype.
-// max_capacity: the longest sequence that it has positions for, in tokens.
+// The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full": they have
+// the type `dtype`. max_capacity: the longest sequence that it has positions for, in tokens.
 struct ModelInfo {
     std::string name;
     std::string dtype;
@@ -84,8 +84,8 @@ struct HeadInfo {
     std::int64_t width = 0;
 };
 
-// The look-ahead embeddings. source: their origin. acceptance_per_position: for i = 1, 2, ..., the share of steps in
-// which drafts 1..i were all accepted, greedily or sampled; empty if it was not measured.
+// The look-ahead embeddings. source: their origin. acceptance_per_position: for i = 1, 2, ..., the share of the
+// passes with drafts in which drafts 1..i were all accepted, greedily or sampled; empty if it was not measured.
 struct LookaheadInfo {
     std::int64_t length = 0;
     std::string source;
@@ -165,7 +165,7 @@ struct Manifest {
 
     // The trunk that ONNX Runtime runs on `device` in a session with so many slots; null if it is `trunk`. A session
     // runs the same trunk for every batch size, so that a sequence's text does not depend on the batch. lookahead_rows:
-    // whether the passes have look-ahead rows.
+    // whether the passes have look-ahead rows. One for a fixed batch is preferred, then one without look-ahead rows.
     const DerivedTrunk* derived_trunk(const std::string& device, int slots, bool lookahead_rows = true) const;
 
     // The trees whose tails are all built. built: whether there is an engine for a tail's file.

@@ -1,6 +1,6 @@
-// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py. A field that is missing
-// or unknown, or has a wrong type or value, is refused by its place in the document. Fields that this runtime does not
-// need are checked all the same, so that both runtimes take the same bundles.
+// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py. If a field is
+// missing or unknown, or has a wrong type or value, the error names its place in the document. Fields that this runtime
+// does not need are checked all the same, so that both runtimes take the same bundles.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -24,7 +24,7 @@ struct JsonNode {
     const Json& value;
     std::string path;
 
-    JsonNode operator()(const std::string& key, const Json& inner) const {
+    JsonNode operator()(const std::string& key, const Json& inner) const {  // the node of a field or an item
         return {inner, path.empty() ? key : path + "." + key};
     }
     void require(bool holds, const std::string& what) const {
@@ -123,7 +123,7 @@ auto one_of(Words... words) {
     };
 }
 
-// A rule for every key of a mapping.
+// The rule of a mapping that applies `rule` to each of its keys.
 template <class Rule>
 auto keys(Rule rule) {
     return [=](const JsonNode& node, const auto& mapping) {
@@ -195,7 +195,7 @@ void read(const JsonNode& node, DerivedTrunk& out) {
         .end();
 }
 
-struct Scheme {};
+struct Scheme {};  // empty, as other types below: its fields are checked and not kept
 
 void read(const JsonNode& node, Scheme&) {
     bool offsets = false;

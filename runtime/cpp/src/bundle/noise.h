@@ -20,7 +20,7 @@ Words4 philox4x32(Words4 counter, Words2 key);
 inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets", "draft_offsets"};
 
 inline constexpr const char* noise_tables_file = "tail.noise.data";  // the file with both tables
-inline constexpr const char* noise_scheme = "block-race-1";          // the name of how tails use the tables
+inline constexpr const char* noise_scheme = "block-race-1";          // the tails' way of using the tables
 inline constexpr int noise_block_size = 8;                           // token ids in a block
 inline constexpr int noise_row_entries = 16;                         // entries in a row of the tables
 inline constexpr int noise_bits = 30;                                // random bits in an entry

@@ -48,7 +48,7 @@ struct Plan {
 Plan ar_plan();
 Plan draft_plan(int lookahead);
 Plan verify_plan(int lookahead);
-Plan prefill_plan(int width);
+Plan prefill_plan(int width);  // a prompt chunk, laid out like a root and a chain of drafts
 // Throws Error if there is no plan with these group sizes.
 Plan fused_plan(const std::vector<int>& groups);
 // The plan of a tree. Throws Error if these groups do not fit it.
@@ -79,7 +79,7 @@ struct Cycle {
     int lookahead() const;
     bool is_tree() const { return plans.front().is_tree(); }
     bool contains(const Plan& plan) const;
-    // How many cache entries the passes from `first` to the end of the cycle write if no draft is accepted.
+    // How many cache entries, from the root's on, the rest of the cycle from `first` on writes if no draft is accepted.
     int reach(const Plan& first) const;
     // The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of the same depth.
     Cycle narrower() const;
@@ -88,7 +88,7 @@ struct Cycle {
 };
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of every group.
-// lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`. "fused:" ignores other values.
+// lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`, others do not change "fused:".
 // trees: those of the bundle. Throws Error if there is no such mode.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);

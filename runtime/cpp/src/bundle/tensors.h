@@ -21,10 +21,10 @@ struct TensorKind {
     std::size_t rank = 0;  // the number of its dimensions
 };
 
-// The tensors that graphs may have besides the KV cache, by name. A tensor is the same in every graph.
+// The tensors that graphs may have besides the KV cache, by name. A name has one type and rank in all graphs.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
-// The input of the next graph or pass that shares the memory of `output`; none if no input does.
+// The next pass's input that shares the memory of `output` under another name; none if there is none.
 std::optional<std::string> fed_by(const std::string& output);
 
 // An array in the draft head's file: `bytes` bytes of float16 (item_bytes: 2) or float32, from byte `offset` on.

@@ -13,8 +13,8 @@ Drafts first_of(const Drafts& drafts, int count) {
     return {drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(count, size)};
 }
 
-// A pass that verifies n-gram drafts: in the windows of the cycle if those verify drafts anyway, or in windows of their
-// own if more drafts promise more. None if the policy wants neither.
+// A pass that verifies n-gram drafts: one of their own if the cycle's next pass verifies fewer or none, and the policy
+// wants it; else the cycle's, if it verifies drafts and the policy prefers n-grams there. None if neither holds.
 std::optional<NextPass> with_ngrams(const Cycle& cycle, const Plan* window, std::int64_t room,
                                     const Capabilities& capabilities, const std::vector<DraftState>& states,
                                     DraftPolicy& policy) {

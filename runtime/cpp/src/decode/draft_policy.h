@@ -26,7 +26,7 @@ struct Mode {
 using Drafts = std::vector<std::int64_t>;
 
 // The drafts for one sequence. num_drafts: how many its window holds. ngram: its n-gram drafts, after a match of
-// `matched` tokens. ngram_acceptance: how often such drafts were accepted in it, by the length of the match.
+// `matched` tokens. ngram_acceptance: how often this sequence accepted such drafts, by the length of the match.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
@@ -40,7 +40,7 @@ struct NextPass {
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, verifies all.
+// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, always prefers them.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;

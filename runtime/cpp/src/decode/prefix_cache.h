@@ -25,7 +25,7 @@ constexpr std::int64_t block_tokens = 16;
 // `count` tokens, rounded down to whole blocks.
 constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }
 
-// Copies of K/V, the one used last at the end. Only one thread at a time may call it. The memory frees what is left.
+// Copies of K/V, the one used last at the end, for one thread at a time. `memory` frees those that remain at its end.
 class PrefixStore {
    public:
     static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;  // bytes for the K/V of all copies

@@ -35,17 +35,16 @@ class Processors {
    public:
     Processors(Processing processing, const std::vector<std::int64_t>& prompt);
 
-    // The length of the lists of tokens in `rows`, for windows with so many drafts after `tokens`, which are prompt and
-    // text.
+    // The length of the token lists in the result of `rows`, for so many drafts after `tokens` (prompt and text).
     std::size_t list_size(const std::vector<std::int64_t>& tokens, int drafts);
-    // What to do to the rows of a window, which follow `tokens` and 0, 1, ... of `drafts`. The id V stands for no
-    // draft. size: that of `list_size`, or more. Throws what the request's own function throws.
+    // What to do to the rows of a window, which follow `tokens` and the first 0, 1, ... `drafts`. The id vocab_size
+    // stands for no draft. size: that of `list_size`, or more. Throws what the request's `allowed_tokens` throws.
     ProcessedRows rows(const std::vector<std::int64_t>& tokens, std::span<const std::int64_t> drafts, std::size_t size);
 
    private:
     using Bits = std::vector<std::uint32_t>;  // one bit for each token, 1 if it is allowed
 
-    // Take the new ones of `tokens`, which are prompt and text.
+    // Record the tokens that are new since the last call. tokens: prompt and text.
     void read(const std::vector<std::int64_t>& tokens);
     // Whether there are penalties: logits then depend on the tokens before.
     bool penalizes() const;

@@ -89,7 +89,7 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
         if (!sequence.processors) continue;
         kind.touched = std::max(kind.touched, sequence.processors->list_size(sequence.tokens, plan.drafts));
     }
-    // Under the rejection rule, the windows lack the draft probabilities that this sampler's tail needs.
+    // Under the rejection rule, windows of another sampler's tail may lack the draft probabilities that this one needs.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
     sampler_ = kind.sampler;
     stage(kind, drafts);

@@ -27,8 +27,8 @@ struct PromptChunk {
 };
 
 // The next chunk of a prompt of which `remaining` tokens are left, after `cached` tokens, in a window of at most
-// `max_rows` rows. capacity: the KV capacity as it is now. The window is the narrowest that holds the rest of the
-// prompt, if that fills three quarters of it or fills only windows of one row; else the widest that it fills.
+// `max_rows` rows. capacity: the present KV capacity. The window is the narrowest that holds the remaining tokens, if
+// they fill three quarters of it, or if they fill only windows of one row; else it is the widest that they fill.
 PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached, std::int64_t remaining,
                        std::int64_t capacity, std::optional<std::int64_t> max_rows);
 
@@ -37,7 +37,7 @@ struct StepResult {
     std::shared_ptr<SequenceState> sequence;
     int drafted = 0;  // how many drafts followed one another in its window; of a tree, its depth
     TokenSource source = TokenSource::lookahead;  // where the drafts came from
-    int chain = 0;     // how many accepted drafts were first choices, up to the first one that was not (in a tree)
+    int chain = 0;     // how many drafts were accepted before the first one that was a later choice (in a tree)
     int last_row = 0;  // the row of the last accepted draft
     std::vector<Token> tokens;
 };

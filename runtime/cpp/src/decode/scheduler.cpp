@@ -11,7 +11,8 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t max_prompt_tokens = 64;  // the most that a step prefills while other sequences decode
+// While other sequences decode, a step begins no prompt chunk after so many tokens, and none with more rows.
+constexpr std::int64_t max_prompt_tokens = 64;
 
 // The current exception, as the end that a reader gets.
 End error_end() {
@@ -24,8 +25,8 @@ End error_end() {
     }
 }
 
-// Whether the drafts of a request may be trees. A tree's second choices round differently, so the request must not name
-// another plan. The graphs of log-probabilities and processors read the rows of a chain.
+// Whether a request may be decoded with trees. It must not name another plan, because a tree's second choices round
+// differently from a chain. The graphs of log-probabilities and processors read the rows of a chain.
 bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
@@ -218,8 +219,8 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
                      cycle ? states : std::vector<DraftState>(states.size()), *policy);
 }
 
-// The tuner for these sequences; null if all of them name plans, or if they are to be decoded plainly. They are until
-// passes are timed: timing waits until each of them has its first token, and until the KV cache has room for it.
+// The tuner for these sequences; null if all of them name plans, or if passes are not timed: they decode plainly then.
+// Timing waits until each of them has its first token, and until the KV cache has room for the timed passes.
 PlanTuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
     const bool all_named = std::all_of(active.begin(), active.end(),
                                        [](const Slot* slot) { return slot->sequence->request.cycle.has_value(); });

@@ -20,8 +20,8 @@ namespace pass {
 // `add` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    // max_concurrency: if more sequences than this decode, none drafts, whatever plans requests name; none
-    // for no limit.
+    // max_concurrency: if more sequences than this decode, none of them drafts, whatever plans requests name. Without a
+    // value there is no limit.
     Scheduler(Runner& runner, Tuners& tuners, std::optional<std::int64_t> max_concurrency)
         : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_concurrency_(max_concurrency) {}
 

@@ -36,7 +36,7 @@ struct ResolvedRequest {
     int lookahead = 0;           // the most look-ahead drafts of a pass
     int ngram_drafts = 0;        // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
-    bool reuse_prefix = false;
+    bool reuse_prefix = false;    // reuse K/V of prompt prefixes even if that may change bits of the results
     std::string cache_salt{};     // only requests with the same salt share K/V
     std::optional<int> logprobs;  // how many of the likeliest tokens to report with each token
     std::string name = "ar";      // of the plan, in statistics
@@ -54,10 +54,10 @@ struct End {
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
-    std::int64_t unfinished = 0;  // sequences that have not ended: each takes a place in slots and queue
+    std::int64_t unfinished = 0;  // sequences that have not ended: each is in a slot or in the queue
 };
 
-// A request that waits or decodes. The runner sets `cached`. A reader learns of progress through `output` alone.
+// A request that waits or decodes. Slots and runner set `cached`. A reader learns of progress through `output` alone.
 class SequenceState {
    public:
     // What the reader sees, under the mutex of `signals`.
@@ -89,7 +89,7 @@ class SequenceState {
     Stats stats;
     std::optional<NgramIndex> ngram_index;
     std::optional<double> decoding_since;                   // when its first pass began
-    double engine_seconds_before = 0.0;                     // of the engine in passes of all sequences before that
+    double engine_seconds_before = 0.0;                     // that passes and prefill had taken before that
     std::optional<ConditionalAcceptance> acceptance;        // of its look-ahead drafts; none until `auto` needs it
     std::map<int, ConditionalAcceptance> ngram_acceptance;  // of its n-gram drafts, by the length of the match
     std::optional<Processors> processors;

@@ -61,7 +61,7 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
         if (slot.sequence != nullptr) continue;
         const std::int64_t count = reusable(slot, sequence->request);
         const bool better = chosen == nullptr || count > most ||
-                            (count == most && slot.kept.size() < chosen->kept.size());  // it loses less
+                            (count == most && slot.kept.size() < chosen->kept.size());  // fewer kept tokens are lost
         if (!better) continue;
         chosen = &slot;
         most = count;

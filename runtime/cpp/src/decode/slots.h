@@ -2,7 +2,7 @@
 //
 // A finished sequence's K/V stay in its slot until another sequence needs the slot. A prompt that begins with the same
 // tokens uses them again, and also those of a slot that is in use, and the copies of `PrefixStore`, if that changes no
-// bit of what follows. If an allocation fails, the records here stay as they were before.
+// bit of what follows or the request allows it. If an allocation fails, the records here stay as they were before.
 #pragma once
 
 #include <memory>

@@ -16,8 +16,8 @@
 
 namespace pass {
 
-// Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the text that begins a
-// word; 0 for none. As pass_runtime.text.stream.Automaton.
+// Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the text that is the
+// beginning of a word; 0 for none. As pass_runtime.text.stream.Automaton.
 class Automaton {
    public:
     // words: none of them empty.
@@ -33,7 +33,7 @@ class Automaton {
    private:
     struct Node {
         std::size_t depth = 0, found = 0;
-        std::uint32_t shorter = 0;  // the state of the next shorter suffix that begins a word
+        std::uint32_t shorter = 0;  // the state of the next shorter suffix that is the beginning of a word
     };
     static std::uint64_t edge(std::uint32_t state, char byte) {
         return std::uint64_t{state} << 8 | static_cast<unsigned char>(byte);
@@ -49,7 +49,7 @@ class StopFilter {
     explicit StopFilter(std::vector<std::string> stops);
 
     // Add `text`; returns the text that is final now. The stop string that is complete first ends the text: `stop` is
-    // set to it, and it is not shown. may_end: whether a stop string that `text` completes ends it.
+    // set to it, and it is not shown. may_end: false if stop strings that `text` completes are shown like other text.
     std::string push(std::string_view text, std::optional<std::string>& stop, bool may_end = true);
     // The text that was held back. Call it after the last `push`.
     std::string flush();
@@ -72,9 +72,9 @@ class Detokenizer {
    private:
     // The bytes that `token` adds to the text.
     std::string bytes(std::int64_t token);
-    std::string decode(std::string_view more);
-    // Read from the prompt whether the text has a beginning to strip, and the character that the prompt ends within.
-    // Returns what the prompt's own text shows for that character.
+    std::string decode(std::string_view more);  // adds `more` to `held_`, and returns its whole characters
+    // Update `strips_left_`, and hold back the beginning of a character that the prompt ends with. Returns what the
+    // prompt's own text shows for it.
     std::string read_prompt(const std::vector<std::int64_t>& prompt);
 
     std::shared_ptr<const Vocabulary> vocabulary_;

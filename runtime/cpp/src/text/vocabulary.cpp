@@ -74,7 +74,7 @@ Json digits_step(const Json& pre_tokenizer) {
 
 // What turns the tokens of a tokenizer with byte fallback into bytes.
 struct ByteFallback {
-    std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what stands for them
+    std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what replaces them
     std::size_t stripped_spaces = 0;  // how many spaces are removed from a text's beginning, at most
 
     // The bytes of a token's text.
@@ -96,7 +96,7 @@ struct ByteFallback {
 std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
     if (type_of(decoder) != "Sequence") return std::nullopt;
     ByteFallback found;
-    std::string order;
+    std::string order;  // the first letters of the steps' types
     for (const Json& step : decoder.at("decoders")) {
         const std::string type = type_of(step);
         order += type.substr(0, 1);

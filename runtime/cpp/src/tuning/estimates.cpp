@@ -50,7 +50,7 @@ void ConditionalAcceptance::record(int drafted, int accepted) {
         hits_[at] = (hits_[at] + (i < accepted ? 1 : 0)) * (1 - 1 / averaged_passes);
         trials_[at] = (trials_[at] + 1) * (1 - 1 / averaged_passes);
     }
-    // If all drafts were accepted, a draft after them would be likelier to be.
+    // If all drafts were accepted, one more draft would be likelier to be accepted, too.
     const auto next = static_cast<std::size_t>(drafted);
     if (drafted > 0 && drafted == accepted && next < prior_.size()) {
         move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);

@@ -53,7 +53,7 @@ std::vector<double> tree_acceptance(const Tree& tree, const std::vector<double>&
     return found;
 }
 
-// Groups that get smaller with the depth of the row that they follow; one row after a second or later choice.
+// Groups that get smaller with the depth of the row that they follow; one row off the chain of first choices.
 std::vector<int> smaller_groups(const Tree& tree) {
     const int depth = tree_depth(tree);
     std::vector<int> groups(tree.size() + 1, 1);

@@ -14,8 +14,8 @@ namespace pass {
 inline const std::vector<std::vector<int>> tile_groups{{2, 2, 1}, {3, 3, 3, 3}};
 
 // Plain decoding, which comes first, and the cycles that are at most `lookahead` drafts deep. Fused plans and trees
-// have full groups, or groups that get smaller with what was accepted, down to one row. capabilities: those of the
-// engines; null allows every plan but trees.
+// have full groups, or groups that get smaller with the depth of the row that they follow, down to one row.
+// capabilities: those of the engines; null allows every plan but trees.
 std::vector<Cycle> menu(int lookahead, const Capabilities* capabilities = nullptr);
 
 // The expected tokens per pass of one sequence, if drafts of different passes are independent. cumulative [L+1]: the

@@ -100,8 +100,8 @@ Candidate PlanTuner::next_candidate(int lookahead, int batch,
     return passes_ < known->second.ends ? known->second.trial : decided_;
 }
 
-// The best candidate, or the present one if the best is not switch_margin times as fast. Plain decoding counts as the
-// present one if that is not switch_margin times as fast as it.
+// The best candidate, or the present one if the best is not switch_margin times as fast. If the present one is not
+// switch_margin times as fast as plain decoding, plain decoding counts as the present one.
 PlanTuner::Decision PlanTuner::decide(int lookahead, int batch,
                                       const std::vector<const ConditionalAcceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(lookahead_drafts_.rates());
@@ -126,7 +126,7 @@ PlanTuner::Decision PlanTuner::decide(int lookahead, int batch,
         return idle && passes_ > 0 && (one.cycle.lookahead() == 0 || one.rate() >= decided.rate());
     });
     const Candidate& tried = trial == found.end() ? decided : *trial;
-    last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;  // even if a request's own plan runs instead
+    last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;  // although a request's own plan may run instead
     return {decided, tried, passes_ + trial_passes};
 }
 

@@ -71,7 +71,7 @@ class PlanTuner {
     std::map<std::pair<int, int>, Decision> decisions_;             // by look-ahead and batch
     std::map<std::pair<std::string, int>, std::int64_t> last_ran_;  // by plan and batch: the number of its last pass
     std::int64_t passes_ = 0, decided_at_ = 0;                      // number of passes so far; at the last decision
-    double decoding_ = 0, due_ = 0;  // seconds of passes so far; before the next decision
+    double decoding_ = 0, due_ = 0;  // seconds of passes so far; how many the next decision waits for
 };
 
 // The tuners of a session, each made for the first request with its sampler. Passes of all widths are timed for the

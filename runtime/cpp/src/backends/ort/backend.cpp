@@ -33,7 +33,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         std::nullopt,
         manifest.trees(),
         weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8")),
-        // tests/parity/test_same_entries.py: the CPU's kernels compute every row of a derived trunk alike.
+        // A derived trunk is one rewritten for a device. On the CPU it computes all rows alike (test_same_entries.py).
         device.on_cpu() && manifest.derived_trunk(device.name, options.max_batch_size) != nullptr};
     if (device.on_cpu()) return found;
     found.chunk_capacities = wide_chunks(manifest.model, capacities);
@@ -67,7 +67,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
               spare_entries_of(manifest, options, engine.device)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
-    // On other devices every tail has its own copy.
+    // On other devices every tail has its own copy of these tensors.
     if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     open_trunks(options);
     if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });

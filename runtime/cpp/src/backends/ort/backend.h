@@ -63,8 +63,8 @@ class OrtBackend : public Backend {
     std::map<std::string, std::unique_ptr<OrtGraph>> tails_;  // by file
     BoundGraphs<std::pair<std::string, int>> bound_trunks_;   // by plan and batch, until the cache is resized
     BoundGraphs<std::pair<int, int>> bound_prefills_;         // by width and slot, until the cache is resized
-    // Tails: by plan, sampler, batch, and whether they read processed logits. Processors, in place of the sampler
-    // `processors_graph`: by plan, batch and touched. Log-probabilities, with `logprobs_graph`: by plan and batch.
+    // Tails: by plan, sampler, batch, and whether they read processed logits. A constant in place of the sampler stands
+    // for another graph: processors_graph, by plan, batch and touched; logprobs_graph, by plan and batch.
     BoundGraphs<std::tuple<std::string, int, int, std::size_t>> bound_tails_;
     // Runs the graphs on devices that capture them, because ONNX Runtime captures and replays them for each thread
     // separately. It is the last member, so that it ends first.

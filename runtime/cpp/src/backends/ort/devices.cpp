@@ -20,7 +20,7 @@ constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 const std::vector<Device>& devices() {
     static const std::vector<Device> known{
         {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
-        // Without capture if opening with it fails, as for a graph with a node on the CPU. TF32 would round float32.
+        // The second options are used if the first fail, as for a graph with a node on the CPU. TF32 rounds float32.
         {"cuda",
          "CUDAExecutionProvider",
          "Cuda",

@@ -26,7 +26,7 @@ std::string library_name(const std::filesystem::path& given) {
 
 void ORT_API_CALL write_log(void*, OrtLoggingLevel severity, const char*, const char*, const char*,
                             const char* message) {
-    const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);  // the numbers of LogLevel; fatal is an error
+    const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);  // LogLevel has the same numbers, but no fatal
     log(static_cast<LogLevel>(level), "onnxruntime: " + one_line(message));
 }
 

@@ -15,7 +15,7 @@ namespace pass {
 
 namespace {
 
-constexpr int entry_format = 1;
+constexpr int entry_format = 1;  // FORMAT_VERSION of packing.py
 constexpr const char *graph_file = "trunk.onnx", *note_file = "packed.json";
 
 constexpr std::array fields = {"vendor_id",       "cpu family",       "model",       "model name", "stepping",
@@ -29,7 +29,7 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
 }
 
-// Whether the entry's files have the sizes and hashes in its note. A note without files says why it cannot be used.
+// Whether the files of a cache entry have the sizes and hashes in its note. The note of an unusable entry has no files.
 bool intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;

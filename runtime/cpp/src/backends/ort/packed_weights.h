@@ -15,8 +15,8 @@ namespace pass {
 // which instructions they have.
 std::string describe_cpu(const std::filesystem::path& cpu_info = "/proc/cpuinfo");
 
-// The path of the bundle's trunk `file` with packed weights; none if there is no intact entry, or if the hash cache
-// does not know that the bundle's files are those of the manifest.
+// The path of the bundle's trunk `file` with packed weights; none if the user's cache directory has no intact entry for
+// it, or if the hash cache does not know that the bundle's files are those of the manifest.
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, const std::filesystem::path& bundle,
                                                   const Manifest& manifest, const std::string& file);
 

@@ -103,7 +103,7 @@ class LateThreads {
     std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
 };
 
-// What a graph and its manifest must say alike of a tensor.
+// A tensor's description, which must be the same in a graph and in the manifest.
 struct TensorInfo {
     std::string name;
     ONNXTensorElementDataType type;

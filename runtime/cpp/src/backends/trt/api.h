@@ -51,8 +51,8 @@ class TrtApi {
     virtual std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) = 0;
     // The library's last errors since this was last called, in one line; empty if there were none.
     virtual std::string take_errors() = 0;
-    // Keep the kernels that the library compiles while engines run in `file`, for the next process. `save_kernels`
-    // writes it. TensorRT compiles none, and does nothing here.
+    // Use `file` as a cache of the kernels that the library compiles while engines run. `save_kernels` writes it, for
+    // the next process. TensorRT compiles none, and does nothing here.
     virtual void use_kernels(const std::filesystem::path& file) = 0;
     virtual void save_kernels() = 0;
 };

@@ -24,7 +24,7 @@ struct EngineCall {
     auto operator<=>(const EngineCall&) const = default;
 };
 
-// The shapes of an engine's tensors, by name. Names of sizes are dynamic sizes.
+// The shapes of an engine's tensors, by name. A dimension that has a name is dynamic.
 using EngineShapes = std::map<std::string, std::vector<Dimension>>;
 
 // The shapes of `graph` in an engine for a cache of `capacity` tokens: windows have at least `least_width` rows, and

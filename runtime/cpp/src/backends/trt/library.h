@@ -1,5 +1,5 @@
-// TensorRT and TensorRT-RTX, which only differ in the fields of TrtLibrary; chooses the engine set of a bundle that
-// fits this machine, from the manifest, before anything is allocated.
+// Opens TensorRT or TensorRT-RTX, which TrtLibrary describes; chooses the engine set of a bundle that fits this
+// machine, from the manifest, before anything is allocated.
 #pragma once
 
 #include <filesystem>

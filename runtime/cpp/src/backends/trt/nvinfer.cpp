@@ -64,7 +64,7 @@ class Logger : public nv::ILogger {
 };
 
 #ifdef TRT_MAJOR_RTX
-// TensorRT-RTX's cache of compiled kernels. By default it compiles them in the background, and runs a slower kernel
+// A cache of compiled kernels. By default TensorRT-RTX compiles them in the background, and runs a slower kernel
 // until then, which a captured graph would keep. Contexts made with `config` compile before they run. If the file
 // cannot be read or written, kernels are only compiled again.
 class Kernels {
