@@ -104,7 +104,8 @@ void LoadOptions::check() const {
                 std::to_string(*speculative_max_concurrency));
     }
     if (capacity) {
-        require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4 and at least 4", std::to_string(*capacity));
+        require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4 and at least 4",
+                std::to_string(*capacity));
     }
 }
 

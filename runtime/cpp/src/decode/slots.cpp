@@ -111,7 +111,7 @@ void Slots::share(Slot& slot) {
         slot.exact_prefix_len = count;
     } else if (source != nullptr) {
         backend_.cache().move(source->number, slot.number, count);
-        slot.exact_prefix_len = count;
+        slot.exact_prefix_len = std::min(source->exact_prefix_len, count);
     } else {
         return;
     }
