@@ -163,7 +163,7 @@ def test_a_completion_whose_alternatives_are_looked_at(served, opened):
     page = opened(served)
     page.page.get_by_label("Probabilities and alternatives").press("Space")
     page.page.get_by_role("radio", name="Chat").press("ArrowRight")
-    page.set(Most_tokens=12)
+    page.set(Max_tokens=12)
     page.page.get_by_label("Prompt").fill("The quick brown")
     page.page.get_by_label("Prompt").press("Enter")
     page.wait()
@@ -186,7 +186,7 @@ def test_a_completion_whose_alternatives_are_looked_at(served, opened):
 
 def test_a_stop(slow_server, opened):
     page = opened(slow_server)
-    page.set(Most_tokens=600)
+    page.set(Max_tokens=600)
     page.send()
     expect(page.tokens().nth(2)).to_be_attached()
     page.page.get_by_role("button", name="Stop").click()
@@ -195,7 +195,7 @@ def test_a_stop(slow_server, opened):
     assert 3 <= count < 600
     assert f"{count} tokens" in said
 
-    page.set(Most_tokens=2)
+    page.set(Max_tokens=2)
     page.send("Again")
     page.wait()
     assert page.asked[-1][1]["messages"][1] == {"role": "assistant", "content": page.text(0)}
@@ -203,7 +203,7 @@ def test_a_stop(slow_server, opened):
 
 def test_a_comparison(served, opened):
     page = opened(served)
-    page.set(Most_tokens=64)
+    page.set(Max_tokens=64)
     page.pick("compare")
     page.send()
     page.wait()
@@ -245,7 +245,7 @@ def test_a_comparison_that_fails_is_marked(served, opened):
         route.fulfill(response=found, body=other)
 
     page.page.route("**/v1/completions", answer)
-    page.set(Most_tokens=4)
+    page.set(Max_tokens=4)
     page.pick("compare")
     page.pick("Completion")
     page.send()
@@ -277,7 +277,7 @@ def test_errors_are_told_in_words(served, opened):
     page.send("Hello")
     page.refused("The server does not answer")
     page.page.context.set_offline(False)
-    page.set(JSON_schema="", Most_tokens=3)
+    page.set(JSON_schema="", Max_tokens=3)
     page.send("Hello")
     page.wait()
     expect(page.page.get_by_role("alert")).to_have_count(0)
@@ -292,7 +292,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
         page = opened(server)
         page.refused("needs a valid API key")
         page.problems.clear()  # Chromium's own line about the 401
-        page.set(API_key="ours", Most_tokens=3)
+        page.set(API_key="ours", Max_tokens=3)
         page.send("Hello")
         page.wait()
         kept = "JSON.stringify([localStorage, sessionStorage, document.cookie])"
