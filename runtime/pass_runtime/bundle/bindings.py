@@ -149,7 +149,7 @@ def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
 
 
 def fed_by(output: str) -> str | None:
-    """The input of the next graph or pass that shares the memory of `output`; None if no input does."""
+    """The input of the next pass that shares the memory of `output` under another name; None if there is none."""
     if output == "next_ids":
         return "input_ids"
     for prefix, fed in ((PRESENT, PAST), ("next_", "")):
