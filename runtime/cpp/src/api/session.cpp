@@ -117,7 +117,7 @@ Generation Session::submit(Request request, const Tokenizer* tokenizer) {
     std::unique_ptr<TextReader> reader;
     if (tokenizer != nullptr) reader = tokenizer->reader(stop, request.prompt_ids, request.options.min_tokens);
     return Generation(
-        std::unique_ptr<Generation::Data>(new Generation::Data{core_, core_->submit(request, std::move(reader))}));
+        std::make_unique<Generation::Data>(Generation::Data{core_, core_->submit(request, std::move(reader))}));
 }
 
 Generation::Generation(std::unique_ptr<Data> data) : data_(std::move(data)) {}
