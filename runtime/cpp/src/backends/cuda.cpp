@@ -16,7 +16,7 @@ namespace {
 constexpr unsigned non_blocking = 1;                      // cudaStreamNonBlocking
 constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
 constexpr int thread_local_capture = 1;  // cudaStreamCaptureMode: other threads may call CUDA while this one captures
-constexpr std::size_t alignment_bytes = 256;         // addresses are multiples of this, as engines require
+constexpr std::size_t device_alignment_bytes = 256;  // addresses are multiples of this, as engines require
 constexpr std::size_t staging_alignment_bytes = 64;  // copies in staging memory begin at multiples of this
 
 Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
@@ -94,7 +94,8 @@ Cuda::~Cuda() {
 }
 
 std::byte* Cuda::allocate(std::size_t size) {
-    size = (std::max<std::size_t>(size, 1) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+    size =
+        (std::max<std::size_t>(size, 1) + device_alignment_bytes - 1) / device_alignment_bytes * device_alignment_bytes;
     void* block = nullptr;
     try {
         check(api_.malloc(&block, size), "cudaMalloc");
