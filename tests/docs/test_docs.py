@@ -40,6 +40,11 @@ def tracked() -> list[str]:
     return done.stdout.splitlines()
 
 
+def number(text: str) -> int:
+    """35,500 -> 35500"""
+    return int(text.replace(",", ""))
+
+
 def test_the_line_counts_are_true():
     """To a hundred lines and a few files. If not: run scripts/line_counts.py."""
     tracked()
@@ -48,7 +53,7 @@ def test_the_line_counts_are_true():
     table = page.split(script.MARKERS[0])[1].split(script.MARKERS[1])[0]
     rows = re.findall(r"^\| `([\w/]+)/` \| ([\d,]+) \| (\d+) \| ([^|]+) \|$", table, re.MULTILINE)
     assert all(words.strip() for *_, words in rows), "a room has no description"
-    shown = {room: (int(lines.replace(",", "")), int(files)) for room, lines, files, _ in rows}
+    shown = {room: (number(lines), int(files)) for room, lines, files, _ in rows}
     found = script.count()
     assert set(shown) == set(found) and "runtime/pass_runtime/decode" in found
     off = {
@@ -66,7 +71,6 @@ def test_the_map_of_the_readme_is_true():
     row = re.compile(r"^\| `([\w/]+)/` \| ([\d,]+) \|", re.MULTILINE)
     shown, found = row.findall(readme), row.findall(script.with_sums(readme, script.count()))
     assert [folder for folder, _ in shown] == [folder for folder, _ in found] and len(shown) == 5
-    number = lambda text: int(text.replace(",", ""))  # noqa: E731
     assert all(abs(number(a) - number(b)) <= 300 for (_, a), (_, b) in zip(shown, found, strict=True))
 
 

@@ -12,8 +12,16 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.text.chat_template import TextMessage
 
-JSON_TYPES: dict[str, Any] = {"number": float, "whole": int, "flag": bool, "text": str, "texts": list[str]}
-JSON_TYPES |= {"stops": str | list[str], "ids": list[int], "biases": dict[str, float]}
+JSON_TYPES: dict[str, Any] = {
+    "number": float,
+    "whole": int,
+    "flag": bool,
+    "text": str,
+    "texts": list[str],
+    "stops": str | list[str],
+    "ids": list[int],
+    "biases": dict[str, float],
+}
 """The type of a field's value in a line, by `RequestField.kind`."""
 _OPTIONAL: dict[str, Any] = {field.name: (JSON_TYPES[field.kind] | None, None) for field in REQUEST_FIELDS}
 _Options: type[BaseModel] = create_model("_Options", __config__=ConfigDict(extra="forbid", strict=True), **_OPTIONAL)
