@@ -3,7 +3,7 @@
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; address, undefined, or both with a comma
-#     scripts/build_cpp.sh --no-tests             # no ctest; --target NAME: one target; --into DIRECTORY: build there
+#     scripts/build_cpp.sh --no-tests             # no ctest; --target "NAME ...": these targets; --into DIRECTORY: build there
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments of cmake
 #
 # PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another onnxruntime.
@@ -22,7 +22,7 @@ while [ $# -gt 0 ]; do
     --sanitize) sanitize=${2:?--sanitize wants address, undefined or thread}; shift 2 ;;
     --no-tests) run_tests=0; shift ;;
     --into) build=${2:?--into wants a directory}; shift 2 ;;
-    --target) target=${2:?--target wants a name}; shift 2 ;;
+    --target) target=${2:?--target wants names}; shift 2 ;;
     --) shift; break ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown argument $1; see --help" ;;
@@ -136,5 +136,5 @@ cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$san
     -DPASS_ONNXRUNTIME_GENAI="$(genai "$library")" -DPASS_TENSORRT_INCLUDE="$tensorrt" \
     -DPASS_TENSORRT_RTX_INCLUDE="${TENSORRT_RTX_INCLUDE:-}" "$@" >"$build.configure.log" 2>&1 ||
     { cat "$build.configure.log" >&2; exit 1; }
-cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target "$target"
+cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target $target # several are several words
 [ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

@@ -2,16 +2,41 @@
 # Checks the C++ sources with clang-format, clang-tidy and fuzzing. scripts/build_cpp.sh builds and tests them.
 #
 #     scripts/check_cpp.sh format           # clang-format; --fix writes
-#     scripts/check_cpp.sh tidy [FILE...]   # clang-tidy; default: all sources. Run build_cpp.sh first. Files that were
-#                                           # clean are skipped until they or their headers change.
+#     scripts/check_cpp.sh tidy             # clang-tidy. Run build_cpp.sh first. Directories that were clean are
+#                                           # skipped until a file or a header of theirs changes.
 #     scripts/check_cpp.sh fuzz [SECONDS]   # damaged manifests for 60 s; MANIFEST=pass_config.json: also variants of it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "check_cpp: $*" >&2; exit 2; }
 included() { # the project's own files that a source includes, from ninja's dependencies
-    awk -v object="/${1#runtime/cpp/}.o:" '/^[^ ]/ { it = index($1, object) } it && /\/runtime\/cpp\// { print $1 }' \
+    awk -v object="/${1#"$PWD"/runtime/cpp/}.o:" '/^[^ ]/ { it = index($1, object) } it && /\/runtime\/cpp\// { print $1 }' \
         build/cpp/tidy/included
+}
+# Writes a source for each directory that includes the directory's sources, because clang-tidy needs most of its time for
+# headers. Prints the paths.
+joined_sources() {
+    python3 - <<'PY'
+import json
+from pathlib import Path
+
+joined, seen = {}, set()
+for entry in json.loads(Path("build/cpp/release/compile_commands.json").read_text("utf-8")):
+    source = Path(entry["file"])
+    command = entry["command"].partition(" -o ")[0]
+    place = source.parent.relative_to(Path("runtime/cpp").resolve())
+    if place.parts[0] in ("src", "cli") and source not in seen:  # programs of tests compile some of cli, too
+        seen.add(source)
+        alone = source.name if source.name == "manifest_read.cpp" else ""  # as in cmake/flags.cmake
+        joined.setdefault((place, command, alone), []).append(source)
+entries = []
+for number, ((place, command, _), sources) in enumerate(joined.items()):
+    path = Path("build/cpp/tidy", f"{number}-{'-'.join(place.parts)}.cpp").resolve()
+    path.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), "utf-8")
+    entries.append({"directory": str(path.parent), "file": str(path), "command": f"{command} -c {path}"})
+    print(path)
+Path("build/cpp/tidy/compile_commands.json").write_text(json.dumps(entries), "utf-8")
+PY
 }
 need() {
     command -v "$1" >/dev/null && return
@@ -35,14 +60,15 @@ tidy)
     [ -e build/cpp/release/compile_commands.json ] || die "nothing is built yet; run: scripts/build_cpp.sh"
     mkdir -p build/cpp/tidy
     ninja -C build/cpp/release -t deps >build/cpp/tidy/included
-    [ $# -gt 0 ] || set -- $(find runtime/cpp/src runtime/cpp/cli -name "*.cpp" | sort)
-    printf '%s\0' "$@" | xargs -0 -n 1 -P "${CPP_JOBS:-2}" bash scripts/check_cpp.sh tidy-one ;;
-tidy-one) # FILE. For each clean file, build/cpp/tidy has a hash of all inputs of clang-tidy.
-    clean=build/cpp/tidy/${1//\//-}
-    inputs=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy; cat "$1" $(included "$1"); } | sha256sum)
-    [ "$(cat "$clean" 2>/dev/null)" != "$inputs" ] || exit 0
-    found=$(clang-tidy --quiet -p build/cpp/release "$1" 2>&1) || { echo "$found"; exit 1; }
-    echo "$inputs" >"$clean" ;;
+    joined_sources | xargs -n 1 -P "${CPP_JOBS:-2}" bash scripts/check_cpp.sh tidy-one ;;
+tidy-one) # a file of joined_sources. For each clean one, FILE.clean has a hash of all inputs of clang-tidy.
+    mapfile -t sources < <(sed -n 's/^#include "\(.*\)"$/\1/p' "$1")
+    inputs=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy "$1" "${sources[@]}"
+        for source in "${sources[@]}"; do cat $(included "$source"); done; } | sha256sum)
+    [ "$(cat "$1.clean" 2>/dev/null)" != "$inputs" ] || exit 0
+    found=$(clang-tidy --quiet -p build/cpp/tidy --config-file=runtime/cpp/.clang-tidy \
+        --checks=-bugprone-suspicious-include "$1" 2>&1) || { echo "$found"; exit 1; }
+    echo "$inputs" >"$1.clean" ;;
 fuzz)
     # Without clang there is no libFuzzer: the program then makes its own mutations.
     fuzzer=build/cpp/fuzz

@@ -28,7 +28,7 @@ usual() {
 
 cpp() { # check_cpp.sh fuzz takes minutes, and is run by hand
     test_environment
-    local status=0 tool kinds program
+    local status=0 tool
     bash scripts/build_cpp.sh || status=$?
     if [ "$status" = 2 ]; then # its message names what this machine lacks
         echo "NOT TESTED: the C++ runtime" >&2
@@ -45,15 +45,12 @@ cpp() { # check_cpp.sh fuzz takes minutes, and is run by hand
     export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # keeps exports of the default model
     pytest -n "$workers" --dist loadfile tests/cpp
     [ "${1:-}" = --sanitizers ] || return 0
-    for kinds in address,undefined thread; do
-        bash scripts/build_cpp.sh --sanitize "$kinds" --target pass-tests --no-tests
-        timeout 300 "build/cpp/${kinds/,/-}/pass-tests"
-    done
-    for program in fake_gpu fake_ort; do
-        bash scripts/build_cpp.sh --sanitize address,undefined --target $program --no-tests
-    done
-    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py \
-        -k "writes or fails or counts"
+    bash scripts/build_cpp.sh --sanitize address,undefined --target "pass-tests fake_gpu fake_ort" --no-tests
+    timeout 300 build/cpp/address-undefined/pass-tests
+    PASS_CPP_BUILD=build/cpp/address-undefined pytest -n "$workers" --dist loadfile \
+        tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k "writes or fails or counts"
+    bash scripts/build_cpp.sh --sanitize thread --target pass-tests --no-tests
+    timeout 300 build/cpp/thread/pass-tests
 }
 
 triton() {

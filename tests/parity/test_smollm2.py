@@ -110,18 +110,23 @@ def test_through_a_long_answer(session: Session, references: References, plan: s
     assert accepted > 0
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-def test_requests_at_once_write_what_they_write_alone(session: Session, smollm2_bundle: Path, slots: int):
-    """Sixteen of every plan and sampling, side by side; batches change shapes, and with them how sums are rounded."""
+@pytest.fixture(scope="module")
+def alone(session: Session) -> list[tuple[list[int], GenerateOptions, list[int]]]:
+    """Prompt, options, and the text of plain decoding: sixteen of every plan and sampling."""
     plans = ["auto", "two-pass", "fused:2,1,1", "ar"]
-    asked = [
-        GenerateOptions(16, SamplingParams(*SAMPLING[i % 4], seed=i), plan=plans[(i // 4) % 4], ignore_eos=True)
-        for i in range(16)
-    ]
-    prompts = [session.encode(PROMPTS[i]) for i in range(16)]
-    plain = [dataclasses.replace(options, plan="ar") for options in asked]
-    alone = [run_tokens(session, *job).token_ids for job in zip(prompts, plain, strict=True)]
+    found = []
+    for i in range(16):
+        sampling = SamplingParams(*SAMPLING[i % 4], seed=i)
+        options = GenerateOptions(16, sampling, plan=plans[(i // 4) % 4], ignore_eos=True)
+        prompt = session.encode(PROMPTS[i])
+        found.append((prompt, options, run_tokens(session, prompt, dataclasses.replace(options, plan="ar")).token_ids))
+    return found
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_requests_at_once_write_what_they_write_alone(session: Session, smollm2_bundle: Path, alone, slots: int):
+    """Side by side; batches change shapes, and with them how sums are rounded."""
     with load(smollm2_bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:
-        streams = [batched.generate_ids(*job) for job in zip(prompts, asked, strict=True)]
-        for prompt, options, expected, stream in zip(prompts, asked, alone, streams, strict=True):
+        streams = [batched.generate_ids(prompt, options) for prompt, options, _ in alone]
+        for (prompt, options, expected), stream in zip(alone, streams, strict=True):
             assert_same(session, prompt, options, expected, stream.result().token_ids)

@@ -194,7 +194,7 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
 
 
-@pytest.mark.parametrize("rank", [0, 4], ids=["head", "adapter and head"])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"])
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary, so there is
     a tree of drafts."""

@@ -36,7 +36,7 @@ class Checkout:
         (root / "tests").mkdir()
         for name in ("scripts/test.sh", "scripts/environment.sh", ".ci/run", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, root / name)
-        for name in ("build_cpp.sh", "check_cpp.sh", "docs.sh", "install_triton.sh"):
+        for name in ("build_cpp.sh", "check_cpp.sh", "demo.sh", "docs.sh", "install_triton.sh"):
             self.program(root / "scripts" / name, RECORDER)
         self.program(root / "recorder", RECORDER)
         self.program(root / "bin" / "python3", PYTHON)
@@ -61,7 +61,8 @@ class Checkout:
         unset = ("CI", "PASS_TEST_BUNDLE", "PYTEST_WORKERS", "PYTHON", "VENV", "OLDEST_PYTHON")
         kept = {name: value for name, value in os.environ.items() if name not in unset}
         command = ["bash", self.root / script, *arguments]
-        done = subprocess.run(command, env=kept | own | environment, capture_output=True, text=True, check=False)
+        environment = kept | own | environment
+        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, self.calls.read_text().splitlines(), done.stderr
 
 
@@ -83,7 +84,7 @@ def test_without_a_suite(checkout: Checkout):
     status, calls, said = checkout.run("scripts/test.sh")
     assert status == 0, said
     assert calls[-4:] == [*USUAL, f"{PYTEST} --no-loadscope-reorder"]
-    assert "installing into .venv (versions of constraints.txt; extras: train,serve," in said
+    assert "installing into .venv (versions of constraints.txt; extras: dev export peers serve tensorrt-rtx" in said
     status, calls, said = checkout.run("scripts/test.sh", "-m", "not slow", "--all", PYTEST_WORKERS="3")
     assert status == 0 and said == ""
     assert calls == [*USUAL, "pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --all"]
@@ -109,13 +110,11 @@ def test_the_cpp_suite(checkout: Checkout):
     status, calls, _ = checkout.run("scripts/test.sh", "cpp", "--sanitizers")
     assert status == 0 and calls[:6] == plain
     assert calls[6:] == [
-        "build_cpp.sh --sanitize address,undefined --target pass-tests --no-tests",
+        "build_cpp.sh --sanitize address,undefined --target pass-tests fake_gpu fake_ort --no-tests",
         "pass-tests ",
+        f"{PYTEST} tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails or counts",
         "build_cpp.sh --sanitize thread --target pass-tests --no-tests",
         "pass-tests ",
-        "build_cpp.sh --sanitize address,undefined --target fake_gpu --no-tests",
-        "build_cpp.sh --sanitize address,undefined --target fake_ort --no-tests",
-        "pytest -n 0 tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails or counts",
     ]
     status, calls, _ = checkout.run("scripts/test.sh", "cpp", FAILS="pytest")
     assert status == 1
@@ -163,16 +162,43 @@ def test_no_python_for_the_oldest_versions(checkout: Checkout):
         assert status == expected and not pytest_calls(calls) and "NOT TESTED with the oldest versions" in said
 
 
-def test_ci_runs_every_suite_but_ray(checkout: Checkout):
+def test_an_environment_keeps_its_extras(checkout: Checkout):
+    """The quick start after the tests installs nothing, and the tests after the quick start take nothing away."""
+    wanted = [
+        ("export", "export"),
+        ("serve export", "export serve"),
+        ("export", ""),
+        ("", ""),
+        ("ray", "export ray serve"),
+    ]
+    for extras, installed in wanted:
+        checkout.program(
+            checkout.root / "scripts/some.sh", f". scripts/environment.sh\nset -euo pipefail\nenvironment {extras}"
+        )
+        status, calls, said = checkout.run("scripts/some.sh")
+        assert status == 0, said
+        if installed:
+            assert said.endswith(f"extras: {installed})\n")
+            assert calls[-1].endswith(f"--editable .[{installed.replace(' ', ',')}]")
+        else:
+            assert said == "" and not any("pip" in call for call in calls)
+    with (checkout.root / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    assert checkout.run("scripts/some.sh")[1][-1].endswith("--editable .[export,ray,serve]")
+
+
+def test_ci_runs_the_quick_start_and_every_suite_but_ray(checkout: Checkout):
     """In one environment, with one place for the export of the default model, which is removed afterwards."""
     recorder = RECORDER.replace(">>", '${PASS_TEST_BUNDLE:+" in $PASS_TEST_BUNDLE"} >>')
     checkout.program(checkout.root / "recorder", recorder)
     status, calls, said = checkout.run(".ci/run", OLDEST_PYTHON=str(checkout.root / "bin/python3"))
     assert status == 0, said
+    assert calls[0] == "demo.sh "
     starts = [line for line in said.splitlines() if line.startswith("== ")]
     suites = ("usual", "page", "docs", "triton", "cpp --sanitizers", "ranges")
     assert starts == [f"== scripts/test.sh {suite}" for suite in suites]
     assert any(call.startswith("docs.sh --strict") for call in calls)
     places = {call.partition(" in ")[2] for call in pytest_calls(calls)}
     assert len(pytest_calls(calls)) == 6 and len(places) == 1 and not Path(*places).exists()
-    assert checkout.run(".ci/run", FAILS="pytest tests/serve")[0] == 1
+    for fails in ("demo.sh", "pytest tests/serve"):
+        assert checkout.run(".ci/run", FAILS=fails)[0] == 1

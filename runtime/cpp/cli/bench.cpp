@@ -20,7 +20,7 @@ namespace {
 
 using Ids = std::vector<std::int64_t>;
 
-struct Flags {
+struct BenchFlags {
     EngineFlags engine;
     SamplingFlags sampling;
     std::vector<std::string> prompts, prompt_ids, plans, drafts;
@@ -98,7 +98,7 @@ std::string name_of(const Session& session, const GenerateOptions& options) {
 }
 
 // The numbers of --batch; none if sequences are decoded one by one.
-std::vector<int> batches_of(const Flags& flags) {
+std::vector<int> batches_of(const BenchFlags& flags) {
     if (!flags.batches) return {};
     std::vector<int> found;
     for (std::int64_t size : parse_numbers(*flags.batches).value_or(Ids{0})) {
@@ -110,7 +110,7 @@ std::vector<int> batches_of(const Flags& flags) {
     return found;
 }
 
-std::vector<Contender> contenders_of(const Session& session, const Flags& flags) {
+std::vector<Contender> contenders_of(const Session& session, const BenchFlags& flags) {
     const auto or_default = [](auto given, auto otherwise) { return given.empty() ? otherwise : given; };
     const SamplingParams sampling = flags.sampling.params().seeded();  // the same seed for all
     std::vector<Contender> found;
@@ -211,7 +211,7 @@ void print_table(const Json& report) {
     if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
 }
 
-std::vector<Ids> prompts_of(const Session& session, const Flags& flags) {
+std::vector<Ids> prompts_of(const Session& session, const BenchFlags& flags) {
     std::vector<Ids> found;
     for (const std::string& text : flags.prompt_ids) found.push_back(parse_ids("--prompt-ids", text));
     if (!found.empty() && flags.prompts.empty()) return found;
@@ -225,7 +225,7 @@ std::vector<Ids> prompts_of(const Session& session, const Flags& flags) {
     return found;
 }
 
-void bench(const Flags& flags) {
+void bench(const BenchFlags& flags) {
     if (flags.repeat < 1) throw Error("--repeat must be at least 1, not " + std::to_string(flags.repeat));
     const std::vector<int> batches = batches_of(flags);
     const std::size_t most =
@@ -278,7 +278,7 @@ void add_bench(CLI::App& app) {
     CLI::App* command = app.add_subcommand("bench",
                                            "Time plans against each other, in alternation; medians over rounds. "
                                            "host: the part of ms/pass outside the engine.");
-    const auto flags = std::make_shared<Flags>();
+    const auto flags = std::make_shared<BenchFlags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);
     command->add_option("-p,--prompt", flags->prompts, "A prompt. May be given several times.")->take_all();

@@ -13,7 +13,7 @@ namespace pass::cli {
 
 namespace {
 
-struct Flags {
+struct GenerateFlags {
     EngineFlags engine;
     SamplingFlags sampling;
     PromptFlags prompt;
@@ -26,7 +26,7 @@ std::atomic<bool> interrupted = false;
 
 void interrupt(int) { interrupted = true; }
 
-GenerateOptions options_of(const Flags& flags) {
+GenerateOptions options_of(const GenerateFlags& flags) {
     GenerateOptions options = flags.options;
     options.sampling = flags.sampling.params();
     for (const std::string& word : flags.bad_words) options.bad_words.push_back(parse_ids("--bad-word-ids", word));
@@ -38,7 +38,7 @@ GenerateOptions options_of(const Flags& flags) {
     return options;
 }
 
-void generate(const Flags& flags) {
+void generate(const GenerateFlags& flags) {
     Request request{{}, options_of(flags)};
     const std::optional<std::string> text = flags.prompt.read();
     if (!text) request.prompt_ids = parse_ids("--prompt-ids", *flags.prompt.ids);
@@ -69,7 +69,7 @@ void generate(const Flags& flags) {
 void add_generate(CLI::App& app) {
     CLI::App* command = app.add_subcommand(
         "generate", "Continue a prompt, given with -p, --prompt-file, --prompt-ids, or on standard input.");
-    const auto flags = std::make_shared<Flags>();
+    const auto flags = std::make_shared<GenerateFlags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);
     GenerateOptions& options = flags->options;

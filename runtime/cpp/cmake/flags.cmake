@@ -15,7 +15,7 @@ function(pass_flags target)
 endfunction()
 
 # The sources of a directory as one source, where sanitizers run: a fifth of the time to compile, most of which goes to
-# headers. The other builds compile each by itself, and so find a header that is missing; clang-tidy reads those.
+# headers. The other builds compile each by itself, and so find a header that is missing.
 function(pass_unity target)
   if(NOT PASS_SANITIZE)
     return()
@@ -26,7 +26,7 @@ function(pass_unity target)
     string(MAKE_C_IDENTIFIER "${directory}" group)
     set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${group})
   endforeach()
-  # A file whose names are others' as well stays by itself. Shadowing is the other builds' to find.
+  # A file whose names are others' as well stays by itself, in scripts/check_cpp.sh, too. Shadowing is the other builds' to find.
   list(FILTER files INCLUDE REGEX "/bundle/manifest_read\\.cpp$")
   if(files)
     set_source_files_properties(${files} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
