@@ -1,4 +1,4 @@
-// pass-cpp bench: times plans on the same prompts, in alternation, so that noise of the machine affects all alike.
+// pass-cpp bench: times plans on the same prompts, in alternation, so that other load on the machine affects all alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -58,7 +58,7 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Runs groups of `batch` prompts, which begin together and write equally many tokens.
+// Runs `batch` prompts at a time, which begin together and write equally many tokens.
 Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts,
                 std::vector<Ids>& texts) {
     Round round;
@@ -147,7 +147,7 @@ Json measured(const Contender& contender, const Contender& baseline) {
         decode.push_back(round.decode_seconds);
         host.push_back(round.host_seconds);
     }
-    const Stats& stats = contender.rounds.front().stats;  // every round decodes the same tokens
+    const Stats& stats = contender.rounds.front().stats;  // every round writes the same tokens
     const auto per_pass = [&](const std::vector<double>& seconds) {
         return 1e3 * median(seconds) / static_cast<double>(stats.passes);
     };

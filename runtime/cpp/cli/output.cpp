@@ -35,7 +35,7 @@ const Look& look_of(TokenSource source) {
     return looks.front();
 }
 
-// One line: how many tokens came from where, in their colours.
+// One line: how many tokens came from each source, in its colour.
 std::string legend(const std::vector<Token>& tokens) {
     std::string line;
     for (const Look& look : looks) {

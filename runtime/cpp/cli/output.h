@@ -8,7 +8,8 @@ namespace pass::cli {
 // Print the text of an event, or its token ids, on standard output and flush it.
 void print(const Event& event, bool text, bool show_drafts);
 
-// Print a summary on stderr if that is a terminal; with `show_drafts` also how many tokens came from which source.
+// Print a summary on stderr if that is a terminal. With `show_drafts`, print first, in any case, how many tokens came
+// from which source.
 void print_summary(const Generation& generation, bool show_drafts);
 
 }  // namespace pass::cli

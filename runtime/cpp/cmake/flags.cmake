@@ -14,8 +14,8 @@ function(pass_flags target)
   endif()
 endfunction()
 
-# The sources of a directory as one source, where sanitizers run: a fifth of the time to compile, most of which goes to
-# headers. The other builds compile each by itself, and so find a header that is missing.
+# With sanitizers, the sources of a directory are compiled as one: a fifth of the time, most of which goes to headers.
+# Other builds compile each source by itself, and so find a missing #include.
 function(pass_unity target)
   if(NOT PASS_SANITIZE)
     return()
@@ -26,7 +26,8 @@ function(pass_unity target)
     string(MAKE_C_IDENTIFIER "${directory}" group)
     set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${group})
   endforeach()
-  # A file whose names are others' as well stays by itself, in scripts/check_cpp.sh, too. Shadowing is the other builds' to find.
+  # A file is compiled by itself if others have its names, too; scripts/check_cpp.sh names the same file. Joined
+  # sources may shadow each other's names, so only the other builds have -Wshadow.
   list(FILTER files INCLUDE REGEX "/bundle/manifest_read\\.cpp$")
   if(files)
     set_source_files_properties(${files} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

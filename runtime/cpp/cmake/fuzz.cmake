@@ -1,4 +1,4 @@
-# manifest_fuzz: the manifest's part of the library, with libFuzzer where the compiler is clang.
+# manifest_fuzz: fuzzes the part of the library that reads manifests; with libFuzzer if the compiler is clang.
 set(manifest_sources bundle/manifest bundle/manifest_read bundle/tensors bundle/plan bundle/noise bundle/integrity utf8)
 list(TRANSFORM manifest_sources REPLACE "(.+)" "src/\\1.cpp")
 add_executable(manifest_fuzz fuzz/manifest.cpp ${manifest_sources})

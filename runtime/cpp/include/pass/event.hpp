@@ -15,7 +15,8 @@ namespace pass {
 // The origin of a token: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
 enum class TokenSource { model, lookahead, ngram };
 
-// A token's log-probability under the model, before temperature and truncation. top: those of the most likely tokens.
+// A token's natural log-probability under the model, before biases, penalties, constraints, temperature and truncation.
+// top: the ids and log-probabilities of the most likely tokens, the likeliest first.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
@@ -30,14 +31,17 @@ struct Token {
     std::string text;
 };
 
-// The tokens that one pass wrote, and the text that became final with them.
+// The tokens that one pass wrote, and the text that became final with them. The last event of a text may have no
+// tokens, but text that was held back.
 struct Event {
     std::vector<Token> tokens;
     std::string text;
 };
 
+// length: max_new_tokens are written, or the KV cache has no room.
 enum class FinishReason { stop, length, cancelled, error };
 
+// The name of the enumerator.
 PASS_API const char* name_of(FinishReason reason);
 PASS_API const char* name_of(TokenSource source);
 
@@ -60,26 +64,26 @@ struct PASS_API Stats {
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
-    double engine_seconds = 0.0;  // the part of decode_seconds in which the engine ran a pass of any sequence
+    double engine_seconds = 0.0;  // the part of decode_seconds in which the engine ran, for any sequence
 
     // Count one pass with `drafts` drafts that emitted `count` tokens.
     void record(int drafts, int count);
-    // Add the counts of another generation of the same plan.
+    // Add the counts of another generation of the same plan, without its prompt tokens and times.
     void add(const Stats& other);
 
-    // Tokens emitted per pass, bonus tokens included. A pass that only drafts is counted, too.
+    // Tokens emitted per pass, bonus tokens included. A pass that only drafts is counted, too. 0 without passes.
     double tau() const;
     // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
     double mean_acceptance_length() const;
-    // Accepted drafts / drafted tokens.
+    // Accepted drafts / drafted tokens; 0 without drafts.
     double draft_acceptance_rate() const;
     // [L]: the fraction of steps in which draft i was accepted, for i = 1..L; empty without steps.
     std::vector<double> acceptance_per_position() const;
     // [L+1]: `histogram`; empty without steps.
     std::vector<std::int64_t> acceptance_histogram() const;
-    // The part of decode_seconds between passes.
+    // The part of decode_seconds in which the engine did not run.
     double host_seconds() const { return decode_seconds - engine_seconds; }
-    // Generated tokens / decode_seconds, which last from the end of prefill to the last token.
+    // Generated tokens / decode_seconds, which last from the beginning of the first pass to the last token.
     double decode_tokens_per_second() const;
 };
 

@@ -1,12 +1,12 @@
 /* libpass for C, and for languages that can call C.
  *
- * Functions that can fail take `error`, a buffer of `error_size` bytes for one line that says what to do next; it may
- * be null. No thread of a session decodes by itself: your thread decodes for all requests while it is in pass_next or
- * pass_step. pass_poll neither decodes nor waits. Any thread may call functions of a session; a generation is for one
- * reader, but pass_cancel is for any thread.
+ * If a function fails, `error`, a buffer of `error_size` bytes or null, receives one line that says what to do next. No
+ * thread of a session decodes by itself: your thread decodes for all requests while it is in pass_next or pass_step.
+ * pass_poll neither decodes nor waits. Any thread may call functions of a session; only one thread at a time may use a
+ * generation, but any thread may call pass_cancel. Strings are UTF-8.
  *
  * Option structs begin with their size, which pass_default_..._options sets: programs that were compiled with an older
- * version of this header keep working with a newer library of the same soname.
+ * version of this header keep working with a newer library of the same soname. A switch such as `verify` is 0 or 1.
  */
 #ifndef PASS_PASS_H
 #define PASS_PASS_H
@@ -30,7 +30,7 @@ typedef struct pass_load_options {
     int threads;             /* of the CPU; 0 is ONNX Runtime's choice */
     int max_batch_size;      /* sequences that decode together */
     int64_t max_queue;       /* requests that may wait */
-    int64_t capacity;        /* longest sequence in tokens; 0: the model's */
+    int64_t capacity;        /* longest sequence in tokens, a multiple of 4; 0: the most possible */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
     int weight_cache;        /* on the CPU, map weights that the Python runtime has packed for it */
@@ -38,8 +38,9 @@ typedef struct pass_load_options {
     int prefix_cache;                    /* reuse K/V of earlier requests if that changes no bit of the results */
 } pass_load_options;
 
-/* As AllowedTokens of <pass/options.hpp>: `text` has `count` tokens, and `allowed` has `words` numbers. Clears the bits
- * of the tokens that may not follow `text`. Returns 0, or anything else to end the request with an error. */
+/* As AllowedTokens of <pass/options.hpp>. `text` has `count` tokens, the last of which may be drafts; `allowed` has
+ * `words` words. Clears bit t % 32 of word t / 32 if token t may not follow `text`. Returns 0, or anything else to
+ * end the request with an error. */
 typedef int (*pass_allowed_tokens)(void* user, const int64_t* text, size_t count, uint32_t* allowed, size_t words);
 
 typedef struct pass_generate_options {
@@ -65,7 +66,7 @@ typedef struct pass_generate_options {
     const int64_t* bias_token_ids;              /* tokens whose logits `biases` are added to */
     const double* biases;
     size_t bias_count;
-    int64_t min_tokens;               /* nothing but max_new_tokens ends the text before so many */
+    int64_t min_tokens;               /* before so many, no token and no stop string ends the text */
     const int64_t* allowed_token_ids; /* no other tokens are drawn; null: all */
     size_t allowed_token_count;
     const int64_t* const* bad_words; /* token sequences that are never written */
@@ -89,12 +90,13 @@ PASS_API const char* pass_version(void);
 enum { PASS_LOG_VERBOSE, PASS_LOG_INFO, PASS_LOG_WARNING, PASS_LOG_ERROR };
 typedef void (*pass_log_callback)(void* user, int level, const char* message);
 
-/* Give this process's messages of `level` and above to `callback`, with `user`. Without a callback, or if it is null,
- * only errors of the engines are written, to standard error. Call it before opening sessions. Several threads may call
- * the callback at once. It must not call the library. */
+/* Give this process's messages of `level` and above to `callback`, with `user`. Until the first call, or if `callback`
+ * is null, only errors of the engines are written, to standard error. Call it before opening sessions. Several threads
+ * may call the callback at once. The callback must not call the library. */
 PASS_API void pass_set_log(pass_log_callback callback, void* user, int level);
 
-/* Fill a struct, of which the caller's header knows `size` bytes. Programs call the inline functions below instead. */
+/* Fill the first `size` bytes of a struct, those that the caller's header has. C programs call the inline functions
+ * below instead. */
 PASS_API void pass_init_load_options(pass_load_options* options, size_t size);
 PASS_API void pass_init_generate_options(pass_generate_options* options, size_t size);
 PASS_API void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_t size);
@@ -117,7 +119,7 @@ static inline pass_stats pass_get_stats(const pass_generation* generation) {
     return stats;
 }
 
-/* Returns null on failure. options may be null. */
+/* Opens the bundle in the directory `bundle`. Returns null on failure. options: null for the defaults. */
 PASS_API pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size);
 /* Generations that have not ended report an error afterwards, and must still be freed. Null is ignored. */
 PASS_API void pass_close(pass_session* session);
@@ -128,7 +130,8 @@ PASS_API int pass_warm_up(pass_session* session, char* error, size_t error_size)
  * the option `text`. */
 PASS_API int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_t room, char* error,
                              size_t error_size);
-/* Returns null on failure. options may be null. */
+/* Queues a request, and copies its prompt and options. options: null for the defaults. Returns null on failure; the
+ * result must be freed with pass_free. */
 PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, size_t count,
                                       const pass_generate_options* options, char* error, size_t error_size);
 /* Runs one step of the scheduler, for all requests. Returns 1 if there is more to do, 0 if not, -1 on failure. */
@@ -139,15 +142,16 @@ PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room
 /* As pass_next, but without decoding or waiting, for tokens of passes that other calls, on any thread, have run.
  * Returns 0 also if there are none yet; pass_finish_reason is null until the end. */
 PASS_API int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size);
-/* The text that is final so far; "" without the option `text`. length: receives its bytes, since it may contain null
- * characters; may be null. Valid until the next call of pass_next or pass_poll. */
+/* The text that is final so far, also that of tokens for which pass_next had no room; "" without the option `text`.
+ * length: receives its length in bytes, because it may contain null characters; may be null. The text is valid until
+ * the next call of pass_next, pass_poll or pass_free. */
 PASS_API const char* pass_text(const pass_generation* generation, size_t* length);
 /* Writes the log-probability of token `index` of the last pass_next or pass_poll to `logprob`, and at most `room` of
  * the most likely tokens to `top_ids` and `top_logprobs`; each may be null. Returns how many likely tokens it wrote, or
  * -1 if there is no such token or no log-probabilities were requested. */
 PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
                                  float* top_logprobs, size_t room);
-/* Null is ignored. */
+/* Ends the request after the pass in progress; tokens that were written by then can still be read. Null is ignored. */
 PASS_API void pass_cancel(pass_generation* generation);
 /* "stop", "length", "cancelled", "error"; null before pass_next or pass_poll has returned the end. */
 PASS_API const char* pass_finish_reason(const pass_generation* generation);

@@ -1,8 +1,8 @@
 // A bundle, a session that runs it, and the generations of that session.
 //
 // A session has no thread that decodes by itself: a thread that waits for a token, or calls `step`, decodes for all
-// requests. Any thread may call any method of a session; a generation is for one reader, but `cancel` is for any
-// thread.
+// requests. Any thread may call any method of a session; only one thread at a time may use a generation, but any thread
+// may call `cancel`.
 #pragma once
 
 #include <filesystem>
@@ -25,7 +25,8 @@ class Tokenizer;
 // A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.
 class PASS_API Bundle {
    public:
-    // verify: compare the hashes of all files. Throws Error if the manifest or a file is wrong.
+    // path: the directory. verify: compare the hashes of all files, not only their sizes. Throws Error if the manifest
+    // or a file is wrong.
     explicit Bundle(const std::filesystem::path& path, bool verify = true);
     Bundle(Bundle&&) noexcept;
     Bundle& operator=(Bundle&&) noexcept;
@@ -52,20 +53,20 @@ class PASS_API Bundle {
 };
 
 struct Request {
-    std::vector<std::int64_t> prompt_ids;
+    std::vector<std::int64_t> prompt_ids;  // at least one
     GenerateOptions options;
 };
 
-// A submitted request, which one reader reads. Destroying it cancels the request. A generation that outlives its
-// session still returns the tokens that were written before; then `next` throws. Move-only.
+// A submitted request. Destroying it cancels the request. A generation that outlives its session still returns the
+// tokens that were written before; then `next` throws. Move-only.
 class PASS_API Generation {
    public:
     Generation(Generation&&) noexcept;
     Generation& operator=(Generation&&) noexcept;
     ~Generation();
 
-    // The tokens of the next pass; none at the end. Decodes on this thread unless another one does. Throws the error
-    // that ended the request.
+    // The tokens of the next pass; none at the end. Decodes on this thread, or waits while another one decodes. Throws
+    // the error that ended the request, once.
     std::optional<Event> next();
     // The same without decoding or waiting, for tokens of passes that other calls of `step` or `next`, on any thread,
     // have run. Returns none at the end and if there are no tokens yet; at the end `finish_reason` has a value.
@@ -79,7 +80,7 @@ class PASS_API Generation {
     const std::vector<Token>& tokens() const;
     std::vector<std::int64_t> token_ids() const;
     const std::string& text() const;
-    // None before `next` or `poll` has returned the end.
+    // No value, and monostate, before `next` or `poll` has returned the end or thrown.
     std::optional<FinishReason> finish_reason() const;
     StopReason stop_reason() const;
     const std::vector<std::int64_t>& prompt_ids() const;
@@ -98,9 +99,10 @@ class PASS_API Generation {
 // One model, which decodes as many sequences at a time as it has slots. Move-only.
 class PASS_API Session {
    public:
-    // Takes the bundle. Throws Error if the device, a graph or memory is missing.
+    // Throws Error if an option is wrong, if the device, a library or a graph is missing, or if memory runs out.
     explicit Session(Bundle bundle, const LoadOptions& options = {});
-    // Opens the bundle at `path`; `options.verify` says whether hashes are compared.
+    // Opens the bundle in the directory `path`; `options.verify` says whether hashes are compared. Throws Error as the
+    // constructors of Bundle and Session do.
     static Session load(const std::filesystem::path& path, const LoadOptions& options = {});
     Session(Session&&) noexcept;
     Session& operator=(Session&&) noexcept;
@@ -108,16 +110,19 @@ class PASS_API Session {
     ~Session();
 
     // Queue a request, which is decoded as soon as a slot is free. Throws QueueFull if max_batch_size + max_queue
-    // requests have not ended. tokenizer: for text and stop strings; null if token ids are enough. It may be destroyed
-    // before the generation.
+    // requests have not ended, and Error if the request is wrong or the session is closed. tokenizer: for text and stop
+    // strings; null if token ids are enough. The tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // Run one step of the scheduler, for all requests. Returns false if there is nothing more to do.
+    // Run one step of the scheduler, for all requests, after the step that another thread may be in. Returns false if
+    // there is nothing more to do. Throws Error if the session is closed; a lost device closes it.
     bool step();
     // Do the work that the first requests would wait for, for every batch size and these samplings (empty: greedy and
-    // sampled): measure how long passes take, for `auto`; on TensorRT engines capture the CUDA graphs of all passes and
-    // prompt chunks. Call it before any request: while some run, it does little. Throws Error if the device is lost.
+    // sampled): measure how long passes take, for `auto`; on TensorRT engines capture the CUDA graphs of `ar`,
+    // `two-pass`, `fused` and prompt chunks. Call it before any request: while some run, it does little. Throws Error
+    // if the session is closed, a timed pass fails or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
-    // By name of a graph file or a pass, why it could not be captured as a CUDA graph. Empty on the CPU.
+    // The names of graph files and passes that could not be captured as CUDA graphs, and the reasons. Empty on the CPU.
+    // Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();

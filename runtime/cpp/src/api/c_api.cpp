@@ -122,7 +122,8 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     return options;
 }
 
-// Writes at most `room` unread tokens to `tokens`, and returns how many; if there are none, `read` gets them.
+// Writes at most `room` unread tokens to `tokens`, and returns how many. If there are none, `read` is called until it
+// returns some, or the end (then 0).
 int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
          std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");

@@ -48,7 +48,7 @@ class Core {
     // Throws Error if the session is closed.
     void check_open() const;
     ResolvedRequest resolve(const Request& request) const;
-    // Run one step of the scheduler, by `run_step`. Returns whether there is more to do.
+    // Run one step of the scheduler in `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
     // Run `work` as a step. `lock` holds the mutex of `signals_`, but not while `work` runs. No other thread may be
     // in a step. If `work` throws or the device is lost, the session closes and every sequence ends.

@@ -92,7 +92,7 @@ void GenerateOptions::check() const {
 }
 
 void LoadOptions::check() const {
-    // More threads than this make ONNX Runtime hang rather than faster.
+    // With more threads than this, ONNX Runtime hangs instead of being faster.
     const int most = std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     require(threads >= 0 && threads <= most,
             ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(), std::to_string(threads));

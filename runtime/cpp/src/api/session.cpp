@@ -48,8 +48,8 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     options.check();
     Bundle bundle(path, false);
     if (!options.verify) return Session(std::move(bundle), options);
-    // Hashes are compared while ONNX Runtime loads, since both take long. If both fail the hash error is thrown: a
-    // damaged file explains why loading failed.
+    // Hashes are compared while the graphs are loaded, since both take long. If both fail, the error of the hashes is
+    // thrown: a damaged file explains why loading failed.
     std::future<void> hashes = std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
         HashCache cache;
         verify_files(path, manifest, true, &cache);

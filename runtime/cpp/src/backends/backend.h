@@ -31,9 +31,9 @@ struct PassKind {
     std::size_t touched = 0;  // T of `ProcessedRows`; 0 runs no logits processors
 };
 
-// What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the root and draft rows.
+// What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the number of root and draft rows.
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;  // [P,V/8] masks of the tokens that may be drawn, in the low 8 bits of each
+    std::vector<std::int32_t> allowed;  // [P,V/8] bits of the tokens that may be drawn, 8 in each number's low bits
     std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
     std::vector<float> bias;            // [T] added to their logits
     std::vector<float> factor;          // [P,T] then divides positive logits, and multiplies negative ones
@@ -108,8 +108,8 @@ class Backend {
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
-    // What a pass over b slots emitted: the first count[b] of the tokens `emitted` [b,E], drawn from the window rows
-    // `emitted_rows` [b,E], which are empty if the drafts are a chain.
+    // What a pass over B slots emitted: in slot b, the first count[b] of the tokens `emitted` [B,E], drawn from the
+    // window rows `emitted_rows` [B,E], which are empty if the drafts are a chain.
     struct PassResult {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };

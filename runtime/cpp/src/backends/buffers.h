@@ -20,8 +20,8 @@ using Shape = std::vector<std::int64_t>;
 // a row for each of `slots` slots is found by the shape of a row.
 //
 // transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
-// shapes of such a name share memory. If it is too small for a shape, a new block of at least twice its size is
-// allocated, so that all blocks together take less than four times the largest buffer.
+// shapes of such a name share memory. If this memory is too small for a shape, a new block of at least twice its size
+// is allocated, so that all blocks together take less than four times the largest buffer.
 class Buffers {
    public:
     Buffers(Memory& memory, int slots, std::set<std::string> transient = {})

@@ -42,7 +42,7 @@ Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging_bytes)
     check(api_.stream_create(&stream_, non_blocking), "cudaStreamCreateWithFlags");
 }
 
-// In CUDA every thread has a current device. It is the caller's again when the result is destroyed.
+// In CUDA every thread has a current device. When the result is destroyed, the thread's former device is current again.
 std::shared_ptr<void> Cuda::for_this_thread() {
     int before = ordinal_;
     api_.get_device(&before);  // if this fails, the calls that follow report it

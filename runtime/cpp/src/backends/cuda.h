@@ -106,7 +106,7 @@ class Cuda : public Memory {
     // As CudaApi::check; keeps the first DeviceLost. After any other error, clears CUDA's own record of it, because a
     // later launch would report it again.
     void check(int code, const char* name) const;
-    // `size` bytes of the staging memory that no copy uses; null if it is smaller.
+    // `size` bytes of the staging memory that no copy uses; null if the staging memory is smaller.
     std::byte* stage(std::size_t size);
 
     CudaApi api_;

@@ -1,4 +1,4 @@
-// The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values.
+// The KV cache of all slots: tensors [slots,KVH,S,HD] (KV heads, entries, head size) for each layer's keys and values.
 //
 // Slots are the outermost dimension, so that a pass over the first b slots is bound to the beginning of every tensor,
 // and the prefill of one slot to that slot's part.
@@ -36,7 +36,7 @@ class KVCache {
     void move(int source, int target, std::int64_t length);
     // The bytes of the first `length` entries of a slot, in all tensors.
     std::size_t saved_bytes(std::int64_t length) const;
-    // Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after another.
+    // Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,HD] after another.
     void save(int slot, std::int64_t length, std::byte* address);
     // Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`.
     void load(int slot, std::int64_t count, const std::byte* address, std::int64_t length);

@@ -1,4 +1,4 @@
-// The memory of a device, which is the host's or a GPU's (cuda.h). Engines are bound to addresses.
+// The memory of a device: the host's or a GPU's (cuda.h). Graphs are bound to its addresses, so a block never moves.
 #pragma once
 
 #include <cstddef>

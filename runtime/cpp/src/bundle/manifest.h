@@ -116,7 +116,7 @@ struct Profile {
     };
     OrderedMap<Range> sizes;
 
-    // Whether every dimension lies in its range.
+    // Whether every dimension lies in its range. dimensions: must have all names in `sizes`.
     bool admits(const std::map<std::string, std::int64_t>& dimensions) const;
 };
 
@@ -173,7 +173,7 @@ struct Manifest {
         return true;
     }) const;
 
-    // Error if the bundle has no such plan.
+    // Throws Error if the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;
 
     // Null if the bundle has no such file.

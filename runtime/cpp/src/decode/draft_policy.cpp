@@ -51,7 +51,7 @@ std::optional<NextPass> with_ngrams(const Cycle& cycle, const Plan* window, std:
 }
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the windows of the cycle do
-// not fit the room, it is one of a narrower cycle; none if not even a plain pass fits.
+// not fit the room, or the backend cannot run them, a narrower cycle is taken; none if not even a plain pass fits.
 std::optional<NextPass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
                                    std::size_t count) {
     while (true) {

@@ -18,8 +18,8 @@ class ExpectedRate : public DraftPolicy {
     int ngram_count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) override;
 
    private:
-    // The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts, and how many drafts that
-    // plan verifies.
+    // The highest expected tokens per second, of all sequences together, among `plans`, which verify 1, 2, ... n-gram
+    // drafts; and how many drafts that plan verifies.
     std::pair<double, int> best(const std::vector<DraftState>& states, const std::vector<Plan>& plans);
 
     PlanTuner& tuner_;

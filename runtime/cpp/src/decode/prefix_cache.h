@@ -19,13 +19,14 @@ namespace pass {
 // The length in tokens of the longest prefix that two sequences have in common.
 std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b);
 
-// Prefixes are shared in blocks of this many tokens. How long a prompt took to read tells a client whether another
-// prompt began with the same block, so it must guess a whole block, and not one token at a time.
+// Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether another prompt began
+// with the same block. With blocks, a client has to guess a whole block at once, not one token after another.
 constexpr std::int64_t block_tokens = 16;
 // `count` tokens, rounded down to whole blocks.
 constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }
 
-// Copies of K/V, the one used last at the end, for one thread at a time. `memory` frees those that remain at its end.
+// Copies of K/V, the one used last at the end, for one thread at a time. `memory` frees the copies that are left when
+// it is destroyed.
 class PrefixStore {
    public:
     static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;  // bytes for the K/V of all copies

@@ -1,8 +1,8 @@
 // The logits processors of one sequence: which tokens may come next, and which logits change.
 //
 // What the processors do to a row of a window depends on the tokens before it: the text, and the drafts of the rows
-// before. They are known before the pass, so every row gets what plain decoding would give it there, and the text is
-// the same with any plan. As pass_runtime/decode/processors.py.
+// before. These tokens are known before the pass, so every row gets what plain decoding would give it there, and the
+// text is the same with any plan. As pass_runtime/decode/processors.py.
 #pragma once
 
 #include <cstdint>

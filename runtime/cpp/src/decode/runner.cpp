@@ -200,7 +200,7 @@ void Runner::mask(Slot& slot) {
 void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexcept {
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
-    // The K/V from a tree's second choice on are not bit-identical to a prefill's.
+    // From the first draft on that is not a first choice (in a tree), K/V may differ in bits from a prefill's.
     if (slot.exact_prefix_len == sequence.cached)
         slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
     sequence.cached += tokens;

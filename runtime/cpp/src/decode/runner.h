@@ -36,8 +36,8 @@ PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached, st
 struct StepResult {
     std::shared_ptr<SequenceState> sequence;
     int drafted = 0;  // how many drafts followed one another in its window; of a tree, its depth
-    TokenSource source = TokenSource::lookahead;  // where the drafts came from
-    int chain = 0;     // how many drafts were accepted before the first one that was a later choice (in a tree)
+    TokenSource source = TokenSource::lookahead;  // of the drafts
+    int chain = 0;     // accepted drafts that are first choices, before the first other choice of a tree
     int last_row = 0;  // the row of the last accepted draft
     std::vector<Token> tokens;
 };
@@ -60,9 +60,9 @@ class Runner {
     // Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
     PassSeconds idle_pass(const PassKind& kind);
     // Run passes before requests need them, on an engine that captures CUDA graphs: the first runs of a pass take far
-    // longer than later ones. Runs the passes of every mode over `batch` slots, all masked, with a KV capacity of so
-    // many tokens, and prompt chunks in the slots that no smaller batch has. Does nothing while a sequence runs, and
-    // leaves out passes that have no room after the tokens that free slots keep.
+    // longer than later ones. Runs the passes of `ar`, `two-pass` and `fused` over `batch` slots, all masked, with a KV
+    // capacity of so many tokens, and prompt chunks in the slots that no smaller batch has. Does nothing while a
+    // sequence runs, and leaves out passes that have no room after the tokens that free slots keep.
     void capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers);
     // The batch size of a pass over the slots `active`.
     int batch(const std::vector<Slot*>& active) const;

@@ -150,7 +150,7 @@ void Scheduler::prefill() {
         try {
             slots_.share(*slot);  // an older sequence may have read the same prompt by now
             while (!slot->sequence->prefilled()) {
-                if (read > 0 && read >= limit.value_or(0)) return;  // requests are admitted between steps only
+                if (read > 0 && read >= limit.value_or(0)) return;  // new requests are admitted only between steps
                 read += runner_.prefill(*slot, limit);
             }
         } catch (...) {
@@ -219,8 +219,9 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
                      cycle ? states : std::vector<DraftState>(states.size()), *policy);
 }
 
-// The tuner for these sequences; null if all of them name plans, or if passes are not timed: they decode plainly then.
-// Timing waits until each of them has its first token, and until the KV cache has room for the timed passes.
+// The tuner for these sequences; null if all of them name plans, or if passes are not timed yet: sequences without a
+// named plan then decode plainly. Timing waits until each of them has its first token, and until the KV cache has room
+// for the timed passes.
 PlanTuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
     const bool all_named = std::all_of(active.begin(), active.end(),
                                        [](const Slot* slot) { return slot->sequence->request.cycle.has_value(); });

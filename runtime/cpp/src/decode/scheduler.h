@@ -1,7 +1,8 @@
 // Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is run.
 //
 // One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over all sequences
-// that decode: no sequence waits for the long prompt of another. An error ends only the sequences that it happened to.
+// that decode: no sequence waits until the long prompt of another is prefilled. An error ends only the sequences that
+// it happened to.
 #pragma once
 
 #include <deque>

@@ -89,7 +89,7 @@ class SequenceState {
     Stats stats;
     std::optional<NgramIndex> ngram_index;
     std::optional<double> decoding_since;                   // when its first pass began
-    double engine_seconds_before = 0.0;                     // that passes and prefill had taken before that
+    double engine_seconds_before = 0.0;                     // of the session, when its first pass began
     std::optional<ConditionalAcceptance> acceptance;        // of its look-ahead drafts; none until `auto` needs it
     std::map<int, ConditionalAcceptance> ngram_acceptance;  // of its n-gram drafts, by the length of the match
     std::optional<Processors> processors;

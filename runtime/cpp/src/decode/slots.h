@@ -1,8 +1,8 @@
 // The slots of a backend and what each holds: which sequence, how much of it is cached, which window.
 //
 // A finished sequence's K/V stay in its slot until another sequence needs the slot. A prompt that begins with the same
-// tokens uses them again, and also those of a slot that is in use, and the copies of `PrefixStore`, if that changes no
-// bit of what follows or the request allows it. If an allocation fails, the records here stay as they were before.
+// tokens reuses them, or the K/V of a slot that is in use, or a copy in `PrefixStore`, if that changes no bit of the
+// results or the request allows it. If an allocation fails, the records here stay as they were before.
 #pragma once
 
 #include <memory>

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Opens a library and never closes it, because it has threads. The path is the first that is not empty: `given`, the
-// environment variable, `built_with` (where the build found the library), `file_name`.
+// environment variable, `built_with` (the path that the build found), `file_name`.
 void* open_library(const fs::path& given, const char* variable, const char* built_with, const char* file_name) {
     const char* set = std::getenv(variable);
     const std::string name = !given.empty()                   ? given.string()
@@ -58,7 +58,8 @@ class Folder {
 
 }  // namespace
 
-// Functions of onnxruntime-genai's C interface. Those that can fail return null, or a result with an error message.
+// Functions of onnxruntime-genai's C interface. Those that can fail return null on success, else a result with an error
+// message.
 struct GenaiTokenizer::Api {
     void* (*create_tokenizer)(const char* directory, void** tokenizer);
     void (*destroy_tokenizer)(void* tokenizer);
@@ -98,7 +99,8 @@ struct GenaiTokenizer::Api {
 };
 
 GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library, const fs::path& onnxruntime) {
-    // libonnxruntime.so is opened first, so that onnxruntime-genai finds it: it aborts the process if it finds none.
+    // libonnxruntime.so is opened first, so that onnxruntime-genai finds it: without it, onnxruntime-genai aborts the
+    // process.
     open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
     api_ = std::make_unique<Api>(
         open_library(library, "PASS_ONNXRUNTIME_GENAI", PASS_DEFAULT_ONNXRUNTIME_GENAI, "libonnxruntime-genai.so"));

@@ -74,7 +74,7 @@ class Detokenizer {
     std::string bytes(std::int64_t token);
     std::string decode(std::string_view more);  // adds `more` to `held_`, and returns its whole characters
     // Update `strips_left_`, and hold back the beginning of a character that the prompt ends with. Returns what the
-    // prompt's own text shows for it.
+    // prompt's own text shows in its place: U+FFFD.
     std::string read_prompt(const std::vector<std::int64_t>& prompt);
 
     std::shared_ptr<const Vocabulary> vocabulary_;

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// GPT-2's way of writing bytes as characters: printable bytes stand for themselves, the others for U+0100 and
+// GPT-2's way of writing bytes as characters: printable bytes are written as themselves, the others as U+0100 and
 // following.
 std::map<std::string, char> byte_of_character() {
     const auto utf8 = [](unsigned code) {
@@ -92,7 +92,7 @@ struct ByteFallback {
 };
 
 // The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and at most one Strip
-// of spaces at the beginning. None if it is another one.
+// of spaces at the beginning. None for any other decoder.
 std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
     if (type_of(decoder) != "Sequence") return std::nullopt;
     ByteFallback found;

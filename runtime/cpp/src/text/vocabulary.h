@@ -16,8 +16,8 @@ std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:
-    // text: the content of the file. Throws Error, without the file's name, unless it is a byte-level tokenizer whose
-    // post-processor only adds special tokens at either end, or a tokenizer with byte fallback.
+    // text: the content of the file. Throws Error, without the file's name, unless the file is a byte-level tokenizer
+    // whose post-processor only adds special tokens at either end, or a tokenizer with byte fallback.
     explicit Vocabulary(const std::string& text);
 
     // The bytes of `token`; empty for a special token, and for an id that has no token.
@@ -41,7 +41,7 @@ class Vocabulary {
     std::vector<Part> split(const std::string& text) const;
 
    private:
-    enum class Digits { as_letters, in_runs, one_by_one };
+    enum class Digits { as_letters, in_runs, one_by_one };  // as_letters: `split` does not split at digits
 
     bool byte_fallback_ = false;
     std::size_t stripped_spaces_ = 0;

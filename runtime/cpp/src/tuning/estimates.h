@@ -52,7 +52,8 @@ inline PassShape shape_of(const Plan& plan, int batch = 1) {
 using TimedPasses = std::map<PassShape, PassSeconds>;
 
 // A piecewise linear function through `points`, raised if need be so that it never falls. It is constant before the
-// first point. Beyond the last it rises like the last piece or like the mean, whichever is steeper; constant if `flat`.
+// first point. Beyond the last it rises like the last piece, or like the line from the first point to the last,
+// whichever is steeper; it is constant if `flat`.
 class Line {
    public:
     explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
@@ -67,13 +68,13 @@ class Line {
 // that all passes have in common, on a busy machine or in a longer text. The estimate is the sum of four lines.
 class PassTimes {
    public:
-    // like: the times for another sampler, from which the trunk's are taken, times a factor, as the machine's speed may
-    // have changed. Few shapes need be timed then.
+    // like: the times for another sampler. The trunk's times are taken from it, times a factor because the machine's
+    // speed may have changed, so that few shapes need be timed.
     explicit PassTimes(const TimedPasses& timed, const PassTimes* like = nullptr);
 
     double seconds(const PassShape& shape) const;
-    // Correct the estimate by a pass that took `seconds`: in the first passes of a shape mostly its ratio, relative to
-    // the other shapes that ran, and later mostly the slowness of all.
+    // Correct the estimate by a pass that took `seconds`. The first passes of a shape change mostly the correction of
+    // this shape, later ones mostly the slowness of all.
     void record(const PassShape& shape, double seconds);
     int max_rows() const { return max_rows_; }
     double slowness() const { return slowness_; }

@@ -53,7 +53,8 @@ std::vector<double> tree_acceptance(const Tree& tree, const std::vector<double>&
     return found;
 }
 
-// Groups that get smaller with the depth of the row that they follow; one row off the chain of first choices.
+// Groups that get smaller with the depth of the row that they follow. A group that follows a row off the chain of first
+// choices has one row.
 std::vector<int> smaller_groups(const Tree& tree) {
     const int depth = tree_depth(tree);
     std::vector<int> groups(tree.size() + 1, 1);
@@ -104,8 +105,9 @@ double expected_tokens(const Cycle& cycle, const std::vector<double>& cumulative
     std::vector<int> depths{0};
     for (const int parent : parents) depths.push_back(depths[static_cast<std::size_t>(parent)] + 1);
 
-    // How deep drafts are is a Markov chain: after row a they are groups[a] deep. A chain that stays where it is in
-    // half of its steps has the same distribution in the end, and no period.
+    // The depth of a window's drafts is the state of a Markov chain: if row a was accepted last, the next drafts are
+    // groups[a] deep. Half of the chain's steps keep the state, which does not change the stationary distribution, but
+    // excludes periods.
     const auto states = static_cast<std::size_t>(plan.depth()) + 1;
     Matrix steps(states, std::vector<double>(states, 0.0));
     std::vector<double> drafts(states, 0.0);  // expected accepted drafts of a window, by the depth of its drafts

@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
 constexpr double decision_time_share = 0.005;          // the largest share of decoding time that decisions may take
 // After a decision, a cycle that did not run in the last idle_passes is run for trial_passes if its expected rate is at
-// least that of the cycle in use. Plain decoding, which all are compared with, is run in any case.
+// least that of the cycle in use. Plain decoding, with which all are compared, is run whatever its rate.
 constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
 constexpr double default_acceptance = 0.1;  // the initial rate of look-ahead drafts, if the bundle states none
 constexpr double ngram_prior = 0.6;         // the initial rate of n-gram drafts

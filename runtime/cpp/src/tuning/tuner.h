@@ -12,11 +12,12 @@
 
 namespace pass {
 
-// Switch cycles only if the expected rate is at least this many times the current cycle's. Switch to plain decoding if
-// the current cycle's is below this many times the plain one.
+// Switch to a cycle only if its expected rate is at least this many times that of the current cycle. Switch to plain
+// decoding if the current cycle's rate is below this many times that of plain decoding.
 inline constexpr double switch_margin = 1.03;
 
-// A cycle of plans, with its expected tokens and seconds per pass, for each sequence of a batch.
+// A cycle of plans. tokens: that a pass is expected to write for each sequence. seconds: of a pass over the whole
+// batch.
 struct Candidate {
     Cycle cycle;
     double tokens = 0;
@@ -39,7 +40,7 @@ class PlanTuner {
     // A batch size that was not timed counts as one window with as many rows.
     const PassTimes& times(int batch) const { return by_batch_.at(by_batch_.contains(batch) ? batch : 1); }
     double plan_seconds(const Plan& plan, int batch = 1) const { return times(batch).seconds(shape_of(plan, batch)); }
-    // Note that a pass over `plan` took `seconds`.
+    // Record that a pass of `plan` over `batch` slots took `seconds`.
     void observe(const Plan& plan, int batch, double seconds);
 
     ConditionalAcceptance& lookahead_drafts() { return lookahead_drafts_; }
@@ -57,7 +58,7 @@ class PlanTuner {
    private:
     struct Decision {
         Candidate decided, trial;
-        std::int64_t ends = 0;  // the number of the pass that ends the trial
+        std::int64_t ends = 0;  // after so many passes of the tuner the trial ends
     };
     Decision decide(int lookahead, int batch, const std::vector<const ConditionalAcceptance*>& acceptances);
 
@@ -88,7 +89,7 @@ class Tuners {
 
     // The tuner for `sampler`, which knows the times of passes over `batch` slots. Null if passes must be timed first,
     // but their windows do not fit into the KV cache after the running sequences; always null if half the KV capacity
-    // is too small for two widths.
+    // is too small for windows of two widths.
     PlanTuner* get(Sampler sampler, int batch);
 
    private:
@@ -96,9 +97,9 @@ class Tuners {
     bool fits(int batch) const;
     // Time passes; few of them if the times of this batch size are known for another sampler.
     PassTimes times(Sampler sampler, int batch);
-    // The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so that
-    // texts have the other half. Empty if only one width would be left, from which no other can be estimated: the batch
-    // then counts as one window with as many rows.
+    // The plans to time over `batch` slots; the first is the narrowest. Their windows take at most half the capacity,
+    // so that texts have the other half. Empty if only one width would be left, from which no other can be estimated:
+    // the batch then counts as one window with as many rows.
     std::vector<Plan> timed_plans(int batch) const;
 
     Runner& runner_;

@@ -1,9 +1,10 @@
 // Graphs bound to memory, and how ONNX Runtime captures them as CUDA graphs.
 //
 // With the provider option `enable_cuda_graph` the first run with a graph number runs the graph three times: ONNX
-// Runtime runs it until it allocates no more memory (twice), captures it, which computes nothing, and launches the
-// captured graph. A tail overwrites the window that it reads with the next one, so three runs would skip two windows.
-// Overwritten inputs are therefore saved before the first run and restored after it, and the graph runs once more.
+// Runtime runs the graph until a run allocates no memory (twice), captures the graph, which computes nothing, and
+// launches what it captured. A tail overwrites the window that it reads with the next one, so three runs would skip two
+// windows. Overwritten inputs are therefore saved before the first run and restored after it, and the graph runs once
+// more.
 #pragma once
 
 #include <condition_variable>

@@ -20,7 +20,8 @@ constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 const std::vector<Device>& devices() {
     static const std::vector<Device> known{
         {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
-        // The second options are used if the first fail, as for a graph with a node on the CPU. TF32 rounds float32.
+        // The second options are used if the first fail, as for a graph with a node on the CPU. TF32 is off because it
+        // rounds float32.
         {"cuda",
          "CUDAExecutionProvider",
          "Cuda",

@@ -84,7 +84,7 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
                                    "\ngraph " + graph->sha256 + "\nweights " + weights->sha256 + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
-    std::error_code ignored;  // the entry may be another user's
+    std::error_code ignored;  // the entry may be another user's. Python drops the entries used least recently.
     std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), ignored);
     log(LogLevel::info, file + ": weights are mapped from " + entry.string());
     return entry / graph_file;

@@ -14,7 +14,7 @@
 
 namespace pass {
 
-// An execution context. Functions return false if TensorRT reports an error.
+// An execution context. Functions but `capturable` return false if TensorRT reports an error.
 class TrtContext {
    public:
     virtual ~TrtContext() = default;

@@ -1,7 +1,7 @@
 // The TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after pass.
 //
-// Ids, lengths, logits and the KV cache never leave the device. The graph copies what a pass emits to pinned host
-// memory, so the host only launches it and waits.
+// Windows, lengths, logits and the KV cache stay on the device. The graph copies what a pass emits to pinned host
+// memory, so the host only launches the graph and waits.
 #pragma once
 
 #include <functional>

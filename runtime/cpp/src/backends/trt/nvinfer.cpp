@@ -1,6 +1,6 @@
 // Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are given. PASS_TRT_MAKE
-// is the name of the function that it defines then. The build renames the namespace `nvinfer1` in each, because both
-// libraries have classes of the same names, whose inline functions the linker would merge.
+// names the function that it defines. The build renames the namespace `nvinfer1` in each, because both libraries have
+// classes of the same names, whose inline functions the linker would merge.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 #include <unistd.h>
