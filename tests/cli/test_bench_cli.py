@@ -195,6 +195,26 @@ def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.Mon
     assert done == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
 
 
+def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """`auto` may need more passes for the same text in one round than in another."""
+    run = Contender.run
+
+    def other_plan(self, session, prompts):
+        plan = "fused:1,1" if self.rounds else "ar"
+        return run(Contender(self.name, replace(self.options, plan=plan)), session, prompts)
+
+    monkeypatch.setattr(Contender, "run", other_plan)
+    saved = []
+    options = {"max_new_tokens": 24, "plans": ("auto",), "repeat": 2, "prompts": ("the the the the",)}
+    with load(tiny_bundle, threads=1) as session:
+        report = run_bench(session, BenchOptions(SamplingParams(), **options), saved.append)
+    (first,), (both,) = saved[0]["plans"], report["plans"]
+    assert first["tau"] == first["by_prompt"][0]["tau"] == 1.0
+    assert both["tau"] == both["by_prompt"][0]["tau"] > 1.0
+    assert both["draft_acceptance_rate"] > 0 and first["draft_acceptance_rate"] == 0
+    assert both["milliseconds_per_pass"] > both["host_milliseconds_per_pass"] > 0
+
+
 @pytest.mark.parametrize("batch", [None, 3])
 @pytest.mark.parametrize("sampling", [(), ("--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--seed", "1")])
 def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ...]):

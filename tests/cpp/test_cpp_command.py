@@ -54,7 +54,8 @@ def test_bench_tells_what_the_host_takes(program: Path, random_bundle: Path):
 
 def test_processors_are_those_of_python(program: Path, random_bundle: Path):
     flags = ["--presence-penalty", "1.5", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"]
-    flags += ["--logit-bias", "9=-100", "--logit-bias", "17=2.5", "--min-tokens", "6", "--allowed-token-id", "11"]
+    flags += ["--logit-bias", "9=100", "--logit-bias", "9=-100", "--logit-bias", "17=2.5"]  # the last of a token counts
+    flags += ["--min-tokens", "6", "--allowed-token-id", "11"]
     flags += [word for token in range(12, 90, 2) for word in ("--allowed-token-id", str(token))]
     sampling = SamplingParams(0, 0, 1, None, 0, 1.5, 0.5, 1.2, {9: -100, 17: 2.5})
     options = GenerateOptions(20, sampling, plan="ar", min_tokens=6, allowed_token_ids=[11, *range(12, 90, 2)])

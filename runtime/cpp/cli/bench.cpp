@@ -138,26 +138,26 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
-    std::vector<double> rates, ratios, each, decode, host;  // each: rates of one sequence while it decodes
+    std::vector<double> rates, ratios, each, decode, host;  // each: rates of one sequence; decode, host: of a pass
+    Stats stats;  // of all rounds: `auto` may need other passes for the same text in each of them
+    stats.plan = contender.rounds.front().stats.plan;
+    stats.lookahead = contender.rounds.front().stats.lookahead;
     for (std::size_t i = 0; i < contender.rounds.size(); ++i) {
         const Round& round = contender.rounds[i];
         rates.push_back(round.rate());
         ratios.push_back(round.rate() / baseline.rounds[i].rate());
         each.push_back(static_cast<double>(round.stats.generated_tokens) / round.decode_seconds);
-        decode.push_back(round.decode_seconds);
-        host.push_back(round.host_seconds);
+        decode.push_back(1e3 * round.decode_seconds / static_cast<double>(round.stats.passes));
+        host.push_back(1e3 * round.host_seconds / static_cast<double>(round.stats.passes));
+        stats.add(round.stats);
     }
-    const Stats& stats = contender.rounds.front().stats;  // every round writes the same tokens
-    const auto per_pass = [&](const std::vector<double>& seconds) {
-        return 1e3 * median(seconds) / static_cast<double>(stats.passes);
-    };
     return {{"plan", contender.name},
             {"batch", contender.batch == 0 ? Json() : Json(contender.batch)},
             {"tokens_per_second", median(rates)},
             {"tokens_per_second_each", median(each)},
             {"ratio", median(ratios)},
-            {"milliseconds_per_pass", per_pass(decode)},
-            {"host_milliseconds_per_pass", per_pass(host)},
+            {"milliseconds_per_pass", median(decode)},
+            {"host_milliseconds_per_pass", median(host)},
             {"tau", stats.tau()},
             {"mean_acceptance_length", stats.mean_acceptance_length()},
             {"draft_acceptance_rate", stats.draft_acceptance_rate()},

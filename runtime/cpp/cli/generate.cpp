@@ -77,7 +77,8 @@ void add_generate(CLI::App& app) {
     command->add_option("--max-new-tokens", options.max_new_tokens)->capture_default_str();
     command
         ->add_option("--plan", options.plan,
-                     "ar, two-pass, fused, fused:G0,G1,..., auto. It changes the speed and not the text.")
+                     "ar, two-pass, fused, fused:G0,G1,..., tree-N, tree:G0,G1,..., auto. It changes the speed and "
+                     "not the text.")
         ->capture_default_str();
     command->add_option("--draft", options.draft,
                         "Where drafts come from: lookahead, ngram or both. Default: both for auto, else lookahead.");

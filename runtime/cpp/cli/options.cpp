@@ -77,7 +77,10 @@ std::pair<std::int64_t, double> bias_of(const std::string& text) {
 
 SamplingParams SamplingFlags::params() const {
     SamplingParams found = sampling;
-    for (const std::string& text : biases) found.logit_bias.insert(bias_of(text));
+    for (const std::string& text : biases) {
+        const auto [token, bias] = bias_of(text);
+        found.logit_bias[token] = bias;  // the last of a token counts, as in Python
+    }
     if (seed) {
         std::uint64_t number = 0;
         const char* last = seed->data() + seed->size();

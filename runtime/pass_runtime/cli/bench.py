@@ -117,16 +117,22 @@ class Contender:
 
     def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
         """Return the plan's entry in the report. labels: those of the prompts."""
-        total = sum_stats([stats for run in self.rounds[0] for stats in run.stats])  # the same counts in every round
-        seconds = [sum(s.decode_seconds for run in runs for s in run.stats) for runs in self.rounds]
-        host = [sum(s.host_seconds for run in runs for s in run.stats) for runs in self.rounds]
+        rounds = [[stats for run in runs for stats in run.stats] for runs in self.rounds]
+        counts = [sum_stats(parts) for parts in rounds]  # `auto` may need other passes for the same text in each round
+        total = sum_stats(counts)
+        seconds = [sum(stats.decode_seconds for stats in parts) for parts in rounds]
+        host = [sum(stats.host_seconds for stats in parts) for parts in rounds]
+
+        def per_pass(spent: Sequence[float]) -> float:
+            return 1e3 * statistics.median(s / count.passes for s, count in zip(spent, counts, strict=True))
+
         entry: dict[str, Any] = {
             "plan": self.name,
             "batch": self.batch,
             **self._speed(baseline, slice(None)),
-            "tokens_per_second_each": statistics.median(total.generated_tokens / spent for spent in seconds),
-            "milliseconds_per_pass": 1e3 * statistics.median(seconds) / total.passes,
-            "host_milliseconds_per_pass": 1e3 * statistics.median(host) / total.passes,
+            "tokens_per_second_each": statistics.median(counts[0].generated_tokens / spent for spent in seconds),
+            "milliseconds_per_pass": per_pass(seconds),
+            "host_milliseconds_per_pass": per_pass(host),
             "tau": total.tau,
             "mean_acceptance_length": total.mean_acceptance_length,
             "draft_acceptance_rate": total.draft_acceptance_rate,
@@ -134,7 +140,11 @@ class Contender:
         }
         if self.batch is None:
             entry["by_prompt"] = [
-                {"prompt": label, **self._speed(baseline, slice(i, i + 1)), "tau": self.rounds[0][i].stats[0].tau}
+                {
+                    "prompt": label,
+                    **self._speed(baseline, slice(i, i + 1)),
+                    "tau": sum_stats([runs[i].stats[0] for runs in self.rounds]).tau,
+                }
                 for i, label in enumerate(labels)
             ]
         return entry
