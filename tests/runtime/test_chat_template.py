@@ -186,7 +186,7 @@ def test_threads_render_at_once():
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where pytest is a script's background job, which ignores it."""
+    """Ctrl-C raises KeyboardInterrupt, also if pytest is a script's background job, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -138,7 +138,7 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
-    std::vector<double> rates, ratios, each, decode, host;  // each: rates of one sequence; decode, host: of a pass
+    std::vector<double> rates, ratios, each, decode, host;  // each: rates of one sequence; decode, host: ms of a pass
     Stats stats;  // of all rounds: `auto` may need other passes for the same text in each of them
     stats.plan = contender.rounds.front().stats.plan;
     stats.lookahead = contender.rounds.front().stats.lookahead;

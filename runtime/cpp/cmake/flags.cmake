@@ -26,12 +26,7 @@ function(pass_unity target)
     string(MAKE_C_IDENTIFIER "${directory}" group)
     set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${group})
   endforeach()
-  # A file is compiled by itself if others have its names, too; scripts/check_cpp.sh names the same file. Joined
-  # sources may shadow each other's names, so only the other builds have -Wshadow.
-  list(FILTER files INCLUDE REGEX "/bundle/manifest_read\\.cpp$")
-  if(files)
-    set_source_files_properties(${files} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-  endif()
+  # Joined sources may shadow each other's names, so only the other builds have -Wshadow.
   target_compile_options(${target} PRIVATE -Wno-shadow)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()

@@ -130,7 +130,9 @@ class Contender:
             "plan": self.name,
             "batch": self.batch,
             **self._speed(baseline, slice(None)),
-            "tokens_per_second_each": statistics.median(counts[0].generated_tokens / spent for spent in seconds),
+            "tokens_per_second_each": statistics.median(
+                count.generated_tokens / spent for count, spent in zip(counts, seconds, strict=True)
+            ),
             "milliseconds_per_pass": per_pass(seconds),
             "host_milliseconds_per_pass": per_pass(host),
             "tau": total.tau,
