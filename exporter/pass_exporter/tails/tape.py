@@ -11,17 +11,22 @@ import onnx_ir as ir
 from pass_exporter.trunk.graph import OPSET
 
 Shape = Sequence[str | int]
+Attribute = int | float | str | list[int]
 Output = tuple[ir.Value, npt.DTypeLike, Shape]
 
 
 class GraphTape:
-    """Records nodes; `model()` makes an ONNX model of them."""
+    """Records nodes; `model()` makes an ONNX model of them.
+
+    A node that is asked for again, with the same inputs and attributes, is not recorded again.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._tape = ir.tape.Tape()
         self._inputs: dict[str, ir.Value] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._nodes: dict[tuple[object, ...], Sequence[ir.Value]] = {}
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
         """Returns the graph input `name`, and adds it on the first call."""
@@ -42,14 +47,28 @@ class GraphTape:
         """Returns the graph input `name` [B], which has one value per request, reshaped to [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
-    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: int | float | str | list[int]) -> ir.Value:
+    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Attribute) -> ir.Value:
         """Adds a node with one output, and returns the output."""
-        return self._tape.op(op, inputs, attributes)
+        return self._outputs(op, inputs, attributes, 1)[0]
 
-    def pair(self, op: str, *inputs: ir.Value, **attributes: int | float | str) -> tuple[ir.Value, ir.Value]:
+    def pair(self, op: str, *inputs: ir.Value, **attributes: Attribute) -> tuple[ir.Value, ir.Value]:
         """Adds a node with two outputs, and returns them."""
-        first, second = self._tape.op_multi_out(op, inputs, attributes, num_outputs=2)
+        first, second = self._outputs(op, inputs, attributes, 2)
         return first, second
+
+    def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
+        """Returns the parts of `value` along `axis`, which have these sizes."""
+        if len(sizes) == 1:
+            return [value]
+        return self._outputs("Split", (value, self.const(sizes)), {"axis": axis}, len(sizes))
+
+    def _outputs(
+        self, op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Attribute], count: int
+    ) -> Sequence[ir.Value]:
+        key = (op, *map(id, inputs), repr(sorted(attributes.items())), count)
+        if key not in self._nodes:
+            self._nodes[key] = self._tape.op_multi_out(op, inputs, attributes, num_outputs=count)
+        return self._nodes[key]
 
     def model(self, outputs: Mapping[str, Output]) -> ir.Model:
         """Returns the model. outputs: its outputs' values, dtypes and shapes by name."""
