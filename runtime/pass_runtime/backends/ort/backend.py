@@ -24,6 +24,7 @@ from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, Pas
 from pass_runtime.backends.memory import Memory, wide_chunks
 from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
+from pass_runtime.backends.ort.kernels import EXACT, find_kernels
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
 from pass_runtime.backends.ort.trunks import (
@@ -86,7 +87,7 @@ FIRST_CAPACITY = 256
 CAPACITY_STEP = 64
 """KV capacities on the CPU, in tokens, are multiples of this, except the largest: the number of masked entries then
 does not change how sums over all entries are rounded."""
-ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
+ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "source", "w8a8"), "cuda": ("w8a8",)}
 """By device, the weight formats that are multiplied with activations rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 """The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
@@ -124,6 +125,12 @@ class OrtBackend(Backend):
         capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
         derived = manifest.derived_trunk(kind, slots[-1])
+        kernels = find_kernels(manifest) if kind == "cpu" and not exact else EXACT
+        if kernels.least_rows is None:
+            log.info(
+                "a token's values depend on the rows of its pass on this CPU (%s): the prefix cache is off", kernels
+            )
+        least_rows = kernels.least_rows or 1
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
@@ -134,9 +141,11 @@ class OrtBackend(Backend):
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
             # On the CPU a `DerivedTrunk` computes the same bits in any window (tests/parity/test_same_entries.py).
-            same_entries=kind == "cpu" and not exact and derived is not None,
+            same_entries=kind == "cpu" and not exact and derived is not None and kernels.least_rows is not None,
+            exact_sums=kernels.exact_sums,
+            least_rows=least_rows,
         )
-        spare_entries = 0 if derived is None else derived.spare_entries
+        spare_entries = max(0 if derived is None else derived.spare_entries, least_rows - 1)
         super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
