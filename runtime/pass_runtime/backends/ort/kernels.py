@@ -1,11 +1,13 @@
 """What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 3 ms.
 
-ONNX Runtime has other kernels for other instruction sets, and they differ in two ways that matter here.
+ONNX Runtime has other kernels for other instruction sets, and they differ in three ways that matter here.
 
 - Without 8-bit dot products (VNNI, AMX), a product of uint8 and int8 codes adds two products in 16 bits. The sum of two
   can exceed them, and is then cut off.
 - A product with weights in blocks (MatMulNBits) may add in another order for a single row than for several rows. Then a
   token's values depend on the number of rows in its pass.
+- Without AVX2, a softmax adds what is left after whole vectors in another order. Then its results depend on how many
+  masked entries follow.
 
 The name of the CPU does not tell this: it depends on ONNX Runtime's build too, and under emulation on neither.
 """
@@ -33,19 +35,22 @@ ACCURACY_LEVEL = 4
 
 
 class Kernels(NamedTuple):
-    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: the fewest rows from which on
-    the results of a row do not depend on the number of rows; None if they always may."""
+    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: the fewest rows from which
+    on the results of a row do not depend on the number of rows; None if they always may. equal_softmax: whether the
+    results of a softmax do not depend on the number of masked entries after the others."""
 
     exact_sums: bool
     least_rows: int | None
+    equal_softmax: bool
 
     def __str__(self) -> str:
         sums = "exact" if self.exact_sums else "saturating"
         rows = "never equal" if self.least_rows is None else f"equal from {self.least_rows} on"
-        return f"8-bit sums {sums}, numbers of rows {rows}"
+        softmax = "equal" if self.equal_softmax else "not equal"
+        return f"8-bit sums {sums}, numbers of rows {rows}, softmax with masked entries {softmax}"
 
 
-EXACT = Kernels(exact_sums=True, least_rows=1)
+EXACT = Kernels(exact_sums=True, least_rows=1, equal_softmax=True)
 """Of sessions whose products are not fused."""
 
 
@@ -53,7 +58,8 @@ def find_kernels(manifest: Manifest) -> Kernels:
     """What the CPU kernels that run the bundle's products compute here."""
     rows = [least_rows(*each) for each in block_formats(manifest)]
     known = [each for each in rows if each is not None]
-    return Kernels(sums_are_exact(), max(known, default=1) if len(known) == len(rows) else None)
+    least = max(known, default=1) if len(known) == len(rows) else None
+    return Kernels(sums_are_exact(), least, softmax_is_equal())
 
 
 def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
@@ -91,6 +97,18 @@ def least_rows(bits: int, block_size: int) -> int | None:
     return {(): 1, (1,): 2}.get(tuple(differing))
 
 
+@cache
+def softmax_is_equal() -> bool:
+    """`Kernels.equal_softmax`, found once a process."""
+    session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
+    scores = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
+    for count in (5, 6, 7):
+        masked = np.where(np.arange(32) < count, scores, np.float32(-np.inf))
+        if not np.array_equal(_run(session, scores[:, :count]), _run(session, masked)[:, :count]):
+            return False
+    return True
+
+
 FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6
 """Element types of onnx.proto."""
 ELEMENT_TYPES = {"float32": FLOAT, "uint8": UINT8, "int8": INT8}
@@ -98,16 +116,21 @@ IR_VERSION, OPSET = 10, 21
 
 
 def _open(
-    op: str, domain: str, sizes: Mapping[str, int], rows: tuple[int, int], output: int, **weights: npt.NDArray[Any]
+    op: str,
+    domain: str,
+    sizes: Mapping[str, int],
+    rows: tuple[int, int | None],
+    output: int,
+    **weights: npt.NDArray[Any],
 ) -> ort.InferenceSession:
-    """A session of a graph with one node, which multiplies `rows` by `weights` and has the integer attributes `sizes`.
+    """A session of a graph with one node, which reads `rows` and `weights` and has the integer attributes `sizes`.
 
-    rows: the element type and the number of columns of the graph's input [M,columns]. output: the element type of its
-    output [M,N]. The graph is encoded here, because the runtime does not need onnx otherwise; the numbers are those of
-    fields in onnx.proto.
+    rows: the element type and the number of columns of the graph's input [M,columns]; None is any number. output: the
+    element type of its output [M,N]. The graph is encoded here, because the runtime does not need onnx otherwise; the
+    numbers are those of fields in onnx.proto.
     """
     attributes = [_text(1, name) + _number(3, size) + _number(20, 2) for name, size in sizes.items()]
-    node = [_text(1, name) for name in ("rows", *weights)] + [_text(2, "product"), _text(4, op), _text(7, domain)]
+    node = [_text(1, name) for name in ("rows", *weights)] + [_text(2, "result"), _text(4, op), _text(7, domain)]
     tensors = [
         b"".join(_number(1, size) for size in array.shape)
         + _number(2, ELEMENT_TYPES[array.dtype.name])
@@ -120,9 +143,9 @@ def _open(
         _text(2, "probe"),
         *(encode_field(5, each) for each in tensors),
         encode_field(11, _value("rows", *rows)),
-        encode_field(12, _value("product", output)),
+        encode_field(12, _value("result", output)),
     ]
-    opsets = [_text(1, domain) + _number(2, 1), _number(2, OPSET)]
+    opsets = [_text(1, "com.microsoft") + _number(2, 1), _number(2, OPSET)]
     model = _number(1, IR_VERSION) + b"".join(encode_field(8, each) for each in opsets)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
