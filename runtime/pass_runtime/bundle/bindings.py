@@ -26,8 +26,8 @@ PREFILL = "prefill."
 class Binding:
     """The buffer, shape and dtype of a tensor.
 
-    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows. row: the shape of
-    such a row: shape[1:], or less if the tensor has padding, for which it continues into the rows of the next slots.
+    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows. row: the shape
+    of such a row: shape[1:], or less if the tensor has padding, which is then in the rows of the next slots.
     constant: what the buffer always holds; None if the host or a graph writes it.
     """
 
@@ -155,9 +155,8 @@ class BundleBindings:
         )
         constant = constants.get(tensor.name)
         if constant is not None:
-            return Binding(
-                tensor.name, f"{scope}{plan.name}.{tensor.name}", shape, tensor.dtype, False, constant=constant
-            )
+            buffer = f"{scope}{plan.name}.{tensor.name}"
+            return Binding(tensor.name, buffer, shape, tensor.dtype, False, constant=constant)
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_by(tensor.name) or tensor.name)
         return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, unpadded[1:])

@@ -124,13 +124,13 @@ class OrtBackend(Backend):
         slots = doublings(max_batch_size or DEFAULT_BATCH)
         capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
-        derived = manifest.derived_trunk(kind, slots[-1])
         kernels = find_kernels(manifest) if kind == "cpu" and not exact else EXACT
         if kernels.least_rows is None:
-            log.info(
-                "a token's values depend on the rows of its pass on this CPU (%s): the prefix cache is off", kernels
-            )
+            log.info("%s: a token's values depend on the rows of its pass, so the prefix cache is off", kernels)
         least_rows = kernels.least_rows or 1
+        # The trunk for one slot attends to as many entries as are valid, that for several to a multiple of 64.
+        self._trunk_slots = slots[-1] if kernels.equal_softmax else max(slots[-1], 2)
+        derived = manifest.derived_trunk(kind, self._trunk_slots)
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
@@ -159,10 +159,10 @@ class OrtBackend(Backend):
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
         if self._weight_cache is None or limits.device != "cpu" or exact:
-            trunks = open_trunk(self.bundle, self.manifest, self._device, limits.slots, threads, exact=exact)
-            self._note_capture(self.manifest.trunk_file(limits.device, limits.slots), trunks.plain)
+            trunks = open_trunk(self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact)
+            self._note_capture(self.manifest.trunk_file(limits.device, self._trunk_slots), trunks.plain)
             return trunks
-        return open_packed(self.bundle, self.manifest, limits.slots, threads, self._weight_cache, self._probe)
+        return open_packed(self.bundle, self.manifest, self._trunk_slots, threads, self._weight_cache, self._probe)
 
     def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
         """The logits by which two sessions of a trunk are compared."""
@@ -231,7 +231,7 @@ class OrtBackend(Backend):
     ) -> BoundSession:
         bindings = self.bindings.trunk(plan, batch, prefill=prefill)
         past, present = self._cache_tensors(slot, batch)
-        file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
+        file = self.manifest.trunk_file(self.capabilities.device, self._trunk_slots)
         return self._bind(graph_id, file, self._trunks.of(plan), bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:

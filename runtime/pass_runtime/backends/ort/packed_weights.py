@@ -115,7 +115,7 @@ class WeightCache:
         for name, sha256 in zip((file, data), hashes, strict=True):
             if not hash_cache.knows(bundle / name, sha256):
                 raise NotPacked(f"the hash of {name} is not known yet")
-        key = weight_key(*hashes, find_kernels(manifest))
+        key = weight_key(hashes[0], hashes[1], find_kernels(manifest))
         if key is None:
             raise NotPacked("the kind of CPU is not known")
         return (self.directory or cache_directory() / "packed") / key, size
