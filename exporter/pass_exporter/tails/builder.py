@@ -37,9 +37,10 @@ class TailBuilder:
 
     def advance(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
         """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing and keeps its length."""
-        count = self.op("Add", self.op("Squeeze", accepted, self.op.const([1])), self.op.const(1))
-        count = self.op("Mul", count, self.op.input("active", np.int64, ["batch"]))
-        return count, self.op("Add", self.length, count)
+        op, active = self.op, self.op.input("active", np.int64, ["batch"])
+        count = op("Squeeze", accepted, op.const([1]))
+        count = op("Add", count, active) if not self.plan.drafts else op("Mul", op("Add", count, op.const(1)), active)
+        return count, op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Returns the rows [B,L'] that draft the next window, 0 for no row, and their logits [B,L',V].
@@ -53,7 +54,18 @@ class TailBuilder:
         else:
             table, width = op.const(plan.draft_rows), op.const([plan.width])
         rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)
-        return rows, pick_rows(op, self.logits, rows, width, self.vocab_size)
+        return rows, self.pick_rows(self.logits, rows, width, self.vocab_size)
+
+    def pick_rows(self, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int) -> ir.Value:
+        """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1] on the device.
+
+        GatherND would do this in one node, but cannot be captured as a CUDA graph.
+        """
+        op = self.op
+        ones = op("Add", op("Mul", op.input("active", np.int64, ["batch"]), op.const(0)), op.const(1))
+        slots = op("Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1]))  # [B,1]: 0 .. B-1
+        first = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
+        return op("Gather", op("Reshape", values, op.const([-1, size])), op("Add", rows, first), axis=0)
 
     def lookahead_count(self) -> ir.Value:
         """[1] int64: A, the number of look-ahead rows of a fused tail.
@@ -93,18 +105,6 @@ class TailBuilder:
         """Whether the slot takes part in the pass: [B] bool with `axes` inserted by Unsqueeze."""
         active = self.op.input("active", np.int64, ["batch"])
         return self.op("Unsqueeze", self.op("Greater", active, self.op.const(0)), self.op.const(axes))
-
-
-def pick_rows(op: GraphTape, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int) -> ir.Value:
-    """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1] on the device.
-
-    GatherND would do this in one node, but cannot be captured as a CUDA graph.
-    """
-    height = op.const(height) if isinstance(height, int) else height
-    ones = op("Add", op("Mul", columns(op, rows, 0, 1), op.const(0)), op.const(1))  # [B,1]
-    first = op("Mul", op("CumSum", ones, op.const(0), exclusive=1), height)  # [B,1]: b * height
-    flat = op("Reshape", values, op.const([-1, size]))
-    return op("Gather", flat, op("Add", rows, first), axis=0)
 
 
 def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:

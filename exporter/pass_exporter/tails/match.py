@@ -38,8 +38,9 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.tails.builder import TailBuilder, columns, count_leading
-from pass_exporter.tails.head import head_drafts
+from pass_exporter.tails.head import CandidateSubset, Choices, Choose, head_drafts
 from pass_exporter.tails.tree import build_tree_tail
+from pass_exporter.tails.window_noise import ChainNoise, WindowNoise
 from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -55,15 +56,21 @@ def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays |
     # the new root. So drafts are sampled after the other rows.
     drafts_later = plan.is_fused or (head is not None and plan.next.drafts > 0)
     rows = plan.drafts + 1 if drafts_later else plan.width
-    sampled = columns(op, tail.logits, 0, rows) if drafts_later else tail.logits
-    samples = tail.sampler.sample(sampled, tail.length, plan.row_position[:rows].tolist())  # [B,rows]
-    emitted = columns(op, samples, 0, plan.max_emitted)
+    logits = columns(op, tail.logits, 0, rows) if drafts_later else tail.logits
+    window = None
+    if sampler == "greedy":
+        samples = op("ArgMax", logits, axis=-1, keepdims=0)  # [B,rows]
+    else:
+        positions = rows + plan.next.drafts if drafts_later else rows
+        window = WindowNoise.after(tail, tail.length, positions, "noise_offsets")
+        samples = window.sample(logits, plan.row_position[:rows].tolist())
+    emitted = samples if rows == plan.max_emitted else columns(op, samples, 0, plan.max_emitted)
     accepted = _accepted(tail, emitted)  # [B,1]
     count, next_length = tail.advance(accepted)
-    root = op("GatherElements", emitted, accepted, axis=1)
+    root = op("GatherElements", emitted, accepted, axis=1) if plan.drafts else emitted
     drafts = None
     if drafts_later:
-        drafts = _later_drafts(tail, accepted, root, next_length)
+        drafts = _later_drafts(tail, accepted, root, window)
     elif plan.next.drafts:
         drafts = columns(op, samples, 1, 1 + plan.next.drafts)
     return op.model(
@@ -80,29 +87,35 @@ def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
     """[B,1]: the number of leading drafts that equal the model's own tokens."""
     op, plan = tail.op, tail.plan
     if plan.drafts == 0:
-        return op("Mul", columns(op, emitted, 0, 1), op.const(0))
+        return op("Mul", emitted, op.const(0))
     drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
     equal = op("Equal", columns(op, emitted, 0, plan.drafts), drafts)
     return count_leading(op, equal, plan.drafts)
 
 
-def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value) -> ir.Value:
-    """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there is no such row.
-
-    root_position [B]: the new root's position, which the first of these rows has. Positions must not be computed from
-    `length` here, because next_length may already have overwritten it.
-    """
-    op, sampler = tail.op, tail.sampler
+def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, window: WindowNoise | None) -> ir.Value:
+    """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there is no such row."""
+    op, sampler, count = tail.op, tail.sampler, tail.plan.next.drafts
     rows, logits = tail.group_rows(accepted)
-    if tail.head is None:
-        drafts = sampler.sample(logits, root_position, list(range(tail.plan.drafts)))
+    chain = None if window is None else ChainNoise(window, op("Add", accepted, op.const(1)), count)
+    if tail.head is not None:
+        drafts = head_drafts(tail, logits, rows, root, _choice(tail, chain))
+    elif chain is None:
+        drafts = op("ArgMax", logits, axis=-1, keepdims=0)
     else:
-        drafts = head_drafts(
-            tail,
-            logits,
-            rows,
-            root,
-            draw=lambda row, j: sampler.sample(row, root_position, [j]),
-            draw_candidate=lambda scores, blocks, j: sampler.draw_candidate(scores, blocks, root_position, j),
-        )
+        drafts = sampler.draw(sampler.weights(logits, count), chain.of_all_blocks(), count)
     return op("Where", op("Equal", rows, op.const(0)), op.const(tail.vocab_size), drafts)
+
+
+def _choice(tail: TailBuilder, chain: ChainNoise | None) -> Choose:
+    """How a draft is chosen from the scores of the draft head. chain: its noise; None if greedy."""
+    op, sampler = tail.op, tail.sampler
+
+    def choose(choices: Choices, scores: ir.Value, j: int) -> ir.Value:
+        if chain is None:
+            return choices.best(j, scores)
+        if isinstance(choices, CandidateSubset):
+            return choices.token_ids(j, sampler.draw_candidate(scores, chain.of_candidates(choices.blocks)[j]))
+        return op("Unsqueeze", sampler.draw(sampler.weights(scores, 1), chain.of_row(j), 1), op.const([2]))
+
+    return choose

@@ -20,9 +20,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.builder import TailBuilder, columns, count_leading, pick_rows, run_after
-from pass_exporter.tails.head import head_drafts
+from pass_exporter.tails.builder import TailBuilder, columns, count_leading, run_after
+from pass_exporter.tails.head import Choices, head_drafts
 from pass_exporter.tails.tape import GraphTape, Output
+from pass_exporter.tails.window_noise import WindowNoise
 from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -38,7 +39,9 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: He
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
     # From here on, positions come from next_length, because it may have overwritten `length`.
-    root = tail.sampler.draw(_target(tail, p, accepted), next_length, [-1], "noise_offsets")  # [B,1]
+    before = op("Sub", next_length, op.const(1))
+    noise_of = WindowNoise.after(tail, before, 1, "noise_offsets").at([0])
+    root = tail.sampler.draw(_target(tail, p, accepted), noise_of, 1)  # [B,1]
     outputs: dict[str, Output] = {
         "emitted": (_emitted(tail, drafts, accepted, root), np.int64, ["batch", plan.max_emitted]),
         "count": (count, np.int64, ["batch"]),
@@ -66,7 +69,7 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
     token = op("Unsqueeze", op("Where", known, ids, op.const(0)), op.const([2]))  # [B,D,1]
     p_x = op("GatherElements", columns(op, p, 0, count), token, axis=2)
     q_x = op("GatherElements", q, token, axis=2)
-    u = tail.sampler.uniform(tail.length, list(range(count)), "accept_offsets")  # [B,D,1]
+    u = tail.sampler.noise.uniform(tail.length, count, "accept_offsets")  # [B,D,1]
     fits = op("LessOrEqual", op("Mul", u, q_x), p_x)
     alone = op("Greater", p_x, op.const(0.75, F32))  # Tied tokens have at most 0.5 each.
     fits = op("And", fits, op("Or", tail.sampler.is_noisy(), alone))
@@ -78,9 +81,9 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return p
-    p_row = pick_rows(op, p, accepted, count + 1, tail.vocab_size)
+    p_row = tail.pick_rows(p, accepted, count + 1, tail.vocab_size)
     q, last = tail.draft_probs(), op.const(count - 1)
-    q_row = pick_rows(op, q, op("Min", accepted, last), count, tail.vocab_size)
+    q_row = tail.pick_rows(q, op("Min", accepted, last), count, tail.vocab_size)
     all_accepted = op("Unsqueeze", op("Greater", accepted, last), op.const([2]))
     subtracts = op("And", tail.sampler.is_noisy(), op("Not", all_accepted))
     return residual(op, p_row, op("Where", subtracts, q_row, op.const(0, F32)))
@@ -110,21 +113,24 @@ def _next_drafts(
     # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run first.
     rows, logits = tail.group_rows(run_after(op, accepted, root))
 
-    def draw(values: ir.Value, depth: list[int]) -> tuple[ir.Value, ir.Value]:
-        q = tail.sampler.weights(values, len(depth), normalized=True)
-        return tail.sampler.draw(q, root_position, depth, "draft_offsets"), q
+    window = WindowNoise.after(tail, root_position, plan.next.drafts, "draft_offsets")
+    places = list(range(plan.next.drafts))
+
+    def draw(values: ir.Value, places: list[int]) -> tuple[ir.Value, ir.Value]:
+        q = tail.sampler.weights(values, len(places), normalized=True)
+        return tail.sampler.draw(q, window.at(places), len(places)), q
 
     if tail.head is None:
-        drafts, q = draw(logits, list(range(plan.next.drafts)))
+        drafts, q = draw(logits, places)
     else:
         parts: list[ir.Value] = []
 
-        def draw_one(row: ir.Value, j: int) -> ir.Value:
-            token, of_row = draw(row, [j])
+        def choose(choices: Choices, scores: ir.Value, j: int) -> ir.Value:
+            token, of_row = draw(choices.vocabulary_logits(j, scores, tail.vocab_size), [j])
             parts.append(of_row)
-            return token
+            return op("Unsqueeze", token, op.const([2]))
 
-        drafts = head_drafts(tail, logits, rows, root, draw_one)
+        drafts = head_drafts(tail, logits, rows, root, choose)
         q = op("Concat", *parts, axis=1)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, F32), q)

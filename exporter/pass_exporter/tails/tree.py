@@ -20,15 +20,10 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.tails.builder import TailBuilder, columns
-from pass_exporter.tails.head import (
-    CandidateSubset,
-    candidate_choices,
-    head_matrix,
-    hidden_rows,
-    pick_row,
-    table_rows,
-)
+from pass_exporter.tails.head import CandidateSubset, candidate_choices, head_matrix, next_state, projected_rows
+from pass_exporter.tails.noise_nodes import RowNoise
 from pass_exporter.tails.tape import GraphTape
+from pass_exporter.tails.window_noise import ChainNoise, WindowNoise
 from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
@@ -41,13 +36,19 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArr
     """
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
-    depth = plan.row_position[:verified]
-    samples = tail.sampler.sample(columns(op, tail.logits, 0, verified), tail.length, depth.tolist())  # [B,D+1]
+    logits, places = columns(op, tail.logits, 0, verified), plan.row_position[:verified].tolist()
+    window = None
+    if sampler == "greedy":
+        samples = op("ArgMax", logits, axis=-1, keepdims=0)  # [B,D+1]
+    else:
+        window = WindowNoise.after(tail, tail.length, 1 + max(places) + plan.depth, "noise_offsets")
+        samples = window.sample(logits, places)
     accepted, last = _last_accepted(tail, samples)
     rows = op("Gather", op.const(plan.paths), op("Squeeze", last, op.const([1])), axis=0)  # [B,E]
     count, next_length = tail.advance(accepted)
     root = op("GatherElements", samples, last, axis=1)
-    drafts = _next_drafts(tail, last, root, next_length)
+    chain = None if window is None else ChainNoise(window, op("Add", accepted, op.const(1)), plan.depth)
+    drafts = _next_drafts(tail, last, root, chain)
     return op.model(
         {
             "emitted": (op("GatherElements", samples, rows, axis=1), np.int64, ["batch", plan.max_emitted]),
@@ -68,30 +69,33 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
     drafts_mask = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts]
     on_path = drafts_mask.T  # (i, j): draft i is draft j or an ancestor of it
     wrong = op("MatMul", wrong, op.const(on_path, np.float32))  # [B,D]: the number of wrong drafts on the path
-    depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts])
-    # Drafts that are not accepted get -1, the root 0, so the maximum is unique: engines differ in ArgMax of ties.
-    reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1))
+    depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts], np.float32)
+    # Drafts that are not accepted get -1, the root 0, so the maximum is unique: engines differ in ArgMax of ties. They
+    # are floats, because on CUDA ArgMax and Pad take no integers.
+    reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1, np.float32))
     reached = op("Pad", reached, op.const([0, 1, 0, 0]))  # the root is always accepted
-    return op("ReduceMax", reached, op.const([1]), keepdims=1), op("ArgMax", reached, axis=1, keepdims=1)
+    accepted = op("Cast", op("ReduceMax", reached, op.const([1]), keepdims=1), to=int(ir.DataType.INT64))
+    return accepted, op("ArgMax", reached, axis=1, keepdims=1)
 
 
-def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, root_position: ir.Value) -> ir.Value:
+def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, chain: ChainNoise | None) -> ir.Value:
     """[B,D]: the next drafts in the order of the window, made by the look-ahead rows that follow row `last` [B,1].
 
-    The id of a draft is V if its look-ahead row is missing.
+    The id of a draft is V if its look-ahead row is missing. chain: the noise of every depth; None if greedy.
     """
     op, plan, head = tail.op, tail.plan, tail.head
     rows, logits = tail.group_rows(last)  # [B,L'] and [B,L',V]
     choices = None if head is None else candidate_choices(tail, head, logits, plan.depth)
     if head is None or not isinstance(choices, CandidateSubset):
         raise ValueError(f"{plan.name} needs a draft head, and a vocabulary of which the candidates are a part")
-    projected = op("MatMul", hidden_rows(tail, head, rows), head_matrix(op, head, "hidden"))
-    projected = op("Add", projected, head_matrix(op, head, "bias"))  # [B,L',m]
+    projected = op.split(projected_rows(tail, head, rows), [1] * plan.depth, axis=1)  # [B,1,m] each
+    noise_of = None if chain is None else chain.of_candidates(choices.blocks)
     level, made, order = _Level([0], root, None), [], []
     for depth in range(plan.depth):
         children = [(c, p) for p in level.rows for c in range(1, 1 + plan.drafts) if plan.parents[c - 1] == p]
-        state = _states(op, head, pick_row(op, projected, depth), level)
-        tokens = _ranked_tokens(tail, choices, depth, state, _parent_ranks(level, children), root_position)
+        state = next_state(op, head, projected[depth], level.tokens, level.states)  # [B,n,m]
+        places = _parent_ranks(level, children)
+        tokens = _ranked_tokens(tail, choices, depth, state, places, noise_of and noise_of[depth])
         made.append(tokens)
         order += [c for c, _ in children]
         level = _next_level(op, plan, level, children, tokens, state)
@@ -119,35 +123,26 @@ def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[
     return [(level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)]
 
 
-def _states(op: GraphTape, head: HeadArrays, projected: ir.Value, level: _Level) -> ir.Value:
-    """projected [B,m], a look-ahead row -> [B,n,m], the head's states after the level's tokens."""
-    vectors = table_rows(op, head, level.tokens)  # [B,n,r]
-    x = op("Add", op("Unsqueeze", projected, op.const([1])), op("MatMul", vectors, head_matrix(op, head, "token")))
-    if level.states is not None:
-        x = op("Add", x, op("MatMul", level.states, head_matrix(op, head, "state")))
-    return op("Mul", x, op("Sigmoid", x))
-
-
 def _ranked_tokens(
     tail: TailBuilder,
     choices: CandidateSubset,
     depth: int,
     states: ir.Value,
     places: list[tuple[int, int]],
-    root_position: ir.Value,
+    noise_of: RowNoise | None,
 ) -> ir.Value:
     """[B,K]: for each of K places (index of a state, rank), the token with that rank in the head's scores there."""
     op, head = tail.op, tail.head
     assert head is not None
     count, ranks = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
     direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
-    products = op("MatMul", direction, op("Transpose", pick_row(op, choices.vectors, depth), perm=[0, 2, 1]))
-    scores = op("Add", op("Unsqueeze", pick_row(op, choices.logits, depth), op.const([1])), products)  # [B,n,C]
-    ranked = tail.sampler.rank_candidates(scores, count, pick_row(op, choices.blocks, depth), root_position, depth)
+    vectors = op("Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1])  # [B,r,C]
+    scores = op("Add", choices.logits[depth], op("MatMul", direction, vectors))  # [B,n,C]
+    ranked = scores if noise_of is None else tail.sampler.rank_candidates(scores, count, noise_of)
     _, best = op.pair("TopK", ranked, op.const([ranks]), axis=-1)
-    flat = op("Reshape", best, op.const([0, count * ranks]))
-    kept = op("Gather", flat, op.const([i * ranks + rank for i, rank in places]), axis=1)
-    return op("GatherElements", pick_row(op, choices.ids, depth), kept, axis=1)
+    flat = op("Reshape", best, op.const([-1, 1, count * ranks]))
+    kept = op("Gather", flat, op.const([i * ranks + rank for i, rank in places]), axis=2)
+    return op("Squeeze", choices.token_ids(depth, kept), op.const([1]))
 
 
 def _next_level(

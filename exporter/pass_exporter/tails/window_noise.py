@@ -1,0 +1,60 @@
+"""The noise of all positions that one pass may draw a token for, and the drafts that are drawn with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from pass_exporter.tails.builder import TailBuilder
+from pass_exporter.tails.noise_nodes import RowNoise
+
+
+@dataclass(frozen=True)
+class WindowNoise:
+    """numbers [B,P,I]: the noise of the P = `count` positions after `before` [B]. A place is one of 0 .. P-1."""
+
+    tail: TailBuilder
+    numbers: ir.Value
+    count: int
+
+    @staticmethod
+    def after(tail: TailBuilder, before: ir.Value, count: int, stream: str) -> WindowNoise:
+        return WindowNoise(tail, tail.sampler.noise.at(before, count, stream), count)
+
+    def at(self, places: list[int]) -> RowNoise:
+        """The noise of rows whose tokens have these places."""
+        numbers = self.numbers
+        if places != list(range(self.count)):
+            numbers = self.tail.op("Gather", numbers, self.tail.op.const(places), axis=1)
+        return self.tail.sampler.noise.of_all_blocks(numbers)
+
+    def sample(self, logits: ir.Value, places: list[int]) -> ir.Value:
+        """logits [B,R,V] -> [B,R] int64: the tokens of rows whose tokens have these places."""
+        sampler = self.tail.sampler
+        return sampler.draw(sampler.weights(logits, len(places)), self.at(places), len(places))
+
+
+@dataclass(frozen=True)
+class ChainNoise:
+    """Noise for the drafts of a chain, whose tokens have `count` places in a row, from `first` [B,1] on."""
+
+    window: WindowNoise
+    first: ir.Value
+    count: int
+
+    def of_all_blocks(self) -> RowNoise:
+        tail, noise = self.window.tail, self.window.tail.sampler.noise
+        places = tail.op("Add", self.first, tail.op.const(np.arange(self.count)[None]))
+        return noise.of_all_blocks(tail.pick_rows(self.window.numbers, places, self.window.count, noise.entries))
+
+    def of_row(self, j: int) -> RowNoise:
+        """The noise of draft j alone."""
+        every, split, sizes = self.of_all_blocks(), self.window.tail.op.split, [1] * self.count
+        return RowNoise(split(every.blocks, sizes, axis=1)[j], split(every.tokens, sizes, axis=1)[j])
+
+    def of_candidates(self, blocks: ir.Value) -> list[RowNoise]:
+        """The noise of every draft if only `blocks` [B,count,K] may be drawn."""
+        noise = self.window.tail.sampler.noise
+        return noise.of_candidates(self.window.numbers, self.window.count, self.first, blocks, self.count)
