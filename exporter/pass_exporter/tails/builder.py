@@ -62,7 +62,7 @@ class TailBuilder:
         GatherND would do this in one node, but cannot be captured as a CUDA graph.
         """
         op = self.op
-        ones = op("Add", op("Mul", op.input("active", np.int64, ["batch"]), op.const(0)), op.const(1))
+        ones = op("Max", op.input("active", np.int64, ["batch"]), op.const(1))
         slots = op("Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1]))  # [B,1]: 0 .. B-1
         first = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
         return op("Gather", op("Reshape", values, op.const([-1, size])), op("Add", rows, first), axis=0)
@@ -71,19 +71,19 @@ class TailBuilder:
         """[1] int64: A, the number of look-ahead rows of a fused tail.
 
         It is a sum of ones, because a shape is on the host, and a tail that multiplies it with tensors on the device
-        cannot be captured as a CUDA graph.
+        cannot be captured as a CUDA graph. Look-ahead ids are above 0.
         """
         op = self.op
-        ones = op("Add", op("Mul", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const(0)), op.const(1))
+        ones = op("Min", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const(1))
         return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
         """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: used for the batch size only."""
         op = self.op
         if self.plan.is_fused:
-            ids = op("Unsqueeze", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const([0]))
+            ids = op.input("lookahead_ids", np.int64, ["lookahead_rows"])
         else:
-            ids = op.const(self.plan.next.lookahead_ids(self.vocab_size)[None])
+            ids = op.const(self.plan.next.lookahead_ids(self.vocab_size))
         return op("Add", op("Mul", root, op.const(0)), ids)
 
     def next_window(self, root: ir.Value, drafts: ir.Value | None) -> ir.Value:

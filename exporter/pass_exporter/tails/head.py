@@ -32,11 +32,12 @@ def head_drafts(tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Va
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None
     choices = candidate_choices(tail, head, logits, count)
-    projected = op.split(projected_rows(tail, head, rows), [1] * count, axis=1)  # [B,1,m] each
+    projected = op("Unsqueeze", projected_rows(tail, head, rows), op.const([2]))
+    projected_row = op.split(projected, [1] * count, axis=1)  # [B,1,1,m] each
     drafts: list[ir.Value] = []
-    token, state = op("Unsqueeze", root, op.const([2])), None  # [B,1,1], and later [B,1,m]
+    token, state = op("Unsqueeze", root, op.const([2])), None  # [B,1,1], and later [B,1,1,m]
     for j in range(count):
-        state = next_state(op, head, projected[j], op("Squeeze", token, op.const([2])), state)
+        state = next_state(op, head, projected_row[j], token, state)
         scores = choices.scores(j, op("MatMul", state, head_matrix(op, head, "out")))  # [B,1,C]
         token = choose(choices, scores, j)
         drafts.append(token)
@@ -46,9 +47,9 @@ def head_drafts(tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Va
 def next_state(
     op: GraphTape, head: HeadArrays, projected: ir.Value, tokens: ir.Value, before: ir.Value | None
 ) -> ir.Value:
-    """The head's states after n `tokens` [B,n], each of which follows a state of `before` [B,n,m], or none.
+    """The head's states [...,m] after `tokens` [...], each of which follows a state `before` [...,m], or none.
 
-    projected [B,1,m]: the part of the state that comes from the look-ahead row.
+    projected [...,m]: the part of the states that comes from the look-ahead row, from `projected_rows`.
     """
     x = op("Add", projected, op("MatMul", table_rows(op, head, tokens), head_matrix(op, head, "token")))
     if before is not None:
@@ -71,9 +72,9 @@ class CandidateSubset:
     vectors: Sequence[ir.Value]
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """The candidates' scores [B,1,C] in row j: logits plus table rows times direction [B,1,r]."""
+        """The candidates' scores [B,1,C] in row j: logits plus table rows times direction [B,1,1,r]."""
         op, count = self.op, noise.BLOCK_SIZE * CANDIDATE_BLOCKS
-        products = op("MatMul", self.vectors[j], op("Unsqueeze", direction, op.const([3])))  # [B,1,C,1]
+        products = op("MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1])))  # [B,1,C,1]
         return op("Add", self.logits[j], op("Reshape", products, op.const([-1, 1, count])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
@@ -101,9 +102,9 @@ class FullVocabulary:
     vectors: ir.Value
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        op, axis = self.op, self.op.const([1])
-        products = op("Gemm", op("Squeeze", direction, axis), self.vectors, transB=1)
-        return op("Add", self.logits[j], op("Unsqueeze", products, axis))
+        op = self.op
+        products = op("Gemm", op("Squeeze", direction, op.const([1, 2])), self.vectors, transB=1)
+        return op("Add", self.logits[j], op("Unsqueeze", products, op.const([1])))
 
     def best(self, _j: int, scores: ir.Value) -> ir.Value:
         return self.op("ArgMax", scores, axis=2, keepdims=1)

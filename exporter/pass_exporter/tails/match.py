@@ -97,7 +97,7 @@ def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, window:
     """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there is no such row."""
     op, sampler, count = tail.op, tail.sampler, tail.plan.next.drafts
     rows, logits = tail.group_rows(accepted)
-    chain = None if window is None else ChainNoise(window, op("Add", accepted, op.const(1)), count)
+    chain = None if window is None else ChainNoise(window, accepted, count)
     if tail.head is not None:
         drafts = head_drafts(tail, logits, rows, root, _choice(tail, chain))
     elif chain is None:

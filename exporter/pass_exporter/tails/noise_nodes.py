@@ -50,15 +50,15 @@ class NoiseNodes:
         parts = self.op.split(numbers, [size for size in sizes if size], axis=2)
         return RowNoise(parts[2], parts[0])
 
-    def of_candidates(self, numbers: ir.Value, count: int, first: ir.Value, blocks: ir.Value, rows: int) -> list[RowNoise]:
+    def of_candidates(self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int) -> list[RowNoise]:
         """The noise of R rows in which only `blocks` [B,R,K] may be drawn, row by row: [B,1,K] and [B,1,8].
 
-        numbers [B,P,I]: those of P = `count` positions. first [B,1] int64: which of them the first row's token has; the
-        other rows follow.
+        numbers [B,P,I]: those of P = `count` positions. before [B,1] int64: the first row's token has that of the next
+        one of them, and so on.
         """
         op, (start, _), (_, tokens) = self.op, *noise.entries_per_position(self.vocab_size)
-        begin = op("Unsqueeze", op("Mul", first, op.const(self.entries)), op.const([2]))  # [B,1,1]
-        row = self.entries * np.arange(rows).reshape(1, -1, 1)
+        begin = op("Unsqueeze", op("Mul", before, op.const(self.entries)), op.const([2]))  # [B,1,1]
+        row = self.entries * (1 + np.arange(rows)).reshape(1, -1, 1)
         of_blocks = op("Reshape", op("Add", blocks, op.const(row + start)), op.const([-1, 1, rows * CANDIDATE_BLOCKS]))
         of_tokens = op("Add", begin, op.const((row + np.arange(tokens)).reshape(1, 1, -1)))
         places = op("Concat", of_tokens, op("Add", begin, of_blocks), axis=2)
@@ -107,9 +107,8 @@ class NoiseNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, count, self.entries]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 without overflow -> uniform numbers u in (0, 1), float32; at temperature 0 all the same."""
+        """Table sums, int32 without overflow -> uniform numbers u in (0, 1), float32."""
         op, modulus = self.op, self.op.const(1 << noise.BITS, np.int32)
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
-        noisy = op("Greater", op.per_request("temperature"), op.const(0, F32))
-        scale = op("Where", noisy, op.const(noise.SCALE, F32), op.const(0, F32))
-        return op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))
+        scaled = op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), op.const(noise.SCALE, F32))
+        return op("Add", scaled, op.const(0.5 * noise.SCALE, F32))

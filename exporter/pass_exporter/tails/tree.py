@@ -47,7 +47,7 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArr
     rows = op("Gather", op.const(plan.paths), op("Squeeze", last, op.const([1])), axis=0)  # [B,E]
     count, next_length = tail.advance(accepted)
     root = op("GatherElements", samples, last, axis=1)
-    chain = None if window is None else ChainNoise(window, op("Add", accepted, op.const(1)), plan.depth)
+    chain = None if window is None else ChainNoise(window, accepted, plan.depth)
     drafts = _next_drafts(tail, last, root, chain)
     return op.model(
         {

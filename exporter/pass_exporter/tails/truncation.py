@@ -40,16 +40,20 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 
     values [B,R,K]: the largest probabilities in falling order. candidates: K.
     """
+    # What depends on the request alone comes first: nodes that are asked for again are not added again.
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
-    rank, axis = op.const(np.arange(candidates).reshape(1, 1, -1)), op.const([2])
-    in_top_k = op("Less", rank, op("Where", no_k, op.const(candidates), top_k))
+    ranks = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
+    in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)  # no rank if both are off
+    mass = op("Where", no_p, op.const(2, F32), top_p)  # more than any sum of probabilities
+    limit = op("Where", in_top_k, mass, op.const(-1, F32))
+    unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
+
+    axis = op.const([2])
     of_top_k = op("Where", in_top_k, values, op.const(0, F32))
     total = op("Where", no_k, op.const(1, F32), op("ReduceSum", of_top_k, axis, keepdims=1))
     before = op("CumSum", op("Div", of_top_k, total), op.const(2), exclusive=1)
-    kept = op("And", in_top_k, op("Or", no_p, op("Less", before, top_p)))
-    smallest = op("ReduceMin", op("Where", kept, values, op.const(2, F32)), axis, keepdims=1)
-    smallest = op("Where", op("And", no_k, no_p), op.const(0, F32), smallest)
+    smallest = op("ReduceMin", op("Where", op("Less", before, limit), values, unkept), axis, keepdims=1)
     largest = op("Slice", values, op.const([0]), op.const([1]), axis)
     return op("Max", smallest, op("Mul", op.per_request("min_p"), largest))
 

@@ -38,15 +38,15 @@ class WindowNoise:
 
 @dataclass(frozen=True)
 class ChainNoise:
-    """Noise for the drafts of a chain, whose tokens have `count` places in a row, from `first` [B,1] on."""
+    """Noise for the drafts of a chain, whose tokens have the `count` places after `before` [B,1]."""
 
     window: WindowNoise
-    first: ir.Value
+    before: ir.Value
     count: int
 
     def of_all_blocks(self) -> RowNoise:
         tail, noise = self.window.tail, self.window.tail.sampler.noise
-        places = tail.op("Add", self.first, tail.op.const(np.arange(self.count)[None]))
+        places = tail.op("Add", self.before, tail.op.const(1 + np.arange(self.count)[None]))
         return noise.of_all_blocks(tail.pick_rows(self.window.numbers, places, self.window.count, noise.entries))
 
     def of_row(self, j: int) -> RowNoise:
@@ -57,4 +57,4 @@ class ChainNoise:
     def of_candidates(self, blocks: ir.Value) -> list[RowNoise]:
         """The noise of every draft if only `blocks` [B,count,K] may be drawn."""
         noise = self.window.tail.sampler.noise
-        return noise.of_candidates(self.window.numbers, self.window.count, self.first, blocks, self.count)
+        return noise.of_candidates(self.window.numbers, self.window.count, self.before, blocks, self.count)
