@@ -107,8 +107,9 @@ class NoiseNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, count, self.entries]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 without overflow -> uniform numbers u in (0, 1), float32."""
+        """Table sums, int32 without overflow -> uniform numbers u in (0, 1), float32; at temperature 0 all the same."""
         op, modulus = self.op, self.op.const(1 << noise.BITS, np.int32)
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
-        scaled = op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), op.const(noise.SCALE, F32))
-        return op("Add", scaled, op.const(0.5 * noise.SCALE, F32))
+        noisy = op("Greater", op.per_request("temperature"), op.const(0, F32))
+        scale = op("Where", noisy, op.const(noise.SCALE, F32), op.const(0, F32))
+        return op("Add", op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale), op.const(0.5 * noise.SCALE, F32))

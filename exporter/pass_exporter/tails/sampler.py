@@ -62,15 +62,17 @@ class SamplerNodes:
         """w [B,R,V], non-negative and unnormalized -> [B,R] tokens.
 
         Draws a block of tokens, then one of its tokens, by exponential sampling (`pass_runtime.bundle.noise`). At
-        temperature 0, of tied tokens the one with the lowest id must win, so there it is the ArgMax of `w`.
+        temperature 0, of tied tokens the one with the lowest id must win. Token i of block k of K has the id i*K + k, so
+        there a block counts as much as its best token, halved i times. An ArgMax over all tokens would take a CPU longer.
         """
         op, size, blocks = self.op, noise.BLOCK_SIZE, noise.vocabulary_blocks(self.vocab_size)
-        padded = w
         if self.vocab_size < blocks * size:
-            padded = op("Pad", w, op.const([0, 0, 0, 0, 0, blocks * size - self.vocab_size]))
-        drawn = self._race(padded, noise_of, rows, blocks)
-        likeliest = op("ArgMax", w, axis=2, keepdims=1)
-        return op("Squeeze", op("Where", self.is_noisy(), drawn, likeliest), op.const([2]))
+            w = op("Pad", w, op.const([0, 0, 0, 0, 0, blocks * size - self.vocab_size]))
+        by_block, axis = op("Reshape", w, op.const([-1, rows, size, blocks])), op.const([2])
+        halved = op("Mul", by_block, op.const(0.5 ** np.arange(size).reshape(1, 1, -1, 1), F32))
+        mass, best = op("ReduceSum", by_block, axis, keepdims=0), op("ReduceMax", halved, axis, keepdims=0)
+        drawn = self._race(op("Where", self.is_noisy(), mass, best), w, noise_of, blocks)
+        return op("Squeeze", drawn, axis)
 
     def draw_candidate(self, scores: ir.Value, noise_of: RowNoise) -> ir.Value:
         """Draws the token that `draw` would draw if all tokens outside K candidate blocks had probability 0.
@@ -78,7 +80,9 @@ class SamplerNodes:
         scores [B,1,8K]: the logits of the blocks' tokens: the first token of every block, then the second of every
         block, and so on. noise_of: that of the K blocks. Returns [B,1,1], an index into `scores`.
         """
-        return self._race(self._candidate_weights(scores, 1), noise_of, 1, CANDIDATE_BLOCKS)
+        w, by_block = self._candidate_weights(scores, 1)
+        mass = self.op("ReduceSum", by_block, self.op.const([2]), keepdims=0)
+        return self._race(mass, w, noise_of, CANDIDATE_BLOCKS)
 
     def rank_candidates(self, scores: ir.Value, rows: int, noise_of: RowNoise) -> ir.Value:
         """scores [B,rows,8K], each row as in `draw_candidate` -> [B,rows,8K] keys that rank the candidates.
@@ -88,8 +92,7 @@ class SamplerNodes:
         noise_of: blocks [B,1,K], tokens [B,1,8], for all rows.
         """
         op = self.op
-        shape = op.const([-1, rows, noise.BLOCK_SIZE, CANDIDATE_BLOCKS])
-        by_block = op("Reshape", self._candidate_weights(scores, rows), shape)
+        _, by_block = self._candidate_weights(scores, rows)
         mass = op("ReduceSum", by_block, op.const([2]), keepdims=1)
         of_blocks = op("Div", mass, op("Neg", op("Unsqueeze", noise_of.blocks, op.const([1]))))  # [B,rows,1,K]
         of_tokens = op("Div", by_block, op("Neg", op("Unsqueeze", noise_of.tokens, op.const([3]))))
@@ -103,18 +106,18 @@ class SamplerNodes:
         """[B,1,1] bool: whether the request's temperature is above 0."""
         return self.op("Greater", self.op.per_request("temperature"), self.op.const(0, F32))
 
-    def _race(self, w: ir.Value, noise_of: RowNoise, rows: int, blocks: int) -> ir.Value:
-        """w [B,R,8K] -> [B,R,1]: the index of the token that is drawn. blocks: K.
+    def _race(self, mass: ir.Value, w: ir.Value, noise_of: RowNoise, blocks: int) -> ir.Value:
+        """mass [B,R,K] of the K = `blocks` blocks, w [B,R,8K] -> [B,R,1]: the index of the token that is drawn.
 
         Weights are divided by -E, so the least quotient wins: first that of a block, then that of one of its tokens.
         """
-        op, size = self.op, noise.BLOCK_SIZE
-        mass = op("ReduceSum", op("Reshape", w, op.const([-1, rows, size, blocks])), op.const([2]), keepdims=0)
+        op = self.op
         block = op("ArgMin", op("Div", mass, noise_of.blocks), axis=2, keepdims=1)  # [B,R,1]
-        tokens = op("Add", block, op.const(blocks * np.arange(size)))  # [B,R,8]
+        tokens = op("Add", block, op.const(blocks * np.arange(noise.BLOCK_SIZE)))  # [B,R,8]
         quotients = op("Div", op("GatherElements", w, tokens, axis=2), noise_of.tokens)
         return op("GatherElements", tokens, op("ArgMin", quotients, axis=2, keepdims=1), axis=2)
 
-    def _candidate_weights(self, scores: ir.Value, rows: int) -> ir.Value:
-        """scores [B,rows,8K] -> the candidates' probabilities [B,rows,8K]."""
-        return SamplerNodes(self.op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS).weights(scores, rows)
+    def _candidate_weights(self, scores: ir.Value, rows: int) -> tuple[ir.Value, ir.Value]:
+        """scores [B,rows,8K] -> the candidates' probabilities [B,rows,8K], and these by block [B,rows,8,K]."""
+        w = SamplerNodes(self.op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS).weights(scores, rows)
+        return w, self.op("Reshape", w, self.op.const([-1, rows, noise.BLOCK_SIZE, CANDIDATE_BLOCKS]))
