@@ -1,9 +1,9 @@
 """Finds nodes for which ONNX Runtime's CUDA provider has no kernel, by operator, version and types.
 
-A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. What kernels there are is
-known from two sources. `DEVICE_OPERATORS` lists the operators whose newest version has one in the release that the `gpu`
-extra begins at. cuda_kernels.json has the types that they take, from ONNX Runtime's docs/OperatorKernels.md, which may
-be older than the release: so a type that is missing there may have a kernel, but no graph relies on it.
+A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. Two sources tell which
+kernels there are. cuda_kernels.json has versions and types, from ONNX Runtime's docs/OperatorKernels.md at a commit.
+That document is older than the release that the `gpu` extra begins at, and lacks its kernels of later versions. So for
+`DEVICE_OPERATORS`, whose version of opset 24 has a kernel in that release, the document's newest types are taken.
 
     python tests/exporter/cuda_kernels.py COMMIT < OperatorKernels.md > tests/exporter/cuda_kernels.json
 
@@ -90,9 +90,9 @@ def _name(dtype: ir.DataType | None) -> str:
     return {"FLOAT": "float", "DOUBLE": "double"}.get(dtype.name, dtype.name.lower())
 
 
-def rows(document: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+def rows(document: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(domain, operator, entry) of the newest CUDA kernel of each operator in OperatorKernels.md."""
-    section = document.split("## Operators implemented by CUDAExecutionProvider")[1].split("\n## ")[0]
+    section = document.split("## Operators implemented by CUDAExecutionProvider")[1].split("\n## ", maxsplit=1)[0]
     domain = ""
     for line in section.splitlines():
         if (found := re.match(r"\|\*\*Operator Domain:\*\* \*([\w.]+)\*", line)) is not None:
@@ -104,11 +104,11 @@ def rows(document: str) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def _entry(parameters: str, versions: str, types: str) -> dict[str, Any]:
+    newest = parameters.split("or<br>", maxsplit=1)[0]
+
     def formals(kind: str) -> str:
-        newest = parameters.split("or<br>")[0]
-        return " ".join(
-            name.removeprefix("tensor(").removesuffix(")") for name in re.findall(rf"\*{kind}\* [\w.]+:\*\*([\w()]+)\*\*", newest)
-        )
+        names = re.findall(rf"\*{kind}\* [\w.]+:\*\*([\w()]+)\*\*", newest)
+        return " ".join(name.removeprefix("tensor(").removesuffix(")") for name in names)
 
     by_formal = re.findall(r"\*\*(\w+)\*\* = ([^*]+?)(?=<br/>|$)", types)
     return {

@@ -94,11 +94,11 @@ def test_the_table_is_read_from_the_document():
 |||12|**T** = tensor(double)|
 | |
 |**Operator Domain:** *com.microsoft*||||
-|Gather|*in* data:**T1**<br> *in* at:**Tind**<br> *out* y:**T1**|1+|**T1** = tensor(int4)<br/> **Tind** = tensor(int32), tensor(int64)|
+|Pick|*in* x:**T**<br> *in* i:**I**<br> *out* y:**T**|1+|**I** = tensor(int32), tensor(int8)<br/> **T** = tensor(int4)|
 
 ## Operators implemented by DmlExecutionProvider
 """
     argmax = {"versions": "13+", "inputs": "T", "outputs": "int64", "types": {"T": "double float"}}
-    types = {"T1": "int4", "Tind": "int32 int64"}
-    gather = {"versions": "1+", "inputs": "T1 Tind", "outputs": "T1", "types": types}
-    assert list(rows(document)) == [("", "ArgMax", argmax), ("com.microsoft", "Gather", gather)]
+    types = {"T": "int4", "I": "int32 int8"}
+    pick = {"versions": "1+", "inputs": "T I", "outputs": "T", "types": types}
+    assert list(rows(document)) == [("", "ArgMax", argmax), ("com.microsoft", "Pick", pick)]

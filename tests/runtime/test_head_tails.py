@@ -150,3 +150,14 @@ def test_nothing_keeps_a_tail_out_of_cuda_graphs(plan, sampler):
             nodes = list(build_tail(plan, sampler, vocab, random_head(vocab)).graph)
             assert sum(node.op_type == "ArgMax" for node in nodes) == 1 + plan.next.drafts
             assert "ScatterElements" not in operators, "drafts are looked for among the candidates only"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "most", "by_draft"), [("greedy", 65, 15), ("sample", 130, 25), ("truncated", 175, 40)]
+)
+def test_a_draft_adds_few_nodes(sampler, most, by_draft):
+    """Noise, and what depends on the request alone, are computed once for all drafts: a node is a launch on a GPU."""
+    plans = [fused_plan([drafts] * (drafts + 1)) for drafts in (1, 2, 4)]
+    one, two, four = (len(list(build_tail(plan, sampler, 1024, random_head(1024)).graph)) for plan in plans)
+    assert one <= most
+    assert four - two <= 2 * by_draft

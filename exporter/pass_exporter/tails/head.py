@@ -128,7 +128,9 @@ def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, cou
     if not has_candidate_subset(vocab_size):
         # With constant indices ONNX Runtime would fold the Gather and the Cast, and keep a float32 copy of the table.
         zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
-        return FullVocabulary(op, by_row(logits), table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)))
+        return FullVocabulary(
+            op, by_row(logits), table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero))
+        )
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
     best = op("ReduceMax", by_block, op.const([2]), keepdims=0)

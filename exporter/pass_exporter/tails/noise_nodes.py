@@ -50,7 +50,9 @@ class NoiseNodes:
         parts = self.op.split(numbers, [size for size in sizes if size], axis=2)
         return RowNoise(parts[2], parts[0])
 
-    def of_candidates(self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int) -> list[RowNoise]:
+    def of_candidates(
+        self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int
+    ) -> list[RowNoise]:
         """The noise of R rows in which only `blocks` [B,R,K] may be drawn, row by row: [B,1,K] and [B,1,8].
 
         numbers [B,P,I]: those of P = `count` positions. before [B,1] int64: the first row's token has that of the next

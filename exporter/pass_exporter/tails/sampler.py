@@ -62,8 +62,8 @@ class SamplerNodes:
         """w [B,R,V], non-negative and unnormalized -> [B,R] tokens.
 
         Draws a block of tokens, then one of its tokens, by exponential sampling (`pass_runtime.bundle.noise`). At
-        temperature 0, of tied tokens the one with the lowest id must win. Token i of block k of K has the id i*K + k, so
-        there a block counts as much as its best token, halved i times. An ArgMax over all tokens would take a CPU longer.
+        temperature 0, of tied tokens the one with the lowest id must win. Token i of block k of K has the id i*K + k,
+        so there a block counts as much as its best token, halved i times. An ArgMax over all tokens takes a CPU longer.
         """
         op, size, blocks = self.op, noise.BLOCK_SIZE, noise.vocabulary_blocks(self.vocab_size)
         if self.vocab_size < blocks * size:

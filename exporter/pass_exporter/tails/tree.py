@@ -89,13 +89,13 @@ def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, chain: Chain
     if head is None or not isinstance(choices, CandidateSubset):
         raise ValueError(f"{plan.name} needs a draft head, and a vocabulary of which the candidates are a part")
     projected = op.split(projected_rows(tail, head, rows), [1] * plan.depth, axis=1)  # [B,1,m] each
-    noise_of = None if chain is None else chain.of_candidates(choices.blocks)
+    noise_of = [None] * plan.depth if chain is None else chain.of_candidates(choices.blocks)
     level, made, order = _Level([0], root, None), [], []
     for depth in range(plan.depth):
         children = [(c, p) for p in level.rows for c in range(1, 1 + plan.drafts) if plan.parents[c - 1] == p]
         state = next_state(op, head, projected[depth], level.tokens, level.states)  # [B,n,m]
         places = _parent_ranks(level, children)
-        tokens = _ranked_tokens(tail, choices, depth, state, places, noise_of and noise_of[depth])
+        tokens = _ranked_tokens(tail, choices, depth, state, places, noise_of[depth])
         made.append(tokens)
         order += [c for c, _ in children]
         level = _next_level(op, plan, level, children, tokens, state)
