@@ -37,8 +37,8 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
 """The inputs that CUDA kernels read on the host: their definitions have InputMemoryType(OrtMemTypeCPUInput, ...)."""
 DEVICE_OPERATORS = frozenset(
     """
-    Abs Add And ArgMax Attention Cast Ceil Clip Concat ConstantOfShape Cos CumSum DequantizeLinear Div Einsum Equal Erf
-    Exp Expand Flatten Floor Gather GatherElements Gelu Gemm Greater GreaterOrEqual Identity IsInf IsNaN
+    Abs Add And ArgMax ArgMin Attention Cast Ceil Clip Concat ConstantOfShape Cos CumSum DequantizeLinear Div Einsum
+    Equal Erf Exp Expand Flatten Floor Gather GatherElements Gelu Gemm Greater GreaterOrEqual Identity IsInf IsNaN
     LayerNormalization Less LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mod Mul Neg Not Or Pad Pow
     QuantizeLinear RMSNormalization Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape
     RotaryEmbedding Round ScatterElements Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Sum Tanh
