@@ -21,8 +21,9 @@ TEST_CASE("the formats of weights with blocks", "[kernels]") {
     CHECK(block_formats(model).empty());
     model.weights = "int4";  // of a bundle without `quantization`
     CHECK(block_formats(model) == Formats{{4, 32}, {8, 32}});
-    model.quantization = QuantizationInfo{
-        {"int8", std::nullopt, false}, SchemeInfo{"int8", 64, true}, {{"a", {"int4", 16, false}}, {"b", {"fp8", 32, false}}}};
+    model.quantization = QuantizationInfo{{"int8", std::nullopt, false},
+                                          SchemeInfo{"int8", 64, true},
+                                          {{"a", {"int4", 16, false}}, {"b", {"fp8", 32, false}}}};
     CHECK(block_formats(model) == Formats{{4, 16}, {4, 64}, {8, 64}});
 }
 
@@ -41,7 +42,8 @@ TEST_CASE("the kernels of this CPU are asked once", "[kernels]") {
 TEST_CASE("8-bit weights are made unsigned where sums saturate", "[kernels]") {
     Manifest manifest;
     manifest.model.weights = "w8a8";
-    manifest.derived = {{"trunk.cpu.onnx", "cpu", std::nullopt, true, true}, {"trunk.cuda.onnx", "cuda", {}, true, false}};
+    manifest.derived = {{"trunk.cpu.onnx", "cpu", std::nullopt, true, true},
+                        {"trunk.cuda.onnx", "cuda", {}, true, false}};
     const Kernels saturating{false, 1, true};
     CHECK(needs_unsigned_weights(saturating, "bundle", manifest));
     CHECK_FALSE(needs_unsigned_weights({}, "bundle", manifest));

@@ -116,8 +116,7 @@ Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
 }
 
 Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
-                                    const Constants& constants, const std::string& scope,
-                                    const Sizes* unpadded) const {
+                                    const Constants& constants, const std::string& scope, const Sizes* unpadded) const {
     const Sizes& own = unpadded == nullptr ? sizes : *unpadded;
     Bindings found;
     for (const Tensor& tensor : graph.inputs) {

@@ -52,8 +52,8 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     found.exact_sums = kernels.exact_sums;
     found.least_rows = kernels.least_rows.value_or(1);
     if (!kernels.least_rows) {
-        log(LogLevel::info, kernels.text() +
-                                ": a token's values depend on the rows of its pass, so the prefix cache is off");
+        log(LogLevel::info,
+            kernels.text() + ": a token's values depend on the rows of its pass, so the prefix cache is off");
     }
     if (device.on_cpu()) return found;
     found.chunk_capacities = wide_chunks(manifest.model, capacities);
@@ -110,9 +110,8 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
     trunk_ = open_packed(drafting, options, kernels);
     if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options, kernels);
     if (trunk_ == nullptr) {
-        trunk_ =
-            std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads, nullptr,
-                                       weights);
+        trunk_ = std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads,
+                                            nullptr, weights);
     }
     note_capture(*trunk_);
     trunk_->check(manifest_.trunk, &manifest_);
@@ -123,12 +122,14 @@ void OrtBackend::note_capture(const OrtGraph& graph) {
     if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
-std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options, const Kernels& kernels) const {
+std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options,
+                                                  const Kernels& kernels) const {
     if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
     try {
         const auto path = packed_trunk(*engine_.library, bundle_, manifest_, file, kernels);
         if (!path) return nullptr;
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads, nullptr, WeightForm::packed);
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads, nullptr,
+                                          WeightForm::packed);
     } catch (const Error& error) {  // the entry was removed meanwhile
         log(LogLevel::info, file + ": weights are not mapped: " + error.what());
         return nullptr;

@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::int64_t most_rows = 16;  // rows alone are compared with the same rows among so many
 constexpr std::int64_t blocks = 4, outputs = 64;
-constexpr std::uint64_t accuracy_level = 4;  // as ONNX Runtime sets it if it fuses a product: rows are rounded to 8 bits
+constexpr std::uint64_t accuracy_level =
+    4;  // as ONNX Runtime sets it if it fuses a product: rows are rounded to 8 bits
 constexpr std::uint64_t ir_version = 10, opset = 21;
 
 // --- A message of protobuf: field numbers are those of onnx.proto ----------------------------------------------------
@@ -56,8 +57,7 @@ struct Probe {
 
 // A ValueInfoProto of [M,columns].
 std::string value_info(const std::string& name, ONNXTensorElementDataType type, std::int64_t columns) {
-    const std::string last =
-        columns == 0 ? field(2, std::string("N")) : field(1, static_cast<std::uint64_t>(columns));
+    const std::string last = columns == 0 ? field(2, std::string("N")) : field(1, static_cast<std::uint64_t>(columns));
     const std::string shape = field(1, field(2, std::string("M"))) + field(1, last);
     return field(1, name) + field(2, field(1, field(1, static_cast<std::uint64_t>(type)) + field(2, shape)));
 }
@@ -144,8 +144,8 @@ std::vector<float> random_rows(std::int64_t count) {
 
 bool sums_are_exact(const OrtLibrary& library) {
     constexpr std::int64_t inputs = 64, columns = 16;
-    const Weights weights{"weights", {inputs, columns}, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
-                          std::string(inputs * columns, '\x7f')};
+    const Weights weights{
+        "weights", {inputs, columns}, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, std::string(inputs * columns, '\x7f')};
     const ProbeSession session(library, {"MatMulInteger",
                                          "",
                                          {},
@@ -167,19 +167,18 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
     std::vector<float> scales(static_cast<std::size_t>(outputs * blocks));
     for (float& scale : scales) scale = 0.001F + 0.019F * (static_cast<float>(random()) / 4294967296.0F);
     const ProbeSession session(
-        library,
-        {"MatMulNBits",
-         "com.microsoft",
-         {{"K", static_cast<std::uint64_t>(inputs)},
-          {"N", static_cast<std::uint64_t>(outputs)},
-          {"bits", static_cast<std::uint64_t>(bits)},
-          {"block_size", static_cast<std::uint64_t>(block_size)},
-          {"accuracy_level", accuracy_level}},
-         {{"codes", {outputs, blocks, code_bytes}, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, std::move(codes)},
-          {"scales", {outputs, blocks}, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, bytes_of(scales)}},
-         inputs,
-         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
+        library, {"MatMulNBits",
+                  "com.microsoft",
+                  {{"K", static_cast<std::uint64_t>(inputs)},
+                   {"N", static_cast<std::uint64_t>(outputs)},
+                   {"bits", static_cast<std::uint64_t>(bits)},
+                   {"block_size", static_cast<std::uint64_t>(block_size)},
+                   {"accuracy_level", accuracy_level}},
+                  {{"codes", {outputs, blocks, code_bytes}, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, std::move(codes)},
+                   {"scales", {outputs, blocks}, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, bytes_of(scales)}},
+                  inputs,
+                  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+                  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
     const std::vector<float> rows = random_rows(most_rows * inputs);
     const auto among_all = session.run<float>(rows, inputs);
     std::vector<std::int64_t> differing;
@@ -195,8 +194,7 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
 bool softmax_is_equal(const OrtLibrary& library) {
     constexpr std::ptrdiff_t rows = 4, columns = 32;
     const ProbeSession session(
-        library,
-        {"Softmax", "", {}, {}, 0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
+        library, {"Softmax", "", {}, {}, 0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
     const std::vector<float> scores = random_rows(rows * columns);
     for (const std::ptrdiff_t count : {5, 6, 7}) {
         std::vector<float> masked = scores, few;
@@ -264,8 +262,7 @@ bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path&
     if (!rounded || kernels.exact_sums) return false;
     for (const DerivedTrunk& each : manifest.derived) {
         if (each.device != "cpu" || each.weight_zero_points) continue;
-        throw Error(bundle.string() +
-                    ": its 8-bit sums saturate on this CPU: export it again, or export it as int8");
+        throw Error(bundle.string() + ": its 8-bit sums saturate on this CPU: export it again, or export it as int8");
     }
     return true;
 }

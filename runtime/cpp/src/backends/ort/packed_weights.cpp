@@ -81,8 +81,9 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
     if (!hashes.knows(bundle / file, graph->sha256) || !hashes.knows(bundle / data, weights->sha256)) {
         return std::nullopt;
     }
-    const std::string key = sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() +
-                                   "\ngraph " + graph->sha256 + "\nweights " + weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
+    const std::string key =
+        sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() + "\ngraph " +
+               graph->sha256 + "\nweights " + weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
     std::error_code ignored;  // the entry may be another user's. Python drops the entries used least recently.

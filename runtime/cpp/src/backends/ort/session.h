@@ -36,9 +36,9 @@ class SharedTensors {
 // ONNX Runtime's name of `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
-// What ONNX Runtime does with the weights of a graph. packed: it wrote the graph, optimized and with packed weights, and
-// takes it as it is. made_unsigned: it makes int8 weights uint8 where products of uint8 and int8 codes are not summed
-// exactly.
+// What ONNX Runtime does with the weights of a graph. packed: it wrote the graph, optimized and with packed weights,
+// and takes it as it is. made_unsigned: it makes int8 weights uint8 where products of uint8 and int8 codes are not
+// summed exactly.
 enum class WeightForm { as_exported, packed, made_unsigned };
 
 class OrtGraph {
