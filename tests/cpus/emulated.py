@@ -1,6 +1,6 @@
 """Runs bundles on the CPU that it finds, which on_cpus.py emulates, and prints what it found as JSON.
 
-    emulated.py BUNDLE...      # a folder `sums` beside a bundle's files has a graph and inputs, whose results it writes
+emulated.py RESULTS.npz BUNDLE...      # it also runs a bundle's sums.onnx, if there is one, and writes its results
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from pass_runtime.backends.ort.trunks import needs_unsigned_weights
 from pass_runtime.bundle.read import read_manifest
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 112).tolist()
-CHUNKS = {"64": [64, 48], "16": [16] * 7, "1": [16] * 5 + [1] * 32, "ragged": [10, 64, 3, 11, 24]}
-"""Ways to read PROMPT; the single tokens come last, because a pass of one is slow here."""
-PLANS = ("ar", "two-pass", "fused", "auto")
+PROMPT_TOKENS, TOKENS = 50, 16
+"""Of texts: those of PROMPT that they begin with, and the new ones."""
+CHUNKS = [10, 40, 3, 16, *[1] * 6, 37]
+"""Widths in which PROMPT is read, to compare with reading it at once."""
+TEXTS = {  # numbers of slots -> temperatures -> plans
+    1: {0.0: ("ar", "two-pass", "fused", "auto"), 0.8: ("ar", "fused")},
+    3: {0.0: ("ar", "fused")},
+}
 
 
 def read(bundle: Path, chunks: list[int], slots: int) -> tuple[np.ndarray, bool]:
-    """The K/V that the last slot has after these chunks, and whether the backend says that all ways agree."""
+    """[tensors,heads,length,D]: the K/V of the last slot after these chunks. And whether the backend says that the K/V
+    are the same for all chunks."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     backend.resize(256, [0] * slots)
     length = 0
@@ -44,53 +50,44 @@ def read(bundle: Path, chunks: list[int], slots: int) -> tuple[np.ndarray, bool]
     return np.stack(found), backend.capabilities.same_entries
 
 
-def texts(bundle: Path, slots: int) -> dict[str, bool]:
-    """Whether a plan writes plain decoding's text, by temperature and plan."""
+def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
+    """What plans write, by temperature and plan. And how many tokens of the prompt the last plan found in the cache."""
     found = {}
     with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
-        for temperature in (0.0, 0.8):
-            written = {}
-            for plan in PLANS:
-                options = GenerateOptions(24, SamplingParams(temperature, seed=3), plan=plan, ignore_eos=True)
-                written[plan] = session.generate_ids(PROMPT[:20], options).result().token_ids
-                found[f"{plan} at {temperature}, {slots} slots"] = written[plan] == written["ar"]
-    return found
+        for temperature, plans in TEXTS[slots].items():
+            for plan in plans:
+                options = GenerateOptions(TOKENS, SamplingParams(temperature, seed=3), plan=plan, ignore_eos=True)
+                written = session.generate_ids(PROMPT[:PROMPT_TOKENS], options).result()
+                found[f"{plan} at {temperature}"] = written.token_ids
+    return found, written.stats.cached_tokens
 
 
-def cached_tokens(bundle: Path) -> tuple[int, bool]:
-    """How many tokens of a prompt the prefix cache knows the second time, and whether the text is the same."""
-    options = GenerateOptions(12, plan="fused", ignore_eos=True)
-    with load(bundle, "cpu", threads=1) as session:
-        first, again = (session.generate_ids(PROMPT[:50], options).result() for _ in range(2))
-    return again.stats.cached_tokens, first.token_ids == again.token_ids
-
-
-def write_sums(bundle: Path) -> None:
-    """Run the graph of `sums` as the bundle's trunk is run, and write its outputs."""
+def write_sums(bundle: Path, path: Path) -> None:
+    """Run sums.onnx as the bundle's trunk is run, and write its outputs."""
     unsigned = needs_unsigned_weights(bundle, read_manifest(bundle))
     session = open_session(bundle / "sums.onnx", "cpu", threads=1, unsigned=unsigned)
     names = [value.name for value in session.get_outputs()]
     with np.load(bundle / "sums.inputs.npz") as inputs:
         results = session.run(names, {value.name: inputs[value.name] for value in session.get_inputs()})
-    np.savez(bundle / "sums.results.npz", **dict(zip(names, results, strict=True)))
+    np.savez(path, **dict(zip(names, results, strict=True)))
 
 
-def run(bundle: Path) -> dict[str, Any]:
-    agree, same = {}, {}
-    for slots in (1, 3):
-        whole, agree[slots] = read(bundle, [112], slots)
-        for name, chunks in CHUNKS.items():
-            same[f"{name}, {slots} slots"] = bool(np.array_equal(read(bundle, chunks, slots)[0], whole))
+def run(bundle: Path, results: Path) -> dict[str, Any]:
+    by_slots = {}
+    for slots in TEXTS:
+        (whole, same_entries), (in_chunks, _) = (read(bundle, widths, slots) for widths in ([len(PROMPT)], CHUNKS))
+        written, cached = texts(bundle, slots)
+        by_slots[slots] = {
+            "same_entries": same_entries,
+            "chunks": bool(np.array_equal(in_chunks, whole)),
+            "texts": written,
+            "cached": cached,
+        }
     if (bundle / "sums.onnx").exists():
-        write_sums(bundle)
-    return {
-        "kernels": find_kernels(read_manifest(bundle))._asdict(),
-        "same_entries": agree,
-        "chunks": same,
-        "texts": texts(bundle, 1) | texts(bundle, 3),
-        "cached": cached_tokens(bundle),
-    }
+        write_sums(bundle, results)
+    return {"kernels": find_kernels(read_manifest(bundle))._asdict(), "slots": by_slots}
 
 
 if __name__ == "__main__":
-    print(json.dumps({Path(each).name: run(Path(each)) for each in sys.argv[1:]}))
+    results, *bundles = map(Path, sys.argv[1:])
+    print(json.dumps([run(bundle, results) for bundle in bundles]))
