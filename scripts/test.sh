@@ -9,6 +9,8 @@
 #     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
 #     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test needs its 38 packages
 #     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in build/page
+#     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot products, AVX2 or AVX,
+#                                         # which qemu-user emulates; the C++ program too, if it is built
 #     scripts/test.sh docs                # the pages that scripts/docs.sh makes: no link leads nowhere
 #     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
@@ -79,6 +81,22 @@ page() {
     pytest -n 0 tests/page/in_browser.py "$@"
 }
 
+cpus() {
+    test_environment
+    if [ "$(uname -m)" != x86_64 ]; then
+        echo "NOT TESTED: other CPUs, which need an x86-64 machine" >&2
+        return
+    fi
+    if ! command -v qemu-x86_64 >/dev/null; then
+        echo "installing Debian's qemu-user" >&2
+        if ! { apt-get -qq update && apt-get -qq install -y --no-install-recommends qemu-user; } >/dev/null; then
+            echo "NOT TESTED: other CPUs, which need qemu-user" >&2
+            return
+        fi
+    fi
+    pytest -n 0 tests/cpus/on_cpus.py "$@"
+}
+
 docs() { bash scripts/docs.sh --strict; }
 
 # .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests of the runtime and
@@ -124,14 +142,14 @@ E2
 }
 
 case ${1:-} in
-cpp | triton | ray | page | docs | ranges) "$@" ;;
+cpp | triton | ray | page | cpus | docs | ranges) "$@" ;;
 all)
-    for suite in usual page docs triton "cpp --sanitizers" ranges; do
+    for suite in usual page docs triton "cpp --sanitizers" cpus ranges; do
         echo "== scripts/test.sh $suite" >&2
         bash scripts/test.sh $suite
     done ;;
 usual) shift; usual "$@" ;;
--h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0" ;;
+-h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0" ;;
 -* | tests/* | '') usual "$@" ;;
 *) echo "error: no suite is called $1; see scripts/test.sh --help" >&2; exit 2 ;;
 esac

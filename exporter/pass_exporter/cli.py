@@ -131,6 +131,13 @@ def _engine_options(command: Any) -> Any:
     "--verify", type=click.Path(path_type=Path), help="Text file to measure perplexity and greedy agreement on."
 )
 @click.option(
+    "--max-perplexity-ratio",
+    type=float,
+    default=1.25,
+    show_default=True,
+    help="With --verify: fail if the perplexity is more than this times the full-precision model's.",
+)
+@click.option(
     "--engine", type=click.Choice(tuple(LIBRARIES)), help="Build TensorRT engines too, with the options below."
 )
 @_engine_options
@@ -155,6 +162,8 @@ def main(**options: Any) -> None:
             raise PassError("TensorRT does not support zero points: leave out --zero-points, or --engine")
         options["zero_points"] = False
         _check_engine(engine)  # first, because finding the model takes longer
+    if "max_perplexity_ratio" in given and options["verify"] is None:
+        raise PassError("--max-perplexity-ratio is about a text: add --verify TEXT")
     options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
     config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_ONLY_OPTIONS})
     _export(config, engine)

@@ -76,6 +76,7 @@ class ExportConfig:
     rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain decoding;
     "rejection" is the paper's rule: it accepts more sampled drafts, and keeps only the distribution of texts.
     verify: a text file on which perplexity and greedy agreement with the full-precision model are measured.
+    max_perplexity_ratio: the export fails if that perplexity is more than this times the full-precision model's.
     force: replace an existing bundle.
     cuda_attention: "group-query" adds a trunk with ONNX Runtime's own operator for CUDA (derived/cuda.py).
     """
@@ -90,6 +91,7 @@ class ExportConfig:
     calibrate: Path | None = None
     rule: Rule = "match"
     verify: Path | None = None
+    max_perplexity_ratio: float = 1.25
     force: bool = False
     revision: str | None = None
     cuda_attention: str = CUDA_ATTENTION[0]
@@ -111,6 +113,8 @@ class ExportConfig:
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
             raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text")
+        if not self.max_perplexity_ratio > 0:
+            raise PassError(f"--max-perplexity-ratio must be above 0, not {self.max_perplexity_ratio:g}")
         if self._rounds_to_nearest and not SPECS[self.weights].gptq:
             raise PassError(
                 f"--calibrate {NO_CALIBRATION} is for --weights int4: {self.weights} cannot do without text"

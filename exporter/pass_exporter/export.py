@@ -11,7 +11,8 @@ from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.opens import check_opens
 from pass_exporter.checks.perplexity import Quality, measure_quality, score_text
 from pass_exporter.checks.rounded import with_torch_codes
-from pass_exporter.checks.verify import check_greedy, check_trunk, limits_of
+from pass_exporter.checks.sums import check_sums
+from pass_exporter.checks.verify import check_greedy, check_trunk, limits_of, trunk_feed
 from pass_exporter.checks.widen import runnable_on_cpu
 from pass_exporter.config import ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
@@ -99,11 +100,13 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
             progress.phase("checking the trunk against torch")
             with with_torch_codes(directory, checked) as patched:
                 error = check_trunk(directory, patched, cases, limits)
+            check_sums(directory, checked, trunk_feed(cases[-1], checked))
             progress.phase("checking every plan against plain decoding")
             tokens, near_tie = check_greedy(directory, checked)
             if expected is not None:
                 progress.phase("running the bundle on the text")
                 quality = measure_quality(directory, checked, expected)
+                quality.check(config.max_perplexity_ratio)
             progress.phase("opening the bundle")
             check_opens(directory, checked)
     return ExportReport(output, manifest, error, limits.error, tokens, near_tie, quality)

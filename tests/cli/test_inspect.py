@@ -10,6 +10,7 @@ from pathlib import Path
 from pass_run import bundle_copy, output, refusal
 
 from pass_runtime import read_manifest
+from pass_runtime.backends.ort.kernels import find_kernels
 from pass_runtime.bundle.manifest import EngineFile, EngineSet
 from pass_runtime.bundle.plan import make_cycle
 
@@ -27,6 +28,7 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
     rows = {plan["name"]: plan["rows"] for plan in found["plans"]}
     cycles = (make_cycle(mode, drafts) for mode in ("ar", "two-pass", "fused") for drafts in range(1, 9))
     assert rows == {plan.name: plan.width for cycle in cycles for plan in cycle.plans}
+    assert found["cpu"] == find_kernels(manifest)._asdict()
     assert found["tools"]["onnxruntime"] and found["verified"] is False
 
 
@@ -34,6 +36,7 @@ def test_table(adapter_bundle: Path, tiny_bundle: Path):
     table = " ".join(output("inspect", adapter_bundle).split())
     for text in ("llama", "2 layers", "float32", "L=8", "rank 4", "match", "trunk.onnx.data", "fused-8", "onnxruntime"):
         assert text in table
+    assert f"this CPU {find_kernels(read_manifest(adapter_bundle))}" in table.replace("│ ", "")
     assert "untrained" in output("inspect", tiny_bundle)
 
 
@@ -77,11 +80,12 @@ def test_engines(tiny_bundle: Path, tmp_path: Path):
     assert "trunk.engine is missing" in refusal("inspect", copy, "--verify")
 
 
-def test_no_engine_is_loaded(tiny_bundle: Path):
+def test_no_session_of_the_bundle_is_opened(tiny_bundle: Path):
+    """onnxruntime runs tiny graphs of its own, to say what this CPU computes."""
     code = (
         "import sys; from click.testing import CliRunner; from pass_runtime.cli.main import main\n"
         f"assert CliRunner().invoke(main, ['inspect', {str(tiny_bundle)!r}]).exit_code == 0\n"
-        "assert 'onnxruntime' not in sys.modules and 'prompt_toolkit' not in sys.modules"
+        "assert 'pass_runtime.backends.ort.backend' not in sys.modules and 'prompt_toolkit' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

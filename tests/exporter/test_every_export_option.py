@@ -75,6 +75,9 @@ COMMANDS = {
             "cuda_attention": Case(["--cuda-attention", "group-query"], {"ExportConfig.cuda_attention": "group-query"}),
             "rule": Case(["--rule", "rejection"], {"ExportConfig.rule": "rejection"}),
             "verify": Case(["--verify", "text"], {"ExportConfig.verify": Path("text")}),
+            "max_perplexity_ratio": Case(
+                ["--max-perplexity-ratio", 2], {"ExportConfig.max_perplexity_ratio": 2.0}, [*EXPORT, "--verify", "text"]
+            ),
             "engine": Case(["--engine", "tensorrt"], {"EngineConfig.engine": "tensorrt", ANYTHING_ELSE: None}),
             "force": Case(["--force"], {"ExportConfig.force": True, "EngineConfig.force": True}, ENGINE),
         },

@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 import torch
 from export_process import command, error_line
-from safetensors.torch import load_file, save_file
 from test_derived import check_widths
 
-from conftest import SMOLLM2, export_bundle, make_model
+from conftest import SMOLLM2
+from gguf_models import export_of_type, of_type
 from pass_exporter.engines.target import check_formats
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import ModelSource, resolve
@@ -22,13 +22,6 @@ from pass_exporter.quantize.recover import recover
 from pass_exporter.quantize.source import check_gguf_types, keep_source_codes, recover_together
 from pass_exporter.quantize.spec import INT8
 from pass_runtime import PassError, read_manifest
-
-
-def of_type(kind: str, weight: torch.Tensor) -> torch.Tensor:
-    """[out,in] as llama.cpp's format of that name holds it, in float32."""
-    found = getattr(gguf.GGMLQuantizationType, kind)
-    packed = gguf.quants.quantize(np.ascontiguousarray(weight.float().numpy()), found)
-    return torch.from_numpy(gguf.quants.dequantize(packed, found).copy())
 
 
 def make_weight(outputs: int, inputs: int) -> torch.Tensor:
@@ -89,19 +82,6 @@ def test_weights_of_no_type_are_refused():
         assert recover(other) is None
         with pytest.raises(PassError, match=r"cannot recover the codes of o_proj: choose --weights int4 or int8"):
             recover_together(["o_proj"], [other])
-
-
-def export_of_type(kind: str, directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """`source` from a model whose decoder has the values of a GGUF type, and its weights. The export's own check has
-    compared it with torch."""
-    model = make_model(directory / "model", tie_word_embeddings=False)
-    tensors = load_file(model / "model.safetensors")
-    tensors |= {name: of_type(kind, tensor) for name, tensor in tensors.items() if "_proj" in name}
-    tensors["lm_head.weight"] = of_type("Q8_0", tensors["lm_head.weight"])
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pass_exporter.export.check_gguf_types", lambda _: None)  # it is no .gguf file
-        return export_bundle(model, directory / "bundle", lookahead=2, weights="source"), tensors
 
 
 @pytest.mark.slow

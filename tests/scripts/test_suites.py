@@ -42,7 +42,7 @@ class Checkout:
         self.program(root / "bin" / "python3", PYTHON)
         for kind in ("address-undefined", "thread"):
             self.program(root / "build/cpp" / kind / "pass-tests", RECORDER)
-        for name in ("clang-format", "clang-tidy", "chromium"):
+        for name in ("clang-format", "clang-tidy", "chromium", "qemu-x86_64"):
             self.program(root / "bin" / name, "#!/bin/sh\necho version 14.0\n")
 
     def program(self, path: Path, text: str) -> None:
@@ -143,6 +143,13 @@ def test_suites_with_environments_of_their_own(checkout: Checkout):
     assert status == 0 and calls[-1] == "pytest tests/serve/test_ray.py -x" and "into .venv-ray" in said
     status, calls, _ = checkout.run("scripts/test.sh", "page", "-x")
     assert status == 0 and calls[-1] == "pytest -n 0 tests/page/in_browser.py -x"
+    checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho x86_64\n")
+    status, calls, said = checkout.run("scripts/test.sh", "cpus", "-x")
+    assert status == 0 and calls[-1] == "pytest -n 0 tests/cpus/on_cpus.py -x"
+    checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho aarch64\n")
+    status, calls, said = checkout.run("scripts/test.sh", "cpus")
+    assert status == 0 and not pytest_calls(calls) and said.startswith("NOT TESTED: other CPUs")
+    checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho x86_64\n")
     oldest = checkout.root / "bin/python3"
     status, calls, said = checkout.run("scripts/test.sh", "ranges", OLDEST_PYTHON=str(oldest))
     assert status == 0 and "installing into .venv-oldest" in said
@@ -195,10 +202,10 @@ def test_ci_runs_the_quick_start_and_every_suite_but_ray(checkout: Checkout):
     assert status == 0, said
     assert calls[0] == "demo.sh "
     starts = [line for line in said.splitlines() if line.startswith("== ")]
-    suites = ("usual", "page", "docs", "triton", "cpp --sanitizers", "ranges")
+    suites = ("usual", "page", "docs", "triton", "cpp --sanitizers", "cpus", "ranges")
     assert starts == [f"== scripts/test.sh {suite}" for suite in suites]
     assert any(call.startswith("docs.sh --strict") for call in calls)
     places = {call.partition(" in ")[2] for call in pytest_calls(calls)}
-    assert len(pytest_calls(calls)) == 6 and len(places) == 1 and not Path(*places).exists()
+    assert len(pytest_calls(calls)) == 7 and len(places) == 1 and not Path(*places).exists()
     for fails in ("demo.sh", "pytest tests/serve"):
         assert checkout.run(".ci/run", FAILS=fails)[0] == 1

@@ -47,6 +47,14 @@ class Quality:
     full_perplexity: float
     agreement: float
 
+    def check(self, max_ratio: float) -> None:
+        """Raises PassError if the perplexity is more than `max_ratio` times the torch model's."""
+        if not self.perplexity <= max_ratio * self.full_perplexity:
+            raise PassError(
+                f"perplexity is {self.perplexity:.3f}, more than {max_ratio:g} times the full-precision model's "
+                f"{self.full_perplexity:.3f}: choose other --weights, or allow it by --max-perplexity-ratio"
+            )
+
 
 @torch.no_grad()
 def score_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> TextScores:

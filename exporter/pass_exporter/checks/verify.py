@@ -73,7 +73,7 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits:
 
 def _check_file(file: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits, keeps: bool) -> float:
     """Checks one trunk. keeps: whether the trunk copies the cache's entries after the window to its outputs."""
-    runs = run_in_pieces(file, [_feed(case, manifest) for case in cases])
+    runs = run_in_pieces(file, [trunk_feed(case, manifest) | torch_codes_feed(case) for case in cases])
     by_case = list(zip(cases, runs, strict=True))
     errors = [(_relative_error(case, manifest, [*outs.values()], keeps), case.plan.name) for case, outs in by_case]
     codes = codes_difference(by_case)
@@ -93,7 +93,8 @@ def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
     return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 
 
-def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
+def trunk_feed(case: Case, manifest: Manifest) -> dict[str, Array]:
+    """The inputs of the trunk for the pass of a case."""
     feed: dict[str, Array] = {
         "input_ids": case.input_ids,
         "row_position": case.plan.row_position,
@@ -104,7 +105,7 @@ def _feed(case: Case, manifest: Manifest) -> dict[str, Array]:
     if any(tensor.name == LOOKAHEAD_ROWS for tensor in manifest.trunk.inputs):
         feed[LOOKAHEAD_ROWS] = case.plan.lookahead_rows
     names = cache_names(PAST, manifest.model.layers)
-    return feed | dict(zip(names, _caches(case), strict=True)) | torch_codes_feed(case)
+    return feed | dict(zip(names, _caches(case), strict=True))
 
 
 def _caches(case: Case, spare: int = 24) -> list[Array]:

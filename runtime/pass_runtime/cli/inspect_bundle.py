@@ -32,19 +32,22 @@ def run_inspect(
 ) -> None:
     """Print the manifest as tables or JSON. verify: check every file's hash first; raises PassError if one differs.
     device: print what this device captures as CUDA graphs, instead of the tables or as further fields of the JSON."""
+    with importing():
+        from pass_runtime.backends.ort.kernels import find_kernels
     manifest = read_manifest(bundle)
     if verify:
         verify_files(bundle, manifest)
         for engines in manifest.engines:
             verify_engines(bundle, engines, hashes=True)
-    found = describe(bundle, manifest) | {"verified": verify}
+    kernels = find_kernels(manifest)
+    found = describe(bundle, manifest) | {"verified": verify, "cpu": kernels._asdict()}
     name, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
     if as_json:
         click.echo(to_json(found | ({"device": name, "captures": captures} if device else {}), indent=2))
     elif device:
         print_captures(name, captures)
     else:
-        print_tables(found)
+        print_tables(found, str(kernels))
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
@@ -88,13 +91,13 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def print_tables(found: dict[str, Any]) -> None:
-    """Print everything except the hashes as tables."""
+def print_tables(found: dict[str, Any], cpu: str) -> None:
+    """Print everything except the hashes as tables. cpu: what this machine's CPU kernels compute."""
     console = OutputConsole(highlight=False)
     table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _rows(found):
+    for name, value in (*_rows(found), ("this CPU", cpu)):
         table.add_row(name, escape(value))
     console.print(table)
     samplers = sorted({sampler for plan in found["plans"] for sampler in plan["samplers"]})

@@ -99,6 +99,13 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
         yield Text("passes were captured as CUDA graphs")
     if report["looping"]:
         yield Text(f"{report['looping']} of the {report['prompts']} texts repeat themselves, which is easy to draft")
+    first, last = report["plans"][0], report["plans"][-1]
+    for plan in report["plans"][1:]:
+        if plan["batch"] is None and plan["ratio"] < 1:
+            cost = plan["milliseconds_per_pass"] / first["milliseconds_per_pass"]
+            gain = plan["tau"] / first["tau"]
+            pays = f"a pass took {cost:.2f} times as long as one of {first['plan']}, for {gain:.2f} times as many tokens"
+            yield Text(f"drafts did not pay with {plan['plan']}: {pays}")
     if report["differences"]:
         return
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
@@ -107,7 +114,6 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
         same = "every plan wrote the same text, up to near-ties: " + "; ".join(report["near_ties"])
     else:
         same = "every plan wrote the same text, token for token"
-    first, last = report["plans"][0], report["plans"][-1]
     if (first["plan"], last["plan"]) == ("ar", "auto"):
         yield Text(f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {same}", style="bold")
     else:

@@ -14,8 +14,9 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::uniqu
     : manifest_(manifest),
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
-      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width),
-      buffers_(*memory_, capabilities_.slots(), bindings_.transient()),
+      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width, capabilities_.least_rows),
+      // If there are fewer slots than a pass must have rows, the rows of slots that do not exist are its padding.
+      buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows), bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
       noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
              capabilities_.noise_positions()),
@@ -101,8 +102,8 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
     const Plan plan = prefill_plan(width);
     const std::string scope = prefill_scope;
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
-    ids.resize(static_cast<std::size_t>(bindings_.padded_width(plan)), 0);
-    buffers_.write(scope + "input_ids", {1, bindings_.padded_width(plan)}, ids);
+    ids.resize(static_cast<std::size_t>(bindings_.trunk_width(plan, 1)), 0);
+    buffers_.write(scope + "input_ids", {1, bindings_.trunk_width(plan, 1)}, ids);
     buffers_.write(scope + "length", {1}, {length});
     buffers_.write(scope + "logit_rows", {1}, {static_cast<std::int64_t>(tokens.size()) - 1});
     run_prefill(slot, plan);

@@ -26,7 +26,7 @@ std::int64_t product(const Shape& shape) {
 std::byte* Buffers::address_of(const Binding& binding) {
     const std::size_t item = item_size(binding.dtype);
     const Shape& shape = binding.shape;
-    if (binding.by_slot) return rows_address(binding.buffer, Shape(shape.begin() + 1, shape.end()), item);
+    if (binding.by_slot) return rows_address(binding.buffer, binding.row, item);
     std::byte* found = address(binding.buffer, shape, product(shape), item);
     if (binding.constant && filled_.insert(found).second) {
         memory_.upload(found, binding.constant->data(), binding.constant->size());

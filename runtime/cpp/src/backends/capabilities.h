@@ -35,6 +35,10 @@ struct Capabilities {
     bool same_entries = false;
     bool keeps_graphs = false;  // whether passes run as CUDA graphs that stay valid when the KV capacity changes
     int least_width = 1;        // narrower windows are padded to this many rows
+    bool exact_sums = true;     // whether 8-bit products are summed exactly, as integers
+    // A pass of the trunk over fewer rows, those of all slots together, is padded to this many. The padding is no part
+    // of the window: tails do not see it.
+    int least_rows = 1;
     std::int64_t engine_positions = 0;  // N that the engines were built for; 0 is that of the largest capacity
     // Width of a wide chunk -> the largest KV capacity with which it may run, because it needs much memory.
     std::map<int, std::int64_t> chunk_capacities{};

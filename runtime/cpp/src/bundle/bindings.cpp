@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "errors.h"
 
@@ -53,18 +54,24 @@ BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
     Constants known = constants(plan);
-    const int width = padded_width(plan);
+    const int own = padded_width(plan), width = trunk_width(plan, batch);
+    // Rows that were padded because products of few rows differ have logits too: these are a product.
+    const int rows = prefill ? 1 : width > own ? width : plan.width();
     if (width > plan.width()) {  // the padded window is one chain of rows; nothing reads the results of the padding
-        Constants padded = constants(prefill_plan(width));
-        padded["logit_rows"] = known["logit_rows"];
-        known = std::move(padded);
+        known = constants(prefill_plan(width));
+        std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(rows));
+        std::iota(logit_rows.begin(), logit_rows.end(), 0);
+        known["logit_rows"] = bytes_of(logit_rows);
     }
     if (prefill) known.erase("logit_rows");
     const Sizes sizes{{"batch", batch},
                       {"width", width},
-                      {"logit_rows", prefill ? 1 : plan.width()},
+                      {"logit_rows", rows},
                       {"lookahead_rows", width > plan.width() ? 0 : plan.lookahead_rows()}};
-    return bind_graph(manifest_.trunk, sizes, plan, known, prefill ? prefill_scope : "");
+    Sizes unpadded = sizes;
+    unpadded["width"] = own;
+    unpadded["logit_rows"] = plan.width();
+    return bind_graph(manifest_.trunk, sizes, plan, known, prefill ? prefill_scope : "", &unpadded);
 }
 
 const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const {
@@ -109,29 +116,35 @@ Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
 }
 
 Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
-                                    const Constants& constants, const std::string& scope) const {
+                                    const Constants& constants, const std::string& scope, const Sizes* unpadded) const {
+    const Sizes& own = unpadded == nullptr ? sizes : *unpadded;
     Bindings found;
     for (const Tensor& tensor : graph.inputs) {
         if (tensor.name.starts_with(cache_prefix)) continue;
-        found.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope));
+        found.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope, own));
     }
     for (const Tensor& tensor : graph.outputs) {
         if (tensor.name.starts_with(present_prefix)) continue;
-        found.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope));
+        found.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope, own));
     }
     return found;
 }
 
 Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                             const std::string& scope) const {
-    Binding found{tensor.name, "", {}, tensor.dtype, false, nullptr};
+                             const std::string& scope, const Sizes& unpadded) const {
+    Binding found{tensor.name, "", {}, tensor.dtype, false, {}, nullptr};
     for (const Dimension& size : tensor.shape) {
         const auto* name = std::get_if<std::string>(&size);
         if (name != nullptr && sizes.find(*name) == sizes.end()) {
             throw Error(tensor.name + " has a dimension " + *name + " that this version does not know; export again");
         }
-        found.shape.push_back(name != nullptr ? sizes.at(*name) : std::get<std::int64_t>(size));
+        const auto size_in = [&](const Sizes& known) {
+            return name != nullptr ? known.at(*name) : std::get<std::int64_t>(size);
+        };
+        found.shape.push_back(size_in(sizes));
+        found.row.push_back(size_in(unpadded));
     }
+    if (!found.row.empty()) found.row.erase(found.row.begin());
     if (const auto constant = constants.find(tensor.name); constant != constants.end()) {
         found.buffer = scope + plan.name + "." + tensor.name;
         found.constant = constant->second;

@@ -29,13 +29,15 @@ const char* name_of(Sampler sampler);
 using Bytes = std::vector<std::uint8_t>;
 
 // The buffer of a tensor. by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b
-// rows. constant: what the buffer always holds; null if the host or a graph writes it.
+// rows. row: the shape of such a row: `shape` after its first size, or less if the tensor has padding, which is then in
+// the rows of the next slots. constant: what the buffer always holds; null if the host or a graph writes it.
 struct Binding {
     std::string tensor;
     std::string buffer;
     std::vector<std::int64_t> shape;
     std::string dtype;
     bool by_slot = true;
+    std::vector<std::int64_t> row;
     std::shared_ptr<const Bytes> constant;
 };
 
@@ -45,16 +47,22 @@ struct Bindings {
 };
 
 // The bindings of a bundle's graphs, from its manifest. positions: the number of positions in the tails' inputs of
-// noise offsets. least_width: the fewest window rows that the engine runs; narrower windows are padded at their end.
+// noise offsets. least_width: the fewest window rows that the engine runs; narrower windows are padded at their end, in
+// memory too. least_rows: the fewest rows, of all slots together, that the trunk runs; it alone reads the padding of
+// fewer.
 class BundleBindings {
    public:
-    BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width)
-        : manifest_(manifest), positions_(positions), least_width_(least_width) {}
+    BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width, int least_rows)
+        : manifest_(manifest), positions_(positions), least_width_(least_width), least_rows_(least_rows) {}
 
     // Buffers whose content is not needed after the pass that wrote it.
     std::set<std::string> transient() const;
     // The rows of a window in memory, which are at least `least_width`.
     int padded_width(const Plan& plan) const { return std::max(plan.width(), least_width_); }
+    // The rows of each slot's window in a pass of the trunk over `batch` slots.
+    int trunk_width(const Plan& plan, int batch) const {
+        return std::max(padded_width(plan), (least_rows_ + batch - 1) / batch);
+    }
     // The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute the logits of one
     // row; the host writes which row that is.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
@@ -75,15 +83,17 @@ class BundleBindings {
     Constants constants(const Plan& plan) const;
     // `tensor` as it is in memory: if it holds a window's ids and its width is a number, that becomes the padded width.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
+    // As for `bind_graph`.
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                 const std::string& scope) const;
+                 const std::string& scope, const Sizes& unpadded) const;
     // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope: prefix of the buffers.
+    // unpadded: the sizes without the padding that tails do not see; none if that is `sizes`.
     Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                        const std::string& scope = "") const;
+                        const std::string& scope = "", const Sizes* unpadded = nullptr) const;
 
     const Manifest& manifest_;
     std::int64_t positions_;
-    int least_width_;
+    int least_width_, least_rows_;
 };
 
 }  // namespace pass

@@ -51,14 +51,33 @@ struct Graph {
 // The trunk rewritten for ONNX Runtime on one device: other nodes, the same tensors, the same file of weights.
 // batch: the only batch size that it runs; empty is any. With batch 1 on the CPU, a pass may overwrite the entry after
 // its window in the KV cache, so the cache needs a spare entry. lookahead_rows: whether its windows may have look-ahead
-// rows. A trunk without them computes the same bits as the one with them, in less time.
+// rows. A trunk without them computes the same bits as the one with them, in less time. weight_zero_points: whether
+// 8-bit weights with a scale for each output have zero points (all 0), so that ONNX Runtime can make them unsigned.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
+    bool weight_zero_points = false;
     // How many entries after its window a pass may overwrite in the KV cache.
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
+};
+
+// How weights are stored. numbers: int8, int4 or fp8. block_size: how many inputs share a scale; none is all of an
+// output. offsets: whether every block's values also have an offset in common.
+struct SchemeInfo {
+    std::string numbers;
+    std::optional<std::int64_t> block_size;
+    bool offsets = false;
+};
+
+// grid: the scheme of the decoder's layers. lm_head: its scheme, if it is quantized. layers: the schemes of decoder
+// layers that have another one. activations: "full" or "static_int8".
+struct QuantizationInfo {
+    SchemeInfo grid;
+    std::optional<SchemeInfo> lm_head;
+    OrderedMap<SchemeInfo> layers;
+    std::string activations = "full";
 };
 
 // The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full": they have
@@ -67,6 +86,7 @@ struct ModelInfo {
     std::string name;
     std::string dtype;
     std::string weights;
+    std::optional<QuantizationInfo> quantization;  // none for "full" and in bundles of older versions
     std::int64_t vocab_size = 0;
     std::int64_t hidden_size = 0;
     std::int64_t layers = 0;

@@ -192,43 +192,36 @@ void read(const JsonNode& node, DerivedTrunk& out) {
         .field("device", out.device, one_of("cpu", "cuda"))
         .field_or_default("batch", out.batch, is_one)
         .field_or_default("lookahead_rows", out.lookahead_rows)
+        .field_or_default("weight_zero_points", out.weight_zero_points)
         .end();
 }
 
-struct Scheme {};  // empty, as other types below: its fields are checked and not kept
-
-void read(const JsonNode& node, Scheme&) {
-    bool offsets = false;
+void read(const JsonNode& node, SchemeInfo& out) {
     const auto none_or_positive = [](const JsonNode& field, const std::optional<std::int64_t>& size) {
         positive(field, size.value_or(1));
     };
     Fields(node)
-        .checked<std::string>("numbers", one_of("int8", "int4", "fp8"))
-        .checked<std::optional<std::int64_t>>("block_size", none_or_positive)
+        .field("numbers", out.numbers, one_of("int8", "int4", "fp8"))
+        .field("block_size", out.block_size, none_or_positive)
         .checked<bool>("zero_points")
-        .field_or_default("offsets", offsets)
+        .field_or_default("offsets", out.offsets)
         .end();
 }
 
-struct Quantization {};
-
-void read(const JsonNode& node, Quantization&) {
-    OrderedMap<Scheme> layers;
+void read(const JsonNode& node, QuantizationInfo& out) {
     std::optional<std::string> calibration;
-    std::string activations;
     std::vector<std::string> weight_only;
     Fields(node)
-        .checked<Scheme>("grid")
-        .checked<std::optional<Scheme>>("lm_head")
-        .field_or_default("layers", layers)
+        .field("grid", out.grid)
+        .field("lm_head", out.lm_head)
+        .field_or_default("layers", out.layers)
         .field_or_default("calibration", calibration)
-        .field_or_default("activations", activations, one_of("full", "static_int8"))
+        .field_or_default("activations", out.activations, one_of("full", "static_int8"))
         .field_or_default("weight_only", weight_only)
         .end();
 }
 
 void read(const JsonNode& node, ModelInfo& out) {
-    std::optional<Quantization> quantization;
     std::optional<OrderedMap<std::string>> special_tokens;
     Fields(node)
         .field("name", out.name)
@@ -236,7 +229,7 @@ void read(const JsonNode& node, ModelInfo& out) {
         .checked<std::string>("family")
         .field("dtype", out.dtype, one_of("float16", "bfloat16", "float32"))
         .field("weights", out.weights, one_of("full", "int8", "int4", "fp8", "w8a8", "source"))
-        .field_or_default("quantization", quantization)
+        .field_or_default("quantization", out.quantization)
         .field("vocab_size", out.vocab_size, positive)
         .field("hidden_size", out.hidden_size, positive)
         .field("layers", out.layers, positive)
@@ -270,7 +263,7 @@ void read(const JsonNode& node, LookaheadInfo& out) {
         .end();
 }
 
-struct Constants {};
+struct Constants {};  // empty, as other types below: its fields are checked and not kept
 
 void read(const JsonNode& node, Constants&) {
     Fields(node)

@@ -1,5 +1,6 @@
 #include "backends/ort/backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backends/capabilities.h"
@@ -13,7 +14,19 @@ namespace {
 
 constexpr int logprobs_graph = -1, processors_graph = -2;  // in keys of bound_tails_, in place of a sampler
 
-Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
+Kernels kernels_of(const Manifest& manifest, const OrtBackend::Engine& engine) {
+    return engine.device.on_cpu() ? find_kernels(*engine.library, manifest) : Kernels();
+}
+
+// The trunk that is for one slot attends to as many entries as are valid, that for several to a multiple of 64. If the
+// entries that are masked change a softmax, the latter serves one slot too.
+int trunk_slots(const Kernels& kernels, const LoadOptions& options) {
+    return kernels.equal_softmax ? options.max_batch_size : std::max(options.max_batch_size, 2);
+}
+
+Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const OrtBackend::Engine& engine) {
+    const Device& device = engine.device;
+    const Kernels kernels = kernels_of(manifest, engine);
     if (manifest.model.dtype == "bfloat16") {
         throw Error("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32");
     }
@@ -32,9 +45,16 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         batch_sizes_up_to(options.max_batch_size),
         std::nullopt,
         manifest.trees(),
-        weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8")),
+        weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8" || weights == "source")),
         // A derived trunk is one rewritten for a device. On the CPU it computes all rows alike (test_same_entries.py).
-        device.on_cpu() && manifest.derived_trunk(device.name, options.max_batch_size) != nullptr};
+        device.on_cpu() && kernels.least_rows &&
+            manifest.derived_trunk(device.name, trunk_slots(kernels, options)) != nullptr};
+    found.exact_sums = kernels.exact_sums;
+    found.least_rows = kernels.least_rows.value_or(1);
+    if (!kernels.least_rows) {
+        log(LogLevel::info,
+            kernels.text() + ": a token's values depend on the rows of its pass, so the prefix cache is off");
+    }
     if (device.on_cpu()) return found;
     found.chunk_capacities = wide_chunks(manifest.model, capacities);
     for (const auto& [width, limit] : found.chunk_capacities) {  // in rising order
@@ -43,9 +63,11 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     return found;
 }
 
-std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const Device& device) {
-    const DerivedTrunk* derived = manifest.derived_trunk(device.name, options.max_batch_size);
-    return derived == nullptr ? 0 : derived->spare_entries();
+std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const OrtBackend::Engine& engine) {
+    const Kernels kernels = kernels_of(manifest, engine);
+    const DerivedTrunk* derived = manifest.derived_trunk(engine.device.name, trunk_slots(kernels, options));
+    const std::int64_t padding = kernels.least_rows.value_or(1) - 1;
+    return derived == nullptr ? padding : std::max(derived->spare_entries(), padding);
 }
 
 OrtBackend::Engine open_engine(const LoadOptions& options) {
@@ -63,8 +85,8 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
                        Engine engine)
-    : Backend(manifest, capabilities_of(manifest, options, engine.device), std::move(engine.memory),
-              spare_entries_of(manifest, options, engine.device)),
+    : Backend(manifest, capabilities_of(manifest, options, engine), std::move(engine.memory),
+              spare_entries_of(manifest, options, engine)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     // On other devices every tail has its own copy of these tensors.
@@ -75,17 +97,21 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
 
 // Two trunks are opened only with packed weights, which they share in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
+    const Kernels kernels = kernels_of(manifest_, engine_);
+    const WeightForm weights = engine_.device.on_cpu() && needs_unsigned_weights(kernels, bundle_, manifest_)
+                                   ? WeightForm::made_unsigned
+                                   : WeightForm::as_exported;
     const auto file_of = [&](bool lookahead_rows) {
         const DerivedTrunk* found =
-            manifest_.derived_trunk(engine_.device.name, options.max_batch_size, lookahead_rows);
+            manifest_.derived_trunk(engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
         return found == nullptr ? manifest_.trunk.file : found->file;
     };
     const std::string drafting = file_of(true), plain = file_of(false);
-    trunk_ = open_packed(drafting, options);
-    if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options);
+    trunk_ = open_packed(drafting, options, kernels);
+    if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options, kernels);
     if (trunk_ == nullptr) {
-        trunk_ =
-            std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads, nullptr);
+        trunk_ = std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads,
+                                            nullptr, weights);
     }
     note_capture(*trunk_);
     trunk_->check(manifest_.trunk, &manifest_);
@@ -96,12 +122,14 @@ void OrtBackend::note_capture(const OrtGraph& graph) {
     if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
-std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options) const {
+std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options,
+                                                  const Kernels& kernels) const {
     if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
     try {
-        const auto path = packed_trunk(*engine_.library, bundle_, manifest_, file);
+        const auto path = packed_trunk(*engine_.library, bundle_, manifest_, file, kernels);
         if (!path) return nullptr;
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads, nullptr, true);
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads, nullptr,
+                                          WeightForm::packed);
     } catch (const Error& error) {  // the entry was removed meanwhile
         log(LogLevel::info, file + ": weights are not mapped: " + error.what());
         return nullptr;

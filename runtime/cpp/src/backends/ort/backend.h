@@ -12,6 +12,7 @@
 #include "backends/backend.h"
 #include "backends/ort/bound_graph.h"
 #include "backends/ort/devices.h"
+#include "backends/ort/kernels.h"
 #include "backends/ort/session.h"
 
 namespace pass {
@@ -42,7 +43,8 @@ class OrtBackend : public Backend {
     // Add `graph` to `uncaptured` if it could not be opened with captures.
     void note_capture(const OrtGraph& graph);
     // The trunk `file` with packed weights; null if there are none.
-    std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options) const;
+    std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options,
+                                          const Kernels& kernels) const;
     // Run `work`, in the thread of the captured graphs if the device captures them.
     void in_thread(const std::function<void()>& work);
     void run_tails(const PassKind& kind);

@@ -15,7 +15,7 @@ namespace pass {
 
 namespace {
 
-constexpr int entry_format = 1;  // FORMAT_VERSION of packing.py
+constexpr int entry_format = 2;  // FORMAT_VERSION of packing.py
 constexpr const char *graph_file = "trunk.onnx", *note_file = "packed.json";
 
 constexpr std::array fields = {"vendor_id",       "cpu family",       "model",       "model name", "stepping",
@@ -71,7 +71,8 @@ std::string describe_cpu(const std::filesystem::path& cpu_info) {
 }
 
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, const std::filesystem::path& bundle,
-                                                  const Manifest& manifest, const std::string& file) {
+                                                  const Manifest& manifest, const std::string& file,
+                                                  const Kernels& kernels) {
     const std::string data = manifest.trunk.file + ".data", cpu = describe_cpu();
     const std::filesystem::path cache = cache_directory();
     const FileInfo *graph = manifest.file(file), *weights = manifest.file(data);
@@ -80,8 +81,9 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
     if (!hashes.knows(bundle / file, graph->sha256) || !hashes.knows(bundle / data, weights->sha256)) {
         return std::nullopt;
     }
-    const std::string key = sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() +
-                                   "\ngraph " + graph->sha256 + "\nweights " + weights->sha256 + "\n" + cpu);
+    const std::string key =
+        sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() + "\ngraph " +
+               graph->sha256 + "\nweights " + weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
     std::error_code ignored;  // the entry may be another user's. Python drops the entries used least recently.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "backends/ort/kernels.h"
 #include "backends/ort/library.h"
 #include "bundle/manifest.h"
 
@@ -16,8 +17,9 @@ namespace pass {
 std::string describe_cpu(const std::filesystem::path& cpu_info = "/proc/cpuinfo");
 
 // The path of the bundle's trunk `file` with packed weights; none if the user's cache directory has no intact entry for
-// it, or if the hash cache does not know that the bundle's files are those of the manifest.
+// it, or if the hash cache does not know that the bundle's files are those of the manifest. kernels: of this CPU.
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, const std::filesystem::path& bundle,
-                                                  const Manifest& manifest, const std::string& file);
+                                                  const Manifest& manifest, const std::string& file,
+                                                  const Kernels& kernels);
 
 }  // namespace pass

@@ -134,7 +134,7 @@ TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInf
 }  // namespace
 
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
-                   int threads, const SharedTensors* shared, bool packed)
+                   int threads, const SharedTensors* shared, WeightForm weights)
     : library_(std::move(library)),
       file_(path.filename().string()),
       device_(device),
@@ -142,7 +142,7 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
     const OrtApi& api = library_->api();
     for (std::size_t index = 0; session_ == nullptr; ++index) {
         try {
-            const Owned<OrtSessionOptions> options = session_options(threads, shared, packed);
+            const Owned<OrtSessionOptions> options = session_options(threads, shared, weights);
             append_provider(*library_, options.get(), device_, device_.options[index]);
             LateThreads workers;
             workers.give_to(*library_, options.get());
@@ -160,14 +160,19 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
     }
 }
 
-Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared, bool packed) const {
+Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared, WeightForm weights) const {
     const OrtApi& api = library_->api();
     Owned<OrtSessionOptions> options = library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // A memory pattern would be kept for every shape, and passes have many shapes.
     library_->check((device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
-    if (packed) {
+    if (weights == WeightForm::made_unsigned) {  // both together; activations stay as they are
+        for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"}) {
+            library_->check(api.AddSessionConfigEntry(options.get(), name, "1"));
+        }
+    }
+    if (weights == WeightForm::packed) {
         library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
         // Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
         // the other one's pass needs, which doubled the time of a pass.

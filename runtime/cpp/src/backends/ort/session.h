@@ -36,13 +36,17 @@ class SharedTensors {
 // ONNX Runtime's name of `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
+// What ONNX Runtime does with the weights of a graph. packed: it wrote the graph, optimized and with packed weights,
+// and takes it as it is. made_unsigned: it makes int8 weights uint8 where products of uint8 and int8 codes are not
+// summed exactly.
+enum class WeightForm { as_exported, packed, made_unsigned };
+
 class OrtGraph {
    public:
     // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads from this memory instead of from the
-    // file; it must outlive the graph, and may be null. packed: ONNX Runtime wrote the graph, optimized and with packed
-    // weights. Throws Error if the graph cannot be loaded.
+    // file; it must outlive the graph, and may be null. Throws Error if the graph cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
-             int threads, const SharedTensors* shared, bool packed = false);
+             int threads, const SharedTensors* shared, WeightForm weights = WeightForm::as_exported);
 
     // Throws Error if inputs or outputs differ from `described`, or a trunk's metadata from `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
@@ -58,7 +62,7 @@ class OrtGraph {
     const std::string& not_captured() const { return not_captured_; }
 
    private:
-    Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, bool packed) const;
+    Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, WeightForm weights) const;
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
                        Count get_count, Name get_name, Info get_info) const;

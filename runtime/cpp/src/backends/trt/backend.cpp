@@ -164,8 +164,8 @@ std::string TrtBackend::name_of(const Key& key) const {
 TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
     TrtEngine& trunk = engine(manifest_.trunk);
     EngineCall call = call_of(bindings_.trunk(plan, batch, prefill));
-    const Binding columns{columns_input, columns_input + ("." + std::to_string(columns_)), {columns_}, "bool", false,
-                          nullptr};
+    const Binding columns{
+        columns_input, columns_input + ("." + std::to_string(columns_)), {columns_}, "bool", false, {}, nullptr};
     call.shapes[columns_input] = columns.shape;
     call.addresses[columns_input] = buffers_.address_of(columns);
     const auto shape = cache_.shape(batch);

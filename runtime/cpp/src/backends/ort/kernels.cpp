@@ -1,0 +1,270 @@
+#include "backends/ort/kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+constexpr std::int64_t most_rows = 16;  // rows alone are compared with the same rows among so many
+constexpr std::int64_t blocks = 4, outputs = 64;
+constexpr std::uint64_t accuracy_level =
+    4;  // as ONNX Runtime sets it if it fuses a product: rows are rounded to 8 bits
+constexpr std::uint64_t ir_version = 10, opset = 21;
+
+// --- A message of protobuf: field numbers are those of onnx.proto ----------------------------------------------------
+
+std::string varint(std::uint64_t value) {
+    std::string digits;
+    for (; value > 0x7F; value >>= 7) digits += static_cast<char>((value & 0x7F) | 0x80);
+    return digits + static_cast<char>(value);
+}
+
+std::string field(std::uint64_t number, const std::string& content) {
+    return varint(number << 3 | 2) + varint(content.size()) + content;
+}
+
+std::string field(std::uint64_t number, std::uint64_t value) { return varint(number << 3) + varint(value); }
+
+// A constant input. bytes: its elements.
+struct Weights {
+    const char* name;
+    std::vector<std::int64_t> shape;
+    ONNXTensorElementDataType type;
+    std::string bytes;
+};
+
+// A graph with one node, which reads the input `rows` [M,columns] and `weights`, and writes `result` [M,N]. columns: 0
+// is any number. sizes: integer attributes.
+struct Probe {
+    const char* op;
+    const char* domain;
+    std::vector<std::pair<const char*, std::uint64_t>> sizes;
+    std::vector<Weights> weights;
+    std::int64_t columns;
+    ONNXTensorElementDataType input, output;
+
+    std::string model() const;
+};
+
+// A ValueInfoProto of [M,columns].
+std::string value_info(const std::string& name, ONNXTensorElementDataType type, std::int64_t columns) {
+    const std::string last = columns == 0 ? field(2, std::string("N")) : field(1, static_cast<std::uint64_t>(columns));
+    const std::string shape = field(1, field(2, std::string("M"))) + field(1, last);
+    return field(1, name) + field(2, field(1, field(1, static_cast<std::uint64_t>(type)) + field(2, shape)));
+}
+
+std::string Probe::model() const {
+    std::string node = field(1, std::string("rows")), tensors;
+    for (const Weights& each : weights) {
+        node += field(1, std::string(each.name));
+        std::string tensor;
+        for (const std::int64_t size : each.shape) tensor += field(1, static_cast<std::uint64_t>(size));
+        tensor += field(2, static_cast<std::uint64_t>(each.type)) + field(8, std::string(each.name));
+        tensors += field(5, tensor + field(9, each.bytes));
+    }
+    node += field(2, std::string("result")) + field(4, std::string(op)) + field(7, std::string(domain));
+    for (const auto& [name, size] : sizes) {
+        node += field(5, field(1, std::string(name)) + field(3, size) + field(20, std::uint64_t{2}));
+    }
+    const std::string graph = field(1, node) + field(2, std::string("probe")) + tensors +
+                              field(11, value_info("rows", input, columns)) +
+                              field(12, value_info("result", output, 0));
+    const std::string microsoft = field(1, std::string("com.microsoft")) + field(2, std::uint64_t{1});
+    return field(1, ir_version) + field(8, microsoft) + field(8, field(2, opset)) + field(7, graph);
+}
+
+// --- Running it ----------------------------------------------------------------------------------------------------
+
+template <class Value>
+std::string bytes_of(const std::vector<Value>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Value)};
+}
+
+class ProbeSession {
+   public:
+    ProbeSession(const OrtLibrary& library, const Probe& probe)
+        : library_(library), input_(probe.input), session_(nullptr, library.api().ReleaseSession) {
+        const OrtApi& api = library.api();
+        const auto options = library.make(api.CreateSessionOptions, api.ReleaseSessionOptions);
+        library.check(api.SetIntraOpNumThreads(options.get(), 1));
+        library.check(api.SetSessionLogSeverityLevel(options.get(), ORT_LOGGING_LEVEL_ERROR));
+        const std::string model = probe.model();
+        OrtSession* made = nullptr;
+        library.check(
+            api.CreateSessionFromArray(library.environment(), model.data(), model.size(), options.get(), &made),
+            "onnxruntime cannot test the CPU's kernels");
+        session_.reset(made);
+    }
+
+    // The result [rows.size()/columns,N] of `rows`.
+    template <class Result, class Value>
+    std::vector<Result> run(std::vector<Value> rows, std::int64_t columns) const {
+        const OrtApi& api = library_.api();
+        const std::int64_t count = static_cast<std::int64_t>(rows.size()) / columns;
+        const auto place =
+            library_.make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo, OrtArenaAllocator, OrtMemTypeDefault);
+        const auto input = library_.tensor(place.get(), reinterpret_cast<std::byte*>(rows.data()),
+                                           rows.size() * sizeof(Value), {count, columns}, input_);
+        const OrtValue* inputs[] = {input.get()};
+        const char *input_names[] = {"rows"}, *output_names[] = {"result"};
+        OrtValue* made = nullptr;
+        library_.check(api.Run(session_.get(), nullptr, input_names, inputs, 1, output_names, 1, &made));
+        const Owned<OrtValue> output(made, api.ReleaseValue);
+        const auto info = library_.make(api.GetTensorTypeAndShape, api.ReleaseTensorTypeAndShapeInfo, output.get());
+        std::size_t size = 0;
+        library_.check(api.GetTensorShapeElementCount(info.get(), &size));
+        void* data = nullptr;
+        library_.check(api.GetTensorMutableData(output.get(), &data));
+        const auto* first = static_cast<const Result*>(data);
+        return {first, first + size};
+    }
+
+   private:
+    const OrtLibrary& library_;
+    ONNXTensorElementDataType input_;
+    Owned<OrtSession> session_;
+};
+
+// Numbers from -2 to 2, the same on every machine.
+std::vector<float> random_rows(std::int64_t count) {
+    std::mt19937 random;  // NOLINT: always the same seed
+    std::vector<float> found(static_cast<std::size_t>(count));
+    for (float& value : found) value = static_cast<float>(random()) / 1073741824.0F - 2.0F;
+    return found;
+}
+
+bool sums_are_exact(const OrtLibrary& library) {
+    constexpr std::int64_t inputs = 64, columns = 16;
+    const Weights weights{
+        "weights", {inputs, columns}, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, std::string(inputs * columns, '\x7f')};
+    const ProbeSession session(library, {"MatMulInteger",
+                                         "",
+                                         {},
+                                         {weights},
+                                         inputs,
+                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32});
+    const auto sums = session.run<std::int32_t>(std::vector<std::uint8_t>(2 * inputs, 255), inputs);
+    return std::all_of(sums.begin(), sums.end(), [&](std::int32_t sum) { return sum == inputs * 255 * 127; });
+}
+
+// `Kernels::least_rows` of products with weights of this format.
+std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& format) {
+    const auto [bits, block_size] = format;
+    const std::int64_t inputs = blocks * block_size, code_bytes = block_size * bits / 8;
+    std::mt19937 random;  // NOLINT: always the same seed
+    std::string codes(static_cast<std::size_t>(outputs * blocks * code_bytes), '\0');
+    for (char& code : codes) code = static_cast<char>(random() >> 24);
+    std::vector<float> scales(static_cast<std::size_t>(outputs * blocks));
+    for (float& scale : scales) scale = 0.001F + 0.019F * (static_cast<float>(random()) / 4294967296.0F);
+    const ProbeSession session(
+        library, {"MatMulNBits",
+                  "com.microsoft",
+                  {{"K", static_cast<std::uint64_t>(inputs)},
+                   {"N", static_cast<std::uint64_t>(outputs)},
+                   {"bits", static_cast<std::uint64_t>(bits)},
+                   {"block_size", static_cast<std::uint64_t>(block_size)},
+                   {"accuracy_level", accuracy_level}},
+                  {{"codes", {outputs, blocks, code_bytes}, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, std::move(codes)},
+                   {"scales", {outputs, blocks}, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, bytes_of(scales)}},
+                  inputs,
+                  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+                  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
+    const std::vector<float> rows = random_rows(most_rows * inputs);
+    const auto among_all = session.run<float>(rows, inputs);
+    std::vector<std::int64_t> differing;
+    for (const std::int64_t count : {1, 2, 3, 5, 9}) {
+        const auto alone = session.run<float>(std::vector<float>(rows.begin(), rows.begin() + count * inputs), inputs);
+        if (!std::equal(alone.begin(), alone.end(), among_all.begin())) differing.push_back(count);
+    }
+    if (differing.empty()) return 1;
+    if (differing == std::vector<std::int64_t>{1}) return 2;
+    return std::nullopt;
+}
+
+bool softmax_is_equal(const OrtLibrary& library) {
+    constexpr std::ptrdiff_t rows = 4, columns = 32;
+    const ProbeSession session(
+        library, {"Softmax", "", {}, {}, 0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
+    const std::vector<float> scores = random_rows(rows * columns);
+    for (const std::ptrdiff_t count : {5, 6, 7}) {
+        std::vector<float> masked = scores, few;
+        for (std::ptrdiff_t row = 0; row < rows; ++row) {
+            const auto first = masked.begin() + row * columns;
+            few.insert(few.end(), first, first + count);
+            std::fill(first + count, first + columns, -std::numeric_limits<float>::infinity());
+        }
+        const auto alone = session.run<float>(few, count), among_masked = session.run<float>(masked, columns);
+        for (std::ptrdiff_t row = 0; row < rows; ++row) {
+            const auto first = alone.begin() + row * count;
+            if (!std::equal(first, first + count, among_masked.begin() + row * columns)) return false;
+        }
+    }
+    return true;
+}
+
+Kernels run_probes(const OrtLibrary& library, const std::set<BlockFormat>& formats) {
+    Kernels found{sums_are_exact(library), 1, softmax_is_equal(library)};
+    for (const BlockFormat& format : formats) {
+        const std::optional<int> rows = least_rows(library, format);
+        found.least_rows = rows && found.least_rows ? std::optional(std::max(*rows, *found.least_rows)) : std::nullopt;
+    }
+    return found;
+}
+
+}  // namespace
+
+std::string Kernels::text() const {
+    return std::string("8-bit sums ") + (exact_sums ? "exact" : "saturating") + ", numbers of rows " +
+           (least_rows ? "equal from " + std::to_string(*least_rows) + " on" : "never equal") +
+           ", softmax with masked entries " + (equal_softmax ? "equal" : "not equal");
+}
+
+std::set<BlockFormat> block_formats(const ModelInfo& model) {
+    std::set<BlockFormat> found;
+    if (!model.quantization) {
+        if (model.weights != "full") found = {{4, 32}, {8, 32}};  // the latter in older bundles
+        return found;
+    }
+    const auto add = [&](const SchemeInfo& scheme) {
+        if (!scheme.block_size || scheme.numbers == "fp8") return;
+        found.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
+        if (scheme.offsets) found.emplace(4, *scheme.block_size);  // sums of blocks are products with codes of 4 bits
+    };
+    add(model.quantization->grid);
+    if (model.quantization->lm_head) add(*model.quantization->lm_head);
+    for (const auto& [name, scheme] : model.quantization->layers) add(scheme);
+    return found;
+}
+
+Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {
+    static std::mutex mutex;
+    static std::map<std::pair<std::string, std::set<BlockFormat>>, Kernels> known;  // by library's build and formats
+    const std::set<BlockFormat> formats = block_formats(manifest.model);
+    const std::lock_guard lock(mutex);
+    const std::pair key(library.build(), formats);
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+    return known.emplace(key, run_probes(library, formats)).first->second;
+}
+
+bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle, const Manifest& manifest) {
+    const auto& info = manifest.model.quantization;
+    const bool rounded = info ? info->activations != "full" : manifest.model.weights == "w8a8";
+    if (!rounded || kernels.exact_sums) return false;
+    for (const DerivedTrunk& each : manifest.derived) {
+        if (each.device != "cpu" || each.weight_zero_points) continue;
+        throw Error(bundle.string() + ": its 8-bit sums saturate on this CPU: export it again, or export it as int8");
+    }
+    return true;
+}
+
+}  // namespace pass

@@ -1,0 +1,42 @@
+// What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in a few milliseconds. As
+// pass_runtime/backends/ort/kernels.py, which explains how kernels differ.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "backends/ort/library.h"
+#include "bundle/manifest.h"
+
+namespace pass {
+
+// By default those of sessions without rounded products.
+struct Kernels {
+    // Whether products of uint8 and int8 codes are summed exactly.
+    bool exact_sums = true;
+    // The fewest rows from which on a row's results do not depend on the number of rows; none if they always may.
+    std::optional<int> least_rows = 1;
+    // Whether a softmax does not depend on the number of masked entries after the others.
+    bool equal_softmax = true;
+
+    // As Python's `str(Kernels)`: a part of the key of packed weights.
+    std::string text() const;
+};
+
+// The bits and block size of weights.
+using BlockFormat = std::pair<int, std::int64_t>;
+
+// The formats of the bundle's weights that have blocks.
+std::set<BlockFormat> block_formats(const ModelInfo& model);
+
+// What the CPU kernels that run the bundle's products compute here, found once a process.
+Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest);
+
+// Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because products of uint8 and
+// int8 codes are not summed exactly. Throws Error if it cannot.
+bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle, const Manifest& manifest);
+
+}  // namespace pass

@@ -1,0 +1,93 @@
+"""Runs bundles on the CPU that it finds, which on_cpus.py emulates, and prints what it found as JSON.
+
+emulated.py RESULTS.npz BUNDLE...      # it also runs a bundle's sums.onnx, if there is one, and writes its results
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pass_runtime import GenerateOptions, SamplingParams, load
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.kernels import find_kernels
+from pass_runtime.backends.ort.trunks import needs_unsigned_weights
+from pass_runtime.bundle.read import read_manifest
+
+PROMPT = np.random.default_rng(0).integers(4, 200, 112).tolist()
+PROMPT_TOKENS, TOKENS = 50, 16
+"""Of texts: those of PROMPT that they begin with, and the new ones."""
+CHUNKS = [10, 40, 3, 16, *[1] * 6, 37]
+"""Widths in which PROMPT is read, to compare with reading it at once."""
+TEXTS = {  # numbers of slots -> temperatures -> plans
+    1: {0.0: ("ar", "two-pass", "fused", "auto"), 0.8: ("ar", "fused")},
+    3: {0.0: ("ar", "fused")},
+}
+
+
+def read(bundle: Path, chunks: list[int], slots: int) -> tuple[np.ndarray, bool]:
+    """[tensors,heads,length,D]: the K/V of the last slot after these chunks. And whether the backend says that the K/V
+    are the same for all chunks."""
+    backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
+    backend.resize(256, [0] * slots)
+    length = 0
+    for count in chunks:
+        width = min(each for each in backend.capabilities.prefill_widths if each >= count)
+        backend.prefill(slots - 1, length, PROMPT[length : length + count], width)
+        length += count
+    _, heads, capacity, size = backend.cache.shape(1)
+    found = []
+    for _, address in backend.cache.places(slots - 1):
+        whole = np.empty((heads, capacity, size), backend.cache.dtype)
+        backend.memory.download(whole, address)
+        found.append(whole[:, :length].copy())
+    backend.close()
+    return np.stack(found), backend.capabilities.same_entries
+
+
+def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
+    """What plans write, by temperature and plan. And how many tokens of the prompt the last plan found in the cache."""
+    found = {}
+    with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
+        for temperature, plans in TEXTS[slots].items():
+            for plan in plans:
+                options = GenerateOptions(TOKENS, SamplingParams(temperature, seed=3), plan=plan, ignore_eos=True)
+                written = session.generate_ids(PROMPT[:PROMPT_TOKENS], options).result()
+                found[f"{plan} at {temperature}"] = written.token_ids
+    return found, written.stats.cached_tokens
+
+
+def write_sums(bundle: Path, path: Path) -> None:
+    """Run sums.onnx as the bundle's trunk is run, and write its outputs."""
+    unsigned = needs_unsigned_weights(bundle, read_manifest(bundle))
+    session = open_session(bundle / "sums.onnx", "cpu", threads=1, unsigned=unsigned)
+    names = [value.name for value in session.get_outputs()]
+    with np.load(bundle / "sums.inputs.npz") as inputs:
+        results = session.run(names, {value.name: inputs[value.name] for value in session.get_inputs()})
+    np.savez(path, **dict(zip(names, results, strict=True)))
+
+
+def run(bundle: Path, results: Path) -> dict[str, Any]:
+    by_slots = {}
+    for slots in TEXTS:
+        (whole, same_entries), (in_chunks, _) = (read(bundle, widths, slots) for widths in ([len(PROMPT)], CHUNKS))
+        written, cached = texts(bundle, slots)
+        by_slots[slots] = {
+            "same_entries": same_entries,
+            "chunks": bool(np.array_equal(in_chunks, whole)),
+            "texts": written,
+            "cached": cached,
+        }
+    if (bundle / "sums.onnx").exists():
+        write_sums(bundle, results)
+    return {"kernels": find_kernels(read_manifest(bundle))._asdict(), "slots": by_slots}
+
+
+if __name__ == "__main__":
+    results, *bundles = map(Path, sys.argv[1:])
+    print(json.dumps([run(bundle, results) for bundle in bundles]))
