@@ -15,7 +15,9 @@ from pass_trainer.acceptance import acceptance_probability
 from pass_trainer.row_sum import sum_over_rows
 from pass_trainer.windows import Windows
 
-Aim = Literal["distribution", "acceptance"]
+Aim = Literal["distribution", "acceptance", "both"]
+SWITCH_SHARE = 0.7
+"""With the aim `both`, the share of a run after which `distribution` becomes `acceptance`."""
 DISTRIBUTION_SHARE = 0.1
 """The weight of the loss `distribution` in the loss `acceptance`. If a draft is far from the model's distribution, the
 gradient of the probability of acceptance vanishes, but the gradient of `distribution` does not."""
@@ -37,11 +39,15 @@ class Drafter(torch.nn.Module):
         aim: Aim = "distribution",
     ) -> None:
         super().__init__()
-        self.aim: Aim = aim
+        self.set_aim(aim, 0.0)
         self._base = (base,)  # a tuple, so that torch does not register its parameters
         self._vocabulary = int(base.config.vocab_size)
         self.lookahead = torch.nn.Parameter(lookahead.float().clone())
         self.adapter, self.head = adapter, head
+
+    def set_aim(self, aim: Aim, share: float) -> None:
+        """Set the loss for the steps after `share` of a run."""
+        self._for_acceptance = aim == "acceptance" or (aim == "both" and share >= SWITCH_SHARE)
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
@@ -56,9 +62,7 @@ class Drafter(torch.nn.Module):
         weights = (1 / (windows.anchors.clamp(min=1) * len(tokens))).index_select(0, sequences)
         return sum_over_rows(self._row_losses, hidden, corrections, states, weights, self._vocabulary)
 
-    def _row_losses(
-        self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
-    ) -> torch.Tensor:
+    def _row_losses(self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
         """Return the losses [n] of rows, from what `row_states` returns for them."""
         with torch.no_grad():
             target = self.logits(states).float().log_softmax(-1)
@@ -69,7 +73,7 @@ class Drafter(torch.nn.Module):
             ids, adjusted = self.head.adjusted(logits, corrections)
             target, draft = target.gather(-1, ids), adjusted.log_softmax(-1)
             loss = loss - (target.exp() * draft).sum(-1)
-        if self.aim == "acceptance":
+        if self._for_acceptance:
             rejected = 1 - acceptance_probability(target, draft)
             loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejected
         return loss

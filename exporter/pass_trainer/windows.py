@@ -65,8 +65,8 @@ def make_windows(groups: Sequence[Sizes], width: int, device: torch.device | str
     Shapes follow from `groups`, which are on the host, so nothing waits for the device.
     """
     padded = np.zeros((len(groups), width), np.int64)
-    for row, sizes in zip(padded, groups, strict=True):
-        row[: len(sizes)] = sizes
+    for b, sizes in enumerate(groups):
+        padded[b, : len(sizes)] = sizes
     counts = padded.sum(1)
     batch, rows, valid_rows = len(groups), max(int(counts.max()), 1), int(counts.sum())
     size = on_device(torch.from_numpy(padded), device)
