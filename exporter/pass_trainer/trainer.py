@@ -95,6 +95,8 @@ def train(
         evaluate()  # tells how much time to keep for the last one
     pace = Pace(accelerator, schedule, step)
     seen, losses = pace.look(step, text, checkpoint), list[torch.Tensor]()
+    if step == 0:
+        schedule.check_text_in_time()
     while not schedule.is_over(step):
         text.join(step, seen.shards)
         share = schedule.share(step)
