@@ -124,6 +124,8 @@ def write_beside(config: TrainConfig, place: Place, errors: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the other process, which ends this one.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
+        if torch.device(place.device).type == "cpu":  # The steps compute on the other cores.
+            torch.set_num_threads(max(torch.get_num_threads() // 2, 1))
         loaded = load_model(resolve(config.model, config.revision), config.dtype)
         loaded.model.to(place.device)
         distiller, directory = make_distiller(config, loaded, place, NoProgress())

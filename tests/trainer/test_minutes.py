@@ -145,12 +145,12 @@ def test_rates_fall_with_the_clock(config: TrainConfig):
 def test_text_from_a_process_beside(config: TrainConfig, tmp_path: Path):
     """With --steps, it joins at steps that the settings decide: the same weights twice, one of them with all text there
     before. They differ from those of a run that has all text from its first step on."""
-    config = replace(config, minutes=None, steps=12, recipe=replace(config.recipe, sequences=160))
+    config = replace(config, minutes=None, steps=6, batch=2, recipe=replace(config.recipe, sequences=160))
     beside = replace(config, write_text="beside")
     first = run(beside, Silent())
     again = run(replace(beside, output=tmp_path / "again"), Silent())
     before = run(replace(config, output=tmp_path / "before"), Silent())
-    assert first.history.joins == again.history.joins == [[0, 54], [16, 118], [32, 150]]
+    assert first.history.joins == again.history.joins == [[0, 54], [2, 118], [4, 150]]
     assert before.history.joins == [[0, 150]]
     assert first.history.loss == again.history.loss
     assert same(weights(config.output), weights(tmp_path / "again"))
