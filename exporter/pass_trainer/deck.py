@@ -17,7 +17,7 @@ class Deck:
         self._seed = seed
         self.joins: list[list[int]] = []
         self._order = np.zeros(0, np.int64)
-        self._next = self._dealt = self._epoch = 0
+        self._next = self._dealt = self._epoch = self._unused = 0
 
     def __len__(self) -> int:
         return self.joins[-1][1] if self.joins else 0
@@ -25,7 +25,7 @@ class Deck:
     @property
     def was_dealt(self) -> bool:
         """Whether every index was dealt at least once since the last growth."""
-        return self._next >= len(self._order) or self._dealt - self.joins[-1][0] >= len(self)
+        return self._dealt - self.joins[-1][0] >= self._unused
 
     def grow(self, size: int) -> None:
         """Let the indices up to `size` join the rest of the running epoch."""
@@ -34,6 +34,7 @@ class Deck:
         rest, new = self._order[self._next :], np.arange(len(self), size)
         random = np.random.default_rng((self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0))
         self._order, self._next = random.permutation(np.concatenate([rest, new])), 0
+        self._unused = len(self._order)
         self.joins.append([self._dealt, size])
 
     def deal(self, count: int) -> list[int]:

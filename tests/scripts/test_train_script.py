@@ -31,7 +31,17 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
         "SOURCES": "tasks",
         "EVALUATE": "--kinds code --each 2 --tokens 12 --temperatures 0,1",
     }
-    command = ["bash", "scripts/train.sh", str(tiny_model), "4", *SMALL.split(), "--sequences", "64", "--head-rank", "8"]
+    command = [
+        "bash",
+        "scripts/train.sh",
+        str(tiny_model),
+        "4",
+        *SMALL.split(),
+        "--sequences",
+        "64",
+        "--head-rank",
+        "8",
+    ]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=400, check=False
     )
