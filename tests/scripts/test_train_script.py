@@ -12,14 +12,14 @@ import pytest
 from pass_exporter.model.lookahead import read_record
 
 ROOT = Path(__file__).parents[2]
-SMALL = "--sequence-length 48 --prompt-tokens 4 8 --chat-share 0 --write-with torch --dtype fp32 --device cpu --rank 4"
+SMALL = "--sequence-length 96 --prompt-tokens 4 8 --chat-share 0 --write-with torch --dtype fp32 --device cpu --rank 4"
 
 
 @pytest.mark.slow
 def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
     corpus, target = tmp_path / "corpus", tmp_path / "models"
     (corpus / "train").mkdir(parents=True)
-    lines = [json.dumps({"message": f"tell me of fox {i}"}) for i in range(50)]
+    lines = [json.dumps({"message": f"why is fox {i} red?"}) for i in range(50)]
     (corpus / "train" / "tasks.jsonl").write_text("\n".join(lines) + "\n")
     variables = {
         "CORPUS": str(corpus),
@@ -29,7 +29,7 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
         "LOOKAHEAD": "3",
         "ADAPTER_FROM": "0",
         "SOURCES": "tasks",
-        "EVALUATE": "--kinds code --each 2 --tokens 12 --temperatures 0,1",
+        "EVALUATE": "--kinds code --each 2 --tokens 12 --temperatures 0,0.8",
     }
     command = [
         "bash",
