@@ -142,6 +142,7 @@ def test_rates_fall_with_the_clock(config: TrainConfig):
     assert schedule.is_over(0)
 
 
+@pytest.mark.slow
 def test_text_from_a_process_beside(config: TrainConfig, tmp_path: Path):
     """With --steps, it joins at steps that the settings decide: the same weights twice, one of them with all text there
     before. They differ from those of a run that has all text from its first step on."""
