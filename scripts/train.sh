@@ -1,18 +1,26 @@
 #!/usr/bin/env bash
 # Trains look-ahead weights for a model of models/registry.toml and puts them, with measured acceptance, into models/:
+#   scripts/train.sh MODEL --minutes M [OPTION...]
 #   scripts/train.sh MODEL [STEPS [OPTION...]]
-# It takes hours on a CPU, less with a GPU. A second call continues an interrupted run, and more STEPS extend it. If the
+# It is the whole recipe: corpus, text, training, evaluation, card. --minutes 10 is for a GPU, on which text is written
+# while training goes on; a CPU needs hours. The evaluation and the corpus take minutes more. A second call continues an interrupted run, and more STEPS extend it. If the
 # model has weights already, they are trained further. OPTIONs are those of pass-train, for example for shorter runs.
-# The variables LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has
+# The variables CORPUS, OUTPUT and TARGET (directories), LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has
 # options of `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?usage: scripts/train.sh MODEL [STEPS [OPTION...]], with a name from models/registry.toml}
-steps=${2:-6000} options=("${@:3}") lookahead=${LOOKAHEAD:-8}
+lookahead=${LOOKAHEAD:-8}
+case ${2:-} in
+--*) options=("${@:2}") ;;
+*) options=(--steps "${2:-6000}" "${@:3}") ;;
+esac
+# With --minutes, the text has no other end.
+[[ " ${options[*]} " = *" --minutes "* ]] || options=(--sequences 4096 "${options[@]}")
 . scripts/environment.sh
 environment train
 
-corpus=build/corpus output=build/train/$model target=models/$model
+corpus=${CORPUS:-build/corpus} output=${OUTPUT:-build/train/$model} target=${TARGET:-models/$model}
 [ -f "$corpus/train/tasks.jsonl" ] || python scripts/fetch_corpus.py "$corpus"
 
 # Sources take turns. The model writes three of seven prompts, two are tasks, one is an excerpt of text and one of code.
@@ -26,9 +34,10 @@ if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" 
     cp "$target/lookahead.safetensors" "$output/start.safetensors"
 fi
 start=()
-# Weights that are trained further can draft already, so they are trained for the probability of acceptance.
-[ ! -f "$output/start.safetensors" ] || start=(--start "$output/start.safetensors" --aim acceptance)
-pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --sequences 4096 --steps "$steps" --anchors 48 \
+# The probability of acceptance is for weights that can draft: from the start on if they are trained further.
+if [ -f "$output/start.safetensors" ]; then start=(--start "$output/start.safetensors" --aim acceptance); fi
+[[ " ${options[*]} " != *" --minutes "* ]] || start+=(--aim both)
+pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --anchors 48 \
     --decay 0.65 --lr 7e-4 --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" \
     "${options[@]}" --output "$output"
 

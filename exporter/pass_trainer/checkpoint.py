@@ -10,57 +10,59 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from pass_runtime.errors import PassError
+from pass_trainer.schedule import Clock, Stage
 
 CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
 STATE_FILE = "progress.json"
 FLAG_NAMES = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
 """By the name of a setting: the name of its flag, if they differ."""
-DEFAULT_SETTINGS = {"aim": "distribution"}
+DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
 """Values of the flags that are missing in checkpoints of earlier versions."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a run: from step `start` on, the learning rate follows the schedule of a run of `steps` steps."""
-
-    start: int
-    steps: int
+LENGTHS = ("steps", "minutes")
+"""Flags that a resumed run may raise."""
 
 
 @dataclass
 class History:
     """The measurements of a run so far.
 
-    stages: a run begins with one, and every extension of `steps` adds one. loss[i]: the loss of step i.
-    evaluations: the results of the `evaluate` hook.
+    stages: a run begins with one, and every extension of `steps` or `minutes` adds one. loss[i]: the loss of step i.
+    evaluations: the results of the `evaluate` hook. joins: when text joined, see `Deck`. clock: see `Schedule.state`.
     """
 
     stages: list[Stage]
     loss: list[float] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    joins: list[list[int]] = field(default_factory=list)
+    clock: dict[str, float] = field(default_factory=dict)
 
 
 class Checkpoint:
     """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced atomically.
 
     settings: everything that the result depends on, as JSON. A run continues from a checkpoint only if its settings are
-    equal, except that `steps` may be larger. minutes: the time between two checkpoints.
+    equal, except that the value of one of LENGTHS may be larger. minutes: the time between two checkpoints.
     """
 
-    def __init__(self, output: Path, settings: Mapping[str, Any], accelerator: Accelerator, minutes: float) -> None:
-        self._settings: dict[str, Any] = json.loads(json.dumps(settings))
-        self._accelerator, self._minutes = accelerator, minutes
+    def __init__(
+        self,
+        output: Path,
+        settings: Mapping[str, Any],
+        accelerator: Accelerator,
+        minutes: float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
+        self._accelerator, self._minutes, self._clock = accelerator, minutes, clock
         self._path = output / CHECKPOINT
-        self._saved_at = time.monotonic()
+        self._saved_at = self._clock()
 
     def is_due(self) -> bool:
-        due = time.monotonic() - self._saved_at > 60 * self._minutes
-        flag = torch.tensor(float(due), device=self._accelerator.device)
-        return bool(self._accelerator.reduce(flag, "sum") > 0)  # Either all processes save, or none.
+        """Whether this process's time is up. Either all processes save, or none: the first one decides."""
+        return self._clock() - self._saved_at > 60 * self._minutes
 
     def save(self, step: int, history: History) -> None:
         accelerator, partial = self._accelerator, self._path.with_suffix(".partial")
@@ -70,11 +72,11 @@ class Checkpoint:
         accelerator.save_state(str(partial))
         accelerator.wait_for_everyone()  # Now every process has written its file.
         if accelerator.is_main_process:
-            state = {"step": step, "settings": self._settings} | asdict(history)
+            state = {"step": step, "settings": self.settings} | asdict(history)
             (partial / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
             replace_directory(partial, self._path)
         accelerator.wait_for_everyone()
-        self._saved_at = time.monotonic()
+        self._saved_at = self._clock()
 
     def check(self) -> None:
         """Raise PassError if there is a checkpoint from which this run cannot continue."""
@@ -84,43 +86,46 @@ class Checkpoint:
 
     def load(self) -> tuple[int, History]:
         """Load the checkpoint. Return the next step and the history; 0 and an empty history if there is none."""
-        steps = self._settings["steps"]
+        length = {name: self.settings[name] for name in LENGTHS}
         if find_checkpoint(self._path) not in (None, self._path) and self._accelerator.is_main_process:
             self._path.with_suffix(OLD_SUFFIX).rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
-            return 0, History([Stage(0, steps)])
+            return 0, History([Stage(0, **length)])
         state = _read_state(self._path)
         self._check(state)
         try:
             stages = [Stage(**stage) for stage in state["stages"]]
-            history = History(stages, state["loss"], state["evaluations"])
+            history = History(
+                stages, state["loss"], state["evaluations"], state.get("joins", []), state.get("clock", {})
+            )
             step = int(state["step"])
             self._accelerator.load_state(str(self._path))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise _unusable(self._path, error) from None
-        if steps != stages[-1].steps:
-            stages.append(Stage(step, steps))
+        stage = Stage(step, **length)
+        if (stage.steps, stage.minutes) != (stages[-1].steps, stages[-1].minutes):
+            stages.append(stage)
         return step, history
 
     def _check(self, state: Mapping[str, Any]) -> None:
         saved = DEFAULT_SETTINGS | _flags(state["settings"])
-        for flag, value in _flags(self._settings).items():
+        for flag, value in _flags(self.settings).items():
             saved_value = saved.get(flag)
-            if flag == "steps" and isinstance(saved_value, int) and value >= saved_value:
+            if flag in LENGTHS and None not in (value, saved_value) and value >= saved_value:
                 continue
             if value != saved_value:
-                hint = "; give at least as many" if flag == "steps" else ""
+                hint = "; give at least as many" if flag in LENGTHS and saved_value else ""
                 shown = "" if flag == "data" else f" ({_shown(saved_value)}{hint})"
                 raise PassError(
                     f"{self._path} was made with another --{flag}{shown}; give the same options, or another -o"
                 )
 
 
-def planned_steps(output: Path) -> int | None:
-    """Return the `steps` of the run whose checkpoint is in `output`; None if there is no checkpoint."""
+def planned_length(output: Path) -> dict[str, Any]:
+    """Return the LENGTHS of the run whose checkpoint is in `output`; nothing if there is no checkpoint."""
     path = find_checkpoint(output / CHECKPOINT)
-    return None if path is None else int(_read_state(path)["settings"]["steps"])
+    return {} if path is None else {name: _read_state(path)["settings"].get(name) for name in LENGTHS}
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -141,7 +146,8 @@ def replace_directory(part: Path, path: Path) -> None:
 def _read_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-        int(state["settings"]["steps"])
+        if not isinstance(state["settings"]["steps"], int | None):
+            raise TypeError("its number of steps is no number")
         return state
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unusable(path, error) from None

@@ -73,7 +73,14 @@ TABLE_CHARACTERS = 110
     type=int,
     help="Optimizer steps. With --resume, a larger number extends the run.  [default: 2000, or the run's]",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences per step and process.")
+@click.option(
+    "--minutes",
+    type=float,
+    help="In place of --steps: the time of the whole run, text and written weights included.",
+)
+@click.option(
+    "--batch", type=int, help="Sequences per step and process.  [default: 1; on a GPU as many as fit, at most 64]"
+)
 @click.option(
     "--anchors", type=int, default=48, show_default=True, help="Tokens per sequence after which drafts are trained."
 )
@@ -89,13 +96,16 @@ TABLE_CHARACTERS = 110
 )
 @click.option(
     "--aim",
-    type=click.Choice(["distribution", "acceptance"]),
+    type=click.Choice(["distribution", "acceptance", "both"]),
     default="distribution",
     show_default=True,
-    help="The loss: KL divergence from the model's distributions, or mostly the probability that a draft is rejected.",
+    help="The loss: KL divergence from the model's distributions, or mostly the probability that a draft is rejected; "
+    "both: the first for 70 % of the run, then the second.",
 )
 @click.option(
-    "--sequences", type=int, default=1024, show_default=True, help="Sequences of training text, which the model writes."
+    "--sequences",
+    type=int,
+    help="Sequences of training text, which the model writes.  [default: 1024; with --minutes as many as it can]",
 )
 @click.option(
     "--held-out", type=int, help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]"
@@ -124,13 +134,27 @@ TABLE_CHARACTERS = 110
     show_default=True,
     help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 if one process runs on a CPU.",
 )
+@click.option(
+    "--write-text",
+    type=click.Choice(["auto", "first", "between", "beside"]),
+    default="auto",
+    show_default=True,
+    help="When: before the first step, between steps, or by another process while training goes on. auto: beside on a "
+    "GPU; on a CPU first, and between with --minutes.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of training text, weights and batches.")
 @click.option(
     "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
 )
 @DEVICE
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in --output, if there is one.")
-@click.option("--checkpoint-minutes", type=float, default=5.0, show_default=True, help="Time between checkpoints.")
+@click.option(
+    "--checkpoint-minutes",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Time between checkpoints; with --minutes at most a tenth of them.",
+)
 @click.pass_context
 @one_line_errors
 def main(context: click.Context, /, **options: Any) -> None:
@@ -147,12 +171,15 @@ def main(context: click.Context, /, **options: Any) -> None:
     _quiet_libraries()
     # --help and errors in options should not wait for the import of torch, which takes seconds.
     with importing():
-        from pass_trainer.checkpoint import planned_steps
+        from pass_trainer.checkpoint import planned_length
         from pass_trainer.config import TrainConfig
         from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
+    if options["steps"] is None and options["minutes"] is None:
+        options |= (planned_length(options["output"]) if options["resume"] else {}) or {"steps": TrainConfig.steps}
+    sequences = options.pop("sequences")
     recipe = Recipe(
-        sequences=options.pop("sequences"),
+        sequences=Recipe.sequences if sequences is None and options["minutes"] is None else sequences,
         length=options.pop("sequence_length"),
         prompt=options.pop("prompt_tokens"),
         temperatures=options.pop("temperatures"),
@@ -160,8 +187,6 @@ def main(context: click.Context, /, **options: Any) -> None:
         seed=options["seed"],
     )
     data = options.pop("data") or (Path(SELF_NAME),)
-    if options["steps"] is None:
-        options["steps"] = (planned_steps(options["output"]) if options["resume"] else None) or TrainConfig.steps
     config = TrainConfig(**options, data=data, recipe=recipe)
     try:
         with Terminal(Console(stderr=True), show=is_main()) as progress:

@@ -14,6 +14,7 @@ from pass_trainer.drafter import Aim
 
 AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "w8a8"]
+WriteText = Literal["auto", "first", "between", "beside"]
 TrainDtype = Literal["fp32", "bf16"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
@@ -33,13 +34,16 @@ class TrainConfig:
     head: also train a draft head with `head_rank` columns in its token table and a state of size `head_width`. None
     means the sizes of the head of `start`; if it has none, HEAD_RANK and HEAD_WIDTH. A smaller head is widened.
     start: a weights file to start from; its adapter is truncated to `rank`.
-    write_with: what writes the training text, see `run.text_writer_name`. recipe: how it is made.
-    steps: optimizer steps. batch: sequences per step and process. anchors: tokens per sequence after which drafts are
-    trained.
+    write_with: what writes the training text, see `text_supply.text_writer_name`. write_text: when, see `text_supply`.
+    recipe: how text is made.
+    steps: optimizer steps. minutes: the time of the run in place of `steps`, from its start to its written weights.
+    batch: sequences per step and process; None means `device_sizes.batch_size`.
+    anchors: tokens per sequence after which drafts are trained.
     lr: the learning rate of adapter and head; the embeddings' is ten times as high.
     decay: the loss weight of a draft relative to the one before it. aim: the loss, see `Drafter.forward`.
     held_out: number of sequences that are measured and not trained on; None means one in 16, at most MAX_HELD_OUT.
-    dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints.
+    dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints, or a
+    tenth of `minutes` if that is less.
     """
 
     model: str
@@ -54,8 +58,10 @@ class TrainConfig:
     head_width: int | None = None
     start: Path | None = None
     write_with: WriteWith = "auto"
-    steps: int = 2000
-    batch: int = 1
+    write_text: WriteText = "auto"
+    steps: int | None = 2000
+    minutes: float | None = None
+    batch: int | None = None
     anchors: int = 48
     lr: float = 2e-3
     decay: float = 0.8
@@ -75,7 +81,15 @@ class TrainConfig:
         for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors", "held_out"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise PassError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if self.held_out is not None and self.held_out >= self.recipe.sequences:
+        if (self.steps is None) == (self.minutes is None):
+            raise PassError("give either --steps or --minutes")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise PassError(f"--minutes must be a finite number above 0, not {self.minutes}")
+        if self.minutes is not None and self.write_text == "first":
+            raise PassError("--write-text first has no end in time; leave it out with --minutes")
+        if self.minutes is None and self.recipe.sequences is None:
+            raise PassError("give --sequences with --steps")
+        if self.held_out is not None and self.recipe.sequences and self.held_out >= self.recipe.sequences:
             raise PassError(f"--held-out must leave some of the {self.recipe.sequences} --sequences to train on")
         if not self.adapter_from >= 0:
             raise PassError(f"--adapter-from must be 0 or more, not {self.adapter_from}")
@@ -90,10 +104,16 @@ class TrainConfig:
         if not 0 < self.decay <= 1:
             raise PassError(f"--decay must be above 0 and at most 1, not {self.decay}")
 
+    @property
+    def sequences_per_process(self) -> int:
+        """The value of `batch`. `run.run` sets it if it is None."""
+        assert self.batch is not None
+        return self.batch
+
     def resume_settings(self) -> dict[str, Any]:
         """Return settings for `Checkpoint` to compare, as JSON. `run.run` adds those of data and text writer."""
         values = asdict(self)
-        for name in ("data", "output", "device", "resume", "checkpoint_minutes", "write_with"):
+        for name in ("data", "output", "device", "resume", "checkpoint_minutes", "write_with", "write_text"):
             del values[name]
         if self.revision is None:
             del values["revision"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
-from pass_runtime.measuring.lossless import loop_start
 from pass_trainer.corpus import TextSource, digest
+from pass_trainer.loops import loop_starts
 from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 SHARD_SEQUENCES = 64
-"""Sequences that are written together and stored in one file. The last file may have fewer."""
+"""Sequences that a CPU writes together; they are stored in one file. The last file may have fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
 """Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
@@ -40,12 +40,13 @@ MAX_DRAWS = 200
 class Recipe:
     """How sequences are made.
 
+    sequences: how many; None: as many as are written until a run with --minutes ends.
     length: N, tokens of a sequence, prompt included. prompt: the fewest and most tokens of a prompt from a corpus.
     temperatures: shards use them in turn; 0 is greedy.
     chat: the share of prompts from a corpus that become a chat message, if the model has a chat template.
     """
 
-    sequences: int = 1024
+    sequences: int | None = 1024
     length: int = 256
     prompt: tuple[int, int] = (16, 64)
     temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
@@ -58,7 +59,7 @@ class Recipe:
             raise PassError(f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below --sequence-length")
         if not 0 <= self.chat <= 1:
             raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
-        if self.sequences < 2:
+        if self.sequences is not None and self.sequences < 2:
             raise PassError(f"--sequences must be at least 2, not {self.sequences}")
 
     @property
@@ -90,7 +91,7 @@ class Sequences:
 class Distiller:
     """Writes and reads the shards for one writer, list of sources and recipe.
 
-    sources: None stands for prompts that the model writes.
+    sources: None stands for prompts that the model writes. shard: sequences of a file.
     """
 
     writer: TextWriter
@@ -98,16 +99,18 @@ class Distiller:
     eos_token_ids: tuple[int, ...]
     sources: Sequence[TextSource | None]
     recipe: Recipe
+    shard: int = SHARD_SEQUENCES
 
     @property
-    def shard_count(self) -> int:
-        return -(-self.recipe.sequences // SHARD_SEQUENCES)
+    def shard_count(self) -> int | None:
+        """The number of all shards; None if they have no end."""
+        return None if self.recipe.sequences is None else -(-self.recipe.sequences // self.shard)
 
     @property
     def directory_name(self) -> str:
         """The name of the shards' directory. It depends on everything in the recipe except the number of sequences."""
         recipe = asdict(self.recipe) | {"sequences": None}
-        key = json.dumps([self.writer.name, digest(self.sources), recipe, SHARD_SEQUENCES])
+        key = json.dumps([self.writer.name, digest(self.sources), recipe, self.shard])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def check(self) -> None:
@@ -127,21 +130,25 @@ class Distiller:
             done += self._size(shard)
             progress(done, total)
 
-    def read(self, directory: Path) -> Sequences:
-        """Return all sequences of the recipe. Their shards must exist."""
+    def exists(self, directory: Path, shard: int) -> bool:
+        return self._path(directory, shard).is_file()
+
+    def read(self, directory: Path, shards: Iterable[int]) -> Sequences:
+        """Return the sequences of `shards`, which must exist."""
         try:
-            shards = [load_file(self._path(directory, i)) for i in range(self.shard_count)]
+            files = [load_file(self._path(directory, i)) for i in shards]
         except (OSError, SafetensorError) as error:
             raise PassError(f"{directory} is damaged ({error}); delete it, and it will be made again") from None
-        tensors = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+        tensors = {name: torch.cat([file[name] for file in files]) for name in files[0]}
         return Sequences(tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long())
 
     def _size(self, shard: int) -> int:
-        return min(SHARD_SEQUENCES, self.recipe.sequences - shard * SHARD_SEQUENCES)
+        end = self.recipe.sequences
+        return self.shard if end is None else min(self.shard, end - shard * self.shard)
 
     def _path(self, directory: Path, shard: int) -> Path:
         """A shard with fewer sequences has another name, so that a run with more sequences does not read it."""
-        part = "" if self._size(shard) == SHARD_SEQUENCES else f"-first-{self._size(shard)}"
+        part = "" if self._size(shard) == self.shard else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
@@ -150,13 +157,13 @@ class Distiller:
         An end token is a part of the text. A text that begins to repeat itself is cut there.
         """
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
-        prompts = self._prompts(rng, shard * SHARD_SEQUENCES, self._size(shard))
+        prompts = self._prompts(rng, shard * self.shard, self._size(shard))
         temperature = recipe.temperatures[shard % len(recipe.temperatures)]
         lines = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
         tokens = torch.zeros(len(lines), recipe.length, dtype=torch.int32)
         lengths = torch.zeros(len(lines), dtype=torch.int32)
-        for row, (line, prompt) in enumerate(zip(lines, prompts, strict=True)):
-            loop = loop_start(line[len(prompt) :])
+        loops = loop_starts([line[len(prompt) :] for line, prompt in zip(lines, prompts, strict=True)])
+        for row, (line, prompt, loop) in enumerate(zip(lines, prompts, loops, strict=True)):
             kept = line if loop is None else line[: len(prompt) + loop]
             tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
             lengths[row] = len(kept)

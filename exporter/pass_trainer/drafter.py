@@ -12,9 +12,12 @@ from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.sliding import attention_masks
 from pass_trainer.acceptance import acceptance_probability
+from pass_trainer.row_sum import sum_over_rows
 from pass_trainer.windows import Windows
 
-Aim = Literal["distribution", "acceptance"]
+Aim = Literal["distribution", "acceptance", "both"]
+SWITCH_SHARE = 0.7
+"""With the aim `both`, the share of a run after which `distribution` becomes `acceptance`."""
 DISTRIBUTION_SHARE = 0.1
 """The weight of the loss `distribution` in the loss `acceptance`. If a draft is far from the model's distribution, the
 gradient of the probability of acceptance vanishes, but the gradient of `distribution` does not."""
@@ -36,10 +39,15 @@ class Drafter(torch.nn.Module):
         aim: Aim = "distribution",
     ) -> None:
         super().__init__()
-        self._aim = aim
+        self.set_aim(aim, 0.0)
         self._base = (base,)  # a tuple, so that torch does not register its parameters
+        self._vocabulary = int(base.config.vocab_size)
         self.lookahead = torch.nn.Parameter(lookahead.float().clone())
         self.adapter, self.head = adapter, head
+
+    def set_aim(self, aim: Aim, share: float) -> None:
+        """Set the loss for the steps after `share` of a run."""
+        self._for_acceptance = aim == "acceptance" or (aim == "both" and share >= SWITCH_SHARE)
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
@@ -49,42 +57,56 @@ class Drafter(torch.nn.Module):
         because a draft after a wrong draft is rejected in any case. With the aim `acceptance`, this loss has the weight
         DISTRIBUTION_SHARE, and the probability that the draft is rejected has the remaining weight.
         """
-        hidden, drafts, targets = self.row_outputs(tokens, windows)
-        target, draft = targets.float().log_softmax(-1), drafts.float().log_softmax(-1)
+        hidden, states, corrections = self.row_states(tokens, windows)
+        sequences = windows.rows // windows.position.shape[1]
+        weights = (1 / (windows.anchors.clamp(min=1) * len(tokens))).index_select(0, sequences)
+        return sum_over_rows(self._row_losses, hidden, corrections, states, weights, self._vocabulary)
+
+    def _row_losses(self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+        """Return the losses [n] of rows, from what `row_states` returns for them."""
+        with torch.no_grad():
+            target = self.logits(states).float().log_softmax(-1)
+        logits = self.logits(hidden)
+        draft = logits.float().log_softmax(-1)
         loss = torch.nn.functional.kl_div(draft, target, reduction="none", log_target=True).sum(-1)
-        if self.head is not None:
-            ids, adjusted = self.head(hidden, drafts, tokens.gather(1, windows.position), windows.lookahead_index)
+        if self.head is not None and corrections is not None:
+            ids, adjusted = self.head.adjusted(logits, corrections)
             target, draft = target.gather(-1, ids), adjusted.log_softmax(-1)
             loss = loss - (target.exp() * draft).sum(-1)
-        if self._aim == "acceptance":
+        if self._for_acceptance:
             rejected = 1 - acceptance_probability(target, draft)
             loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejected
-        valid = windows.valid
-        anchors = ((windows.lookahead_index == 0) & valid).sum(-1).clamp(min=1)
-        return ((loss * valid).sum(-1) / anchors).mean()
+        return loss
 
     def log_probs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of drafts and of the frozen model for the same positions, both [B,R,V] float32.
+        """Return the log-probabilities of drafts and of the frozen model for the same positions, both [n,V] float32.
 
         If there is a head, it reads the true previous tokens, and only its candidates' log-probabilities are finite.
         """
-        hidden, drafts, targets = self.row_outputs(tokens, windows)
-        drafts = drafts.float()
-        if self.head is not None:
-            ids, adjusted = self.head(hidden, drafts, tokens.gather(1, windows.position), windows.lookahead_index)
+        hidden, states, corrections = self.row_states(tokens, windows)
+        drafts = self.logits(hidden).float()
+        if self.head is not None and corrections is not None:
+            ids, adjusted = self.head.adjusted(drafts, corrections)
             drafts = torch.full_like(drafts, -torch.inf).scatter(-1, ids, adjusted)
-        return drafts.log_softmax(-1), targets.float().log_softmax(-1)
+        return drafts.log_softmax(-1), self.logits(states).float().log_softmax(-1)
 
-    def row_outputs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return hidden states [B,R,H] and logits [B,R,V] of look-ahead rows, and the frozen model's logits [B,R,V].
+    def row_states(
+        self, tokens: torch.Tensor, windows: Windows
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return what the logits of `windows.rows` are computed from.
 
-        The look-ahead rows' logits are without the head. The frozen model's logits are for the same positions.
+        These are the hidden states [n,H] of the look-ahead rows, those of the frozen model [n,H] at the same positions,
+        and the head's corrections [n,r] if there is a head.
         """
         hidden, states = self.hidden_states(tokens, windows)
-        with torch.no_grad():
-            places = windows.position[..., None].expand(-1, -1, states.shape[-1])
-            targets = self.logits(states.gather(1, places))
-        return hidden, self.logits(hidden), targets
+        position = windows.position.flatten().index_select(0, windows.rows)
+        at = windows.rows // windows.position.shape[1] * tokens.shape[1] + position
+        hidden, states = hidden.flatten(0, 1).index_select(0, windows.rows), states.flatten(0, 1).index_select(0, at)
+        if self.head is None:
+            return hidden, states, None
+        index = windows.lookahead_index.flatten().index_select(0, windows.rows)
+        before = tokens.flatten().index_select(0, at)
+        return hidden, states, self.head.corrections(hidden, before, index, len(self.lookahead) - 1)
 
     def hidden_states(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the hidden states of the look-ahead rows [B,R,H], and of the frozen model for all tokens [B,N,H]."""

@@ -65,12 +65,12 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
     for index in range(len(data)):
         prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
         groups = full_groups(prompt, length, STRIDE_TOKENS, lookahead)
-        if any(groups):
+        if groups.any():
             tokens = data.tokens[index : index + 1, :length].to(device)
-            drafts, targets = drafter.log_probs(tokens, make_windows([groups], length).to(device))
-            choice = targets[0].argmax(-1)
-            right.append((drafts[0].argmax(-1) == choice).view(-1, lookahead).cpu())
-            in_top4.append((drafts[0].topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu())
+            drafts, targets = drafter.log_probs(tokens, make_windows([groups], length, device))
+            choice = targets.argmax(-1)
+            right.append((drafts.argmax(-1) == choice).view(-1, lookahead).cpu())
+            in_top4.append((drafts.topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu())
     if not right:
         raise PassError(f"no held-out sequence has room for {lookahead} drafts; use a larger --held-out")
     matches, top4 = torch.cat(right).float(), torch.cat(in_top4).float()

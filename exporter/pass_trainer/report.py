@@ -112,7 +112,7 @@ Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2
 ## Training
 
 The base model continued prompts from {", ".join(recipe["data"])} (SHA-256 of all text {recipe["data_sha256"][:16]}):
-{recipe["recipe"]["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
+{recipe["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
 {", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`, each draft weighs
 {recipe["decay"]} times as much as the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]}
 sequences per step and process, learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,19 +18,22 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, write_lookahead
 from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.progress import NotedStep
-from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find_checkpoint
-from pass_trainer.config import MAX_HELD_OUT, TrainConfig
-from pass_trainer.corpus import TextSource, digest, read_sources
-from pass_trainer.distill import Distiller, Sequences
+from pass_trainer.config import TrainConfig
+from pass_trainer.corpus import digest, read_sources
+from pass_trainer.device_sizes import batch_size, device_bytes
 from pass_trainer.drafter import Drafter
 from pass_trainer.held_out import Agreement, measure
 from pass_trainer.initial_drafter import make_drafter
 from pass_trainer.report import write_report
-from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter
+from pass_trainer.schedule import Clock, Schedule
+from pass_trainer.text_supply import make_supply, text_writer_name, way_of
 from pass_trainer.trainer import Hooks, train
+from pass_trainer.training_text import TrainingText
 
+CHECKPOINTS = 10
+"""The fewest checkpoints of a run with --minutes."""
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
@@ -50,42 +52,88 @@ class TrainReport:
     agreement: Agreement
 
 
-def run(config: TrainConfig, progress: TrainProgress) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for errors that the user can correct."""
+def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
+    """Train look-ahead weights. Raises PassError for errors that the user can correct. clock: of --minutes."""
+    schedule = Schedule(config, clock)
     check_output(config)
-    sources = read_sources(config.data)
+    text = digest(read_sources(config.data))
     accelerator = make_accelerator(config.device)
-    text = digest(sources)
-    settings = config.resume_settings() | {"data_sha256": text, "write_with": text_writer_name(config, accelerator)}
-    checkpoint = Checkpoint(config.output, settings, accelerator, config.checkpoint_minutes)
-    checkpoint.check()
     source = resolve(config.model, config.revision)
+    if accelerator.device.type == "cpu":
+        config = replace(config, batch=config.batch or 1)
+        make_checkpoint(config, text, accelerator, clock).check()  # before the model is loaded
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
+    config = replace(config, batch=config.batch or fitting_batch(config, loaded, accelerator.device))
+    checkpoint = make_checkpoint(config, text, accelerator, clock)
+    checkpoint.check()
     check_length(config.recipe.length, source.name, loaded)
     drafter = make_drafter(config, loaded)  # It may raise PassError, so it is made before hours of writing text.
     loaded.model.to(accelerator.device)
     make_output(config)
-    data, held_out = split(distill(config, loaded, sources, accelerator, progress), config.held_out)
     drafter.to(accelerator.device)
-    steps_done = progress.phase("training")
-
-    def on_step(step: int, loss: float) -> None:
-        steps_done(step, config.steps, f"loss {loss:.3f}")
-
-    def on_evaluate(current: Drafter, step: int) -> dict[str, Any]:
-        return {"step": step} | measure(current, held_out, config.lookahead).as_json()
-
-    history = train(config, accelerator, drafter, data, Hooks(on_step, on_evaluate), checkpoint)
-    agreement = measure(drafter, held_out, config.lookahead)
+    supply = make_supply(config, loaded, accelerator, progress, schedule.check_text_in_time)
+    try:
+        data = TrainingText(config, supply, way_of(config, accelerator.device), schedule, accelerator.num_processes)
+        measured: dict[int, Agreement] = {}
+        hooks = make_hooks(config, data, progress, measured)
+        history = train(config, accelerator, drafter, data, hooks, checkpoint, schedule)
+    finally:
+        supply.close()
+    steps = len(history.loss)
+    agreement = measured.get(steps) or measure(drafter, data.held_out, config.lookahead)
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
-        record = make_record(config, source, settings, drafter, history, accelerator.num_processes, agreement)
+        settings = checkpoint.settings | {"sequences": len(data.sequences), "stages": shown_stages(history)}
+        record = make_record(config, source, settings, drafter, steps, accelerator.num_processes, agreement)
         base = model_fingerprint(loaded.model)
         write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base, record)
         write_report(config.output, record, history, agreement)
     accelerator.wait_for_everyone()
     return TrainReport(weights, history, agreement)
+
+
+def make_checkpoint(config: TrainConfig, text: str, accelerator: Accelerator, clock: Clock) -> Checkpoint:
+    """Return the checkpoint of a run. text: the digest of its sources."""
+    writer = text_writer_name(config, accelerator.device, accelerator.num_processes)
+    settings = config.resume_settings() | {"data_sha256": text, "write_with": writer}
+    minutes = config.checkpoint_minutes
+    if config.minutes is not None:
+        minutes = min(minutes, config.minutes / CHECKPOINTS)
+    return Checkpoint(config.output, settings, accelerator, minutes, clock)
+
+
+def fitting_batch(config: TrainConfig, loaded: LoadedModel, device: torch.device) -> int:
+    return batch_size(device_bytes(device), loaded.geometry, int(loaded.model.config.intermediate_size), config)
+
+
+def make_hooks(
+    config: TrainConfig, data: TrainingText, progress: TrainProgress, measured: dict[int, Agreement]
+) -> Hooks:
+    """Return hooks that show the progress. measured: gets the agreement after so many steps."""
+    phases: dict[str, NotedStep] = {}
+
+    def show(phase: str, done: int, total: int, note: str = "") -> None:
+        if phase not in phases:
+            phases[phase] = progress.phase(phase)
+        phases[phase](done, total, note)
+
+    def on_step(step: int, share: float, loss: float) -> None:
+        note = f"loss {loss:.3f}"
+        if config.steps is not None:
+            show("training", step, config.steps, note)
+        else:
+            show("training", int(1000 * share), 1000, f"step {step}, {note}, {len(data.sequences)} sequences")
+
+    def on_evaluate(drafter: Drafter, step: int) -> dict[str, Any]:
+        measured[step] = measure(drafter, data.held_out, config.lookahead)
+        return {"step": step} | measured[step].as_json()
+
+    return Hooks(lambda done, total: show("writing training text", done, total), on_step, on_evaluate)
+
+
+def shown_stages(history: History) -> list[dict[str, Any]]:
+    return [{k: v for k, v in asdict(stage).items() if v is not None} for stage in history.stages]
 
 
 def check_output(config: TrainConfig) -> None:
@@ -122,67 +170,18 @@ def make_accelerator(device: str) -> Accelerator:
     return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
 
 
-def distill(
-    config: TrainConfig,
-    loaded: LoadedModel,
-    sources: Sequence[TextSource | None],
-    accelerator: Accelerator,
-    progress: TrainProgress,
-) -> Sequences:
-    """Return all sequences of the run. Each process first writes its part of the missing shards."""
-    cache = cache_directory() / "distilled" / model_cache_key(loaded.model)
-    writer = make_text_writer(config, loaded, cache, accelerator, progress)
-    distiller = Distiller(writer, loaded.tokenizer, loaded.eos_token_ids, sources, config.recipe)
-    distiller.check()
-    directory = cache / distiller.directory_name
-    own_shards = range(accelerator.process_index, distiller.shard_count, accelerator.num_processes)
-    distiller.write_missing(directory, own_shards, progress.phase("writing training text"))
-    accelerator.wait_for_everyone()
-    return distiller.read(directory)
-
-
-def make_text_writer(
-    config: TrainConfig, loaded: LoadedModel, cache: Path, accelerator: Accelerator, progress: TrainProgress
-) -> TextWriter:
-    if text_writer_name(config, accelerator) == TorchTextWriter.name:
-        return TorchTextWriter(loaded.model, loaded.eos_token_ids)
-    return BundleTextWriter(config.model, cache, config.recipe.length, progress, revision=config.revision)
-
-
-def text_writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
-    """Return the writer's name. auto: the w8a8 bundle on a CPU; torch on a GPU or with several processes, because each
-    process would export the bundle."""
-    if config.write_with != "auto":
-        return config.write_with
-    on_one_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
-    return BundleTextWriter.name if on_one_cpu else TorchTextWriter.name
-
-
-def model_cache_key(model: torch.nn.Module) -> str:
-    """Return a hash of a sample of the model's weights. It names the cache of texts that the model writes."""
-    sample = model_fingerprint(model).bfloat16().float().numpy()
-    return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
-
-
-def split(sequences: Sequences, held_out: int | None = None) -> tuple[Sequences, Sequences]:
-    """Return (training, held out). The first `held_out` are held out; by default a sixteenth, at most MAX_HELD_OUT."""
-    count = held_out or min(max(len(sequences) // 16, 1), MAX_HELD_OUT)
-    return sequences.part(slice(count, None)), sequences.part(slice(count))
-
-
 def make_record(
     config: TrainConfig,
     source: ModelSource,
     settings: dict[str, Any],
     drafter: Drafter,
-    history: History,
+    steps: int,
     processes: int,
     agreement: Agreement,
 ) -> TrainingRecord:
     recipe = settings | {
         "data": [path.name for path in config.data],
         "processes": processes,
-        "stages": [asdict(stage) for stage in history.stages],
     }
     return TrainingRecord(
         base=source.description,
@@ -191,7 +190,7 @@ def make_record(
         rank=config.rank if config.adapter != "none" else 0,
         head_rank=drafter.head.rank if drafter.head else 0,
         head_width=drafter.head.width if drafter.head else 0,
-        steps=config.steps,
+        steps=steps,
         recipe=recipe,
         tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
         acceptance=tuple(round(share, 4) for share in agreement.cumulative),

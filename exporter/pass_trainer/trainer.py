@@ -1,43 +1,61 @@
 """The training loop.
 
 Random numbers depend only on the seed, the step and the row of the batch, so a resumed run gives the same weights.
+A GPU computes while the next steps are launched; it is waited for only at a *look*, about once a second.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
+from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
-from pass_trainer.checkpoint import Checkpoint, History, Stage
+from pass_trainer.checkpoint import Checkpoint, History
 from pass_trainer.config import TrainConfig
 from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
-from pass_trainer.windows import Windows, make_windows, sample_groups
+from pass_trainer.schedule import Schedule, Times, learning_rate_factor
+from pass_trainer.training_text import TrainingText
+from pass_trainer.windows import Windows, make_windows, on_device, sample_groups
 
-WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 EMBEDDING_LR_RATIO = 10.0
 """The embeddings' learning rate divided by that of adapter and head."""
 MAX_GRADIENT_NORM = 1.0
 ADAM_BETAS = (0.9, 0.98)
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Hooks:
     """Functions that the loop calls.
 
-    step(steps done, loss): after every step. evaluate(drafter, steps done): after every tenth of a run; it measures
-    held-out sequences.
+    text(sequences done, all sequences): while the first text is written. step(steps done, share of the run done, loss):
+    at every look. evaluate(drafter, steps done): ten times in a run; it measures held-out sequences.
     """
 
-    step: Callable[[int, float], None]
+    text: Step
+    step: Callable[[int, float, float], None]
     evaluate: Callable[[Drafter, int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What all processes know until their next look, after `next_step` steps. The first process decides it.
+
+    shards: of text that join now. save: whether a checkpoint is due.
+    """
+
+    next_step: int
+    shards: int
+    save: bool
 
 
 def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
@@ -45,64 +63,123 @@ def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     groups += [{"params": list(part.parameters()), "lr": lr} for part in (drafter.adapter, drafter.head) if part]
     for group in groups:
         group["base_lr"] = group["lr"]
-    return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=0.0)
-
-
-def learning_rate_factor(step: int, stage: Stage) -> float:
-    """Return the factor of the learning rates: a cosine from step 0 to `stage.steps`, which ends at FINAL_LR_RATIO,
-    times a linear warm-up of WARMUP_STEPS from `stage.start` on."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
-    return min(1.0, (step - stage.start + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
+    # On a CPU, the fused kernel gains a thousandth of a step and rounds otherwise.
+    return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.lookahead.is_cuda)
 
 
 def train(
     config: TrainConfig,
     accelerator: Accelerator,
     drafter: Drafter,
-    data: Sequences,
+    text: TrainingText,
     hooks: Hooks,
     checkpoint: Checkpoint,
+    schedule: Schedule,
 ) -> History:
-    """Train `drafter` in place up to step `config.steps`, continuing from the last checkpoint if there is one."""
+    """Train `drafter` in place to the end of `schedule`, continuing from the last checkpoint if there is one."""
     optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     step, history = checkpoint.load()
-    steps_per_evaluation = max(config.steps // 10, 1)
-    while step < config.steps:
-        tokens, windows = make_batch(config, data, step, accelerator.process_index, accelerator.num_processes)
+    sequences = config.sequences_per_process * accelerator.num_processes
+    text.begin(history.joins, step * sequences, hooks.text)
+    schedule.continue_from(history.clock)
+
+    def evaluate() -> None:
+        history.evaluations.append(schedule.timed("measuring", lambda: hooks.evaluate(drafter, step)))
+
+    def save() -> None:
+        history.joins, history.clock = text.deck.joins, asdict(schedule.times())
+        schedule.timed("saving", lambda: checkpoint.save(step, history))
+
+    if schedule.by_clock and not history.evaluations:
+        evaluate()  # tells how much time to keep for the last one
+    pace = Pace(accelerator, schedule, step)
+    seen, losses = pace.look(step, text, checkpoint), list[torch.Tensor]()
+    if step == 0:
+        schedule.check_text_in_time()
+    while not schedule.is_over(step):
+        text.join(step, seen.shards)
+        share = schedule.share(step)
         for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * learning_rate_factor(step, history.stages[-1])
-        loss = wrapped(tokens.to(accelerator.device), windows.to(accelerator.device))
+            group["lr"] = group["base_lr"] * learning_rate_factor(share, step - history.stages[-1].start)
+        drafter.set_aim(config.aim, share)
+        loss = wrapped(*make_batch(config, text.sequences, text.deal(sequences), step, accelerator))
         optimizer.zero_grad()
         accelerator.backward(loss)
-        for group in optimizer.param_groups:
-            accelerator.clip_grad_norm_(group["params"], MAX_GRADIENT_NORM)
+        clip_gradients(optimizer.param_groups)
         optimizer.step()
-        mean = float(accelerator.reduce(loss.detach(), "mean"))
-        if not math.isfinite(mean):
-            raise PassError(f"the loss is not finite at step {step}; use a smaller --lr, or --dtype fp32")
-        history.loss.append(mean)
+        losses.append(accelerator.reduce(loss.detach(), "mean"))
         step += 1
-        hooks.step(step, mean)
-        if step % steps_per_evaluation == 0 or step == config.steps:
-            history.evaluations.append(hooks.evaluate(drafter, step))
-        if step == config.steps or checkpoint.is_due():
-            checkpoint.save(step, history)
+        measured = schedule.is_measured_at(step)
+        if step < seen.next_step and not measured and not schedule.is_over(step):
+            continue
+        record_losses(losses, step, history, schedule, hooks)
+        if measured:
+            evaluate()
+        seen = pace.look(step, text, checkpoint)
+        if seen.save and not schedule.is_over(step):
+            save()
+    if not history.evaluations or history.evaluations[-1]["step"] != step:
+        evaluate()
+    save()
     return history
 
 
+class Pace:
+    """Lets the processes of a run look at the clock together, about every LOOK_SECONDS; on a CPU after each step."""
+
+    def __init__(self, accelerator: Accelerator, schedule: Schedule, step: int) -> None:
+        self._accelerator, self._schedule = accelerator, schedule
+        self._first = step, schedule.now()
+
+    def look(self, step: int, text: TrainingText, checkpoint: Checkpoint) -> Look:
+        """Update `schedule` to now, and return what holds until the next look."""
+        times = self._schedule.times()
+        (first, began), ahead = self._first, 1
+        if self._accelerator.device.type != "cpu" and step > first:
+            ahead = max(int(LOOK_SECONDS * (step - first) / max(times.now - began, 1e-9)), 1)
+        shards = text.wanted() if self._accelerator.is_main_process and self._schedule.by_clock else 0
+        values = [*astuple(times), step + ahead, shards, checkpoint.is_due()]
+        if self._accelerator.num_processes > 1:
+            values = broadcast_object_list(values)
+        *seconds, next_step, shards, save = values
+        self._schedule.see(Times(*seconds))
+        return Look(int(next_step), int(shards), bool(save))
+
+
+def record_losses(losses: list[torch.Tensor], step: int, history: History, schedule: Schedule, hooks: Hooks) -> None:
+    """Move `losses` of the last steps, on the device, into the history, and report the last of them."""
+    values = torch.stack(losses).tolist()
+    losses.clear()
+    for ago, loss in enumerate(reversed(values)):
+        if not math.isfinite(loss):
+            raise PassError(f"the loss is not finite at step {step - 1 - ago}; use a smaller --lr, or --dtype fp32")
+    history.loss += values
+    hooks.step(step, schedule.share(step), values[-1])
+
+
+def clip_gradients(groups: list[dict[str, Any]]) -> None:
+    """Scale the gradients of each group to a norm of at most MAX_GRADIENT_NORM, all groups with the same kernels."""
+    owners = [(owner, p.grad) for owner, group in enumerate(groups) for p in group["params"] if p.grad is not None]
+    gradients = [gradient for _, gradient in owners]
+    squares = torch.stack(torch._foreach_norm(gradients)).square()
+    of_group = on_device(torch.tensor([owner for owner, _ in owners]), squares.device)
+    norms = squares.new_zeros(len(groups)).index_add(0, of_group, squares).sqrt()
+    factors = (MAX_GRADIENT_NORM / (norms + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, list(factors[of_group].unbind()))
+
+
 def make_batch(
-    config: TrainConfig, data: Sequences, step: int, process: int, processes: int
+    config: TrainConfig, data: Sequences, dealt: list[int], step: int, accelerator: Accelerator
 ) -> tuple[torch.Tensor, Windows]:
-    """Return this process's sequences of a step, [batch,N] int64, and their windows."""
-    chosen, groups = [], []
-    for row in range(process * config.batch, (process + 1) * config.batch):  # rows of the batch of all processes
-        # Each epoch permutes the data, and the rows of its steps take consecutive sequences of the permutation.
-        epoch, place = divmod(step * config.batch * processes + row, len(data))
-        index = int(np.random.default_rng((config.seed, epoch)).permutation(len(data))[place])
+    """Return this process's part of the sequences `dealt` to a step, [batch,N] int64, and their windows."""
+    batch = config.sequences_per_process
+    first = accelerator.process_index * batch
+    chosen, groups = dealt[first : first + batch], []
+    for row, index in enumerate(chosen, first):  # rows of the batch of all processes
         rng = np.random.default_rng((config.seed, step, row))
         prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
         groups.append(sample_groups(rng, prompt, length, config.anchors, config.lookahead, config.decay))
-        chosen.append(index)
     width = int(data.lengths[chosen].max())
-    return data.tokens[chosen, :width], make_windows(groups, width)
+    tokens = on_device(data.tokens[chosen, :width], accelerator.device)
+    return tokens, make_windows(groups, width, accelerator.device)

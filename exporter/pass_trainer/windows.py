@@ -1,7 +1,9 @@
 """Training windows: look-ahead rows in groups after many tokens (anchors) of a sequence, for one forward pass.
 
-`pass_runtime.bundle.plan` makes masks and positions, as for export and runtime: the sequence is laid out as one window,
-with its first token as the root and its other tokens as drafts. Group a follows token a.
+The definition is a `pass_runtime.bundle.plan.Plan`, as for export and runtime: the sequence is laid out as one window,
+with its first token as the root and its other tokens as drafts. Group a follows token a. `make_windows` computes the
+same for a whole batch with tensor operations, because a plan for each sequence takes longer than a GPU's pass; a
+property test compares the two.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from pass_runtime.bundle.plan import Plan
+Sizes = npt.NDArray[np.int64]
+"""[N]: the size of the group after each token of a sequence; 0 means that the token is no anchor."""
 
 
 @dataclass(frozen=True)
@@ -21,22 +25,21 @@ class Windows:
 
     lookahead_index [B,R] int64: the index of a row's look-ahead embedding.
     position [B,R] int64: the row's position. Its target is the model's distribution after the token at this position.
-    mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees. valid [B,R] bool: False for padding.
+    mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees.
+    rows [n] int64: the rows that are no padding, as indices into [B*R]. anchors [B] int64: the groups of a sequence.
     """
 
     lookahead_index: torch.Tensor
     position: torch.Tensor
     mask: torch.Tensor
-    valid: torch.Tensor
-
-    def to(self, device: torch.device) -> Windows:
-        return Windows(*(t.to(device) for t in (self.lookahead_index, self.position, self.mask, self.valid)))
+    rows: torch.Tensor
+    anchors: torch.Tensor
 
 
 def sample_groups(
     rng: np.random.Generator, prompt: int, length: int, anchors: int, lookahead: int, decay: float
-) -> tuple[int, ...]:
-    """Return the size of the group after each of the `length` tokens of a sequence; 0 means that it is no anchor.
+) -> Sizes:
+    """Return the sizes of the groups of a sequence of `length` tokens.
 
     Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows with probability
     decay**i. So row i has the loss weight decay**i on average, without computing all rows that have small weights.
@@ -46,29 +49,44 @@ def sample_groups(
     chosen = rng.permutation(np.arange(max(prompt - 1, 0), length - 1))[:anchors]
     sizes = np.minimum(rng.geometric(1 - decay, len(chosen)) if decay < 1 else lookahead, lookahead)
     groups[chosen] = np.minimum(sizes, length - 1 - chosen)
-    return tuple(int(size) for size in groups)
+    return groups
 
 
-def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> tuple[int, ...]:
+def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
     """Return groups for measuring: L = `lookahead` rows after every `stride`-th token that has L tokens after it."""
-    groups = [0] * length
-    for anchor in range(max(prompt - 1, 0), length - lookahead, stride):
-        groups[anchor] = lookahead
-    return tuple(groups)
+    groups = np.zeros(length, np.int64)
+    groups[max(prompt - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
+    return groups
 
 
-def make_windows(groups: Sequence[Sequence[int]], width: int) -> Windows:
-    """Return the windows of sequences that are padded to `width` tokens. groups[b]: up to `width` sizes."""
-    plans = [Plan("train", width - 1, tuple(sizes)) for sizes in groups]
-    rows = max(max(plan.width for plan in plans) - width, 1)
-    index = torch.zeros(len(plans), rows, dtype=torch.long)
-    position, valid = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool)
-    mask = torch.zeros(len(plans), 1, rows, width + rows, dtype=torch.bool)
-    mask[:, 0, :, 0] = True  # The softmax of a padding row would be NaN if it saw nothing.
-    for b, plan in enumerate(plans):
-        used = plan.width - width
-        index[b, :used] = torch.from_numpy(plan.lookahead_ids(0))
-        position[b, :used] = torch.from_numpy(plan.row_position[width:])
-        mask[b, 0, :used, : width + used] = torch.from_numpy(plan.window_mask[width:])
-        valid[b, :used] = True
-    return Windows(index, position, mask, valid)
+def make_windows(groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu") -> Windows:
+    """Return the windows, on `device`, of sequences that are padded to `width` tokens. groups[b]: up to `width` sizes.
+
+    Shapes follow from `groups`, which are on the host, so nothing waits for the device.
+    """
+    padded = np.zeros((len(groups), width), np.int64)
+    for b, sizes in enumerate(groups):
+        padded[b, : len(sizes)] = sizes
+    counts = padded.sum(1)
+    batch, rows, valid_rows = len(groups), max(int(counts.max()), 1), int(counts.sum())
+    size = on_device(torch.from_numpy(padded), device)
+    end = size.cumsum(1)
+    row = torch.arange(rows, device=device).expand(batch, rows).contiguous()
+    valid = row < end[:, -1:]
+    anchor = torch.searchsorted(end, row, right=True).clamp_(max=width - 1)
+    index = torch.where(valid, row - (end - size).gather(1, anchor), 0)
+    position = torch.where(valid, anchor + 1 + index, 0)
+    sees_tokens = (torch.arange(width, device=device) <= anchor[..., None]) & valid[..., None]
+    sees_tokens[..., 0] = True  # The softmax of a padding row would be NaN if it saw nothing.
+    same_group = (anchor[:, :, None] == anchor[:, None]) & valid[:, :, None] & valid[:, None]
+    sees_rows = same_group & (row[:, :, None] >= row[:, None])
+    count = end[:, -1]
+    sequence = torch.repeat_interleave(torch.arange(batch, device=device), count, output_size=valid_rows)
+    place = torch.arange(valid_rows, device=device) - (count.cumsum(0) - count)[sequence]
+    mask = torch.cat([sees_tokens, sees_rows], -1)[:, None]
+    return Windows(index, position, mask, sequence * rows + place, (size > 0).sum(1))
+
+
+def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Copy a tensor of the host to `device`, without waiting for what a GPU still has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor

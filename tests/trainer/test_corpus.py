@@ -146,7 +146,7 @@ def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
     distiller = Distiller(Silence(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
     distiller.check()
     distiller.write_missing(tmp_path / "shards", [0], lambda *_: None)
-    found = distiller.read(tmp_path / "shards")
+    found = distiller.read(tmp_path / "shards", [0])
     texts = {tokenizer.decode(row[:size]) for row, size in zip(found.tokens, found.prompt_lengths, strict=True)}
     assert texts == {"<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"}
 

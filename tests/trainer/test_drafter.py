@@ -60,11 +60,11 @@ def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
         with drafter.adapter.attached(model, add):
             logits = model(inputs_embeds=torch.cat([committed, embeddings[None, :size]], 1)).logits[0]
         torch.testing.assert_close(
-            drafts[0, start : start + size], logits[anchor + 1 :].log_softmax(-1), atol=1e-3, rtol=1e-3
+            drafts[start : start + size], logits[anchor + 1 :].log_softmax(-1), atol=1e-3, rtol=1e-3
         )
         start += size
     expected = model(tokens).logits[0].log_softmax(-1)
-    torch.testing.assert_close(targets[0], expected[[6, 7, 8, 9, 12, 13]], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(targets, expected[[6, 7, 8, 9, 12, 13]], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -115,7 +115,8 @@ def test_the_head_knows_the_token_before(model: PreTrainedModel):
     groups = [0] * 20
     groups[5], groups[6], groups[11] = 4, 1, 2
     windows = make_windows([groups], 20)
-    hidden, logits, _ = drafter.row_outputs(tokens, windows)
+    hidden, _, _ = drafter.row_states(tokens, windows)
+    logits = drafter.logits(hidden)
     drafts, _ = drafter.log_probs(tokens, windows)
     state = torch.zeros(8)
     for row, (index, depth) in enumerate(
@@ -123,10 +124,10 @@ def test_the_head_knows_the_token_before(model: PreTrainedModel):
     ):
         state = state if index else torch.zeros(8)
         table = head.table[tokens[0, depth]]
-        state = head.hidden @ hidden[0, row] + head.token @ table + head.state @ state + head.bias
+        state = head.hidden @ hidden[row] + head.token @ table + head.state @ state + head.bias
         state = torch.nn.functional.silu(state)
-        expected = logits[0, row] + head.table @ (head.out @ state)
-        torch.testing.assert_close(drafts[0, row], expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
+        expected = logits[row] + head.table @ (head.out @ state)
+        torch.testing.assert_close(drafts[row], expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
 
 
 def test_candidates_hold_the_likeliest_tokens():

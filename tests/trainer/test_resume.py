@@ -16,12 +16,12 @@ from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
-from pass_trainer.checkpoint import Checkpoint, History, Stage
+from pass_trainer.checkpoint import Checkpoint, History
 from pass_trainer.config import TrainConfig
 from pass_trainer.initial_drafter import make_drafter
 from pass_trainer.run import run
+from pass_trainer.schedule import Stage, learning_rate_factor
 from pass_trainer.text_writer import TorchTextWriter
-from pass_trainer.trainer import learning_rate_factor
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -34,7 +34,7 @@ def config(tiny_model: Path, tmp_path: Path) -> TrainConfig:
 @pytest.fixture
 def writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training text takes an hour where the model is large: what can be refused is refused before."""
-    monkeypatch.setattr("pass_trainer.run.distill", lambda *_: pytest.fail("text was written first"))
+    monkeypatch.setattr("pass_trainer.run.make_supply", lambda *_: pytest.fail("text was written first"))
 
 
 def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
@@ -195,12 +195,13 @@ def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path)
 
 def test_rates_of_a_run_that_was_given_more_steps():
     """Warm-up from where it goes on, then those of a run that had so many from the start."""
-    first, more = Stage(0, 100), Stage(100, 300)
-    assert learning_rate_factor(99, first) < 0.06 and learning_rate_factor(100, more) < 0.05
-    assert [learning_rate_factor(step, more) for step in range(119, 300)] == [
-        learning_rate_factor(step, Stage(0, 300)) for step in range(119, 300)
-    ]
-    assert all(learning_rate_factor(step, more) < learning_rate_factor(step + 1, more) for step in range(100, 118))
+
+    def rates(start: int, end: int, steps: range) -> list[float]:
+        return [learning_rate_factor(step / end, step - start) for step in steps]
+
+    assert rates(0, 100, range(99, 100))[0] < 0.06 and rates(100, 300, range(100, 101))[0] < 0.05
+    assert rates(100, 300, range(119, 300)) == rates(0, 300, range(119, 300))
+    assert sorted(warm_up := rates(100, 300, range(100, 119))) == warm_up
 
 
 @pytest.mark.usefixtures("writes_nothing")

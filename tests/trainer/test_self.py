@@ -95,7 +95,7 @@ def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
     tokenizer.chat_template = None
     distiller = Distiller(Loops(tokenizer, TURNS), tokenizer, (EOS,), [None], Recipe(sequences=2, length=80))
     distiller.write_missing(tmp_path, range(1), lambda _done, _total: None)
-    data = distiller.read(tmp_path)
+    data = distiller.read(tmp_path, [0])
     assert data.tokens[0, : data.lengths[0]].tolist() == [0, *range(10, 15), 7, 8, 9]
     assert int(data.prompt_lengths[0]) == 1
 

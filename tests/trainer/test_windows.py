@@ -6,17 +6,41 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.bundle.plan import draft_plan
+from pass_runtime.bundle.plan import Plan, draft_plan
 from pass_trainer.windows import full_groups, make_windows, sample_groups
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 8), st.data())
+def test_a_batch_is_laid_out_as_plans(width: int, batch: int, lookahead: int, data: st.DataObject):
+    """Each sequence, as long as the batch or shorter, is a plan: its tokens are the root and the drafts."""
+    sizes = st.lists(st.integers(0, lookahead), min_size=1, max_size=width)
+    groups = [np.array(data.draw(sizes)) for _ in range(batch)]
+    windows = make_windows(groups, width)
+    plans = [Plan("train", width - 1, tuple(each.tolist())) for each in groups]
+    rows = max([1, *(plan.width - width for plan in plans)])
+    assert windows.mask.shape == (batch, 1, rows, width + rows)
+    valid = np.zeros((batch, rows), np.bool_)
+    valid.flat[windows.rows.numpy()] = True
+    for b, plan in enumerate(plans):
+        used = plan.width - width
+        assert valid[b].tolist() == [True] * used + [False] * (rows - used)
+        assert windows.anchors[b] == np.count_nonzero(groups[b])
+        assert windows.lookahead_index[b].tolist() == plan.lookahead_ids(0).tolist() + [0] * (rows - used)
+        assert windows.position[b].tolist() == plan.row_position[width:].tolist() + [0] * (rows - used)
+        expected = np.zeros((rows, width + rows), np.bool_)
+        expected[:used, : plan.width] = plan.window_mask[width:]
+        expected[used:, 0] = True
+        np.testing.assert_array_equal(windows.mask[b, 0].numpy(), expected)
 
 
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(1, 6), st.data())
 def test_rows_see_their_prefix_and_their_own_group(length: int, lookahead: int, data: st.DataObject):
     sizes = data.draw(st.lists(st.integers(0, lookahead), min_size=length, max_size=length))
-    windows = make_windows([sizes], length)
+    windows = make_windows([np.array(sizes)], length)
     rows = [(anchor, i) for anchor, size in enumerate(sizes) for i in range(size)]
-    assert windows.valid.sum() == len(rows)
+    assert windows.rows.tolist() == list(range(len(rows)))
     for row, (anchor, i) in enumerate(rows):
         assert windows.lookahead_index[0, row] == i
         assert windows.position[0, row] == anchor + 1 + i
@@ -26,16 +50,16 @@ def test_rows_see_their_prefix_and_their_own_group(length: int, lookahead: int, 
 
 def test_a_group_is_what_the_draft_plan_runs():
     """One anchor at the last token: the look-ahead rows of `draft-3`, shifted by the committed tokens."""
-    windows, plan = make_windows([(0, 0, 0, 0, 3)], 5), draft_plan(3)
+    windows, plan = make_windows([np.array([0, 0, 0, 0, 3])], 5), draft_plan(3)
     assert windows.lookahead_index[0].tolist() == plan.lookahead_ids(0).tolist()
     assert (windows.position[0] - 4).tolist() == plan.row_position[1:].tolist()
     assert windows.mask[0, 0, :, 4:].numpy().tolist() == plan.window_mask[1:].tolist()
     assert windows.mask[0, 0, :, :4].all()
 
 
-def test_padding_is_not_valid_and_sees_something():
-    windows = make_windows([(2, 0, 0), (1, 1, 1)], 3)
-    assert windows.valid.tolist() == [[True, True, False], [True, True, True]]
+def test_padding_is_no_row_and_sees_something():
+    windows = make_windows([np.array([2, 0, 0]), np.array([1, 1, 1])], 3)
+    assert windows.rows.tolist() == [0, 1, 3, 4, 5] and windows.anchors.tolist() == [1, 3]
     assert windows.mask.any(-1).all()
 
 
@@ -61,5 +85,5 @@ def test_rows_are_thinned_by_depth():
 
 
 def test_full_groups_have_room():
-    assert full_groups(3, 12, 3, 4) == (0, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0, 0)
-    assert not any(full_groups(1, 4, 1, 4))
+    assert full_groups(3, 12, 3, 4).tolist() == [0, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0, 0]
+    assert not full_groups(1, 4, 1, 4).any() and not full_groups(3, 2, 1, 4).any()

@@ -86,14 +86,24 @@ class DraftHead(torch.nn.Module):
 
         hidden [B,R,H]; logits [B,R,V]; tokens [B,R]: the t_j; index [B,R]: the j. Rows of one group are consecutive.
         """
-        ids = candidates(logits.detach())
+        deepest = int(index.max()) if index.numel() else 0
+        return self.adjusted(logits, self.corrections(hidden, tokens, index, deepest))
+
+    def corrections(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor, deepest: int
+    ) -> torch.Tensor:
+        """Return out s_j [...,R,r] for the inputs of `forward`. deepest: the largest index, or more."""
         inputs = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
         states = torch.nn.functional.silu(inputs)
-        iterations = int(index.max()) if index.numel() else 0
-        for _ in range(iterations):  # After j iterations the states of rows 0..j are final.
-            before = torch.nn.functional.pad(states, (0, 0, 1, 0))[:, :-1] * (index > 0)[..., None]
+        for _ in range(deepest):  # After j iterations the states of rows 0..j are final.
+            before = torch.nn.functional.pad(states, (0, 0, 1, 0))[..., :-1, :] * (index > 0)[..., None]
             states = torch.nn.functional.silu(inputs + before @ self.state.T)
-        added = torch.einsum("brcd,brd->brc", self.table[ids], states @ self.out.T)
+        return states @ self.out.T
+
+    def adjusted(self, logits: torch.Tensor, corrections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the candidates' ids [...,C] and their adjusted logits [...,C] for logits [...,V]."""
+        ids = candidates(logits.detach())
+        added = torch.einsum("...cd,...d->...c", self.table[ids], corrections)
         return ids, logits.gather(-1, ids).float() + added
 
 

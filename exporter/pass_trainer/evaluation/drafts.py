@@ -53,11 +53,12 @@ def group_states(drafter: Drafter, tokens: list[int], anchors: range, lookahead:
     known = torch.tensor(tokens[: anchors[-1] + 2])
     # A row sees only its anchor and the tokens before it, so no row sees the padding.
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
-    windows = make_windows([full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)], len(row))
+    groups = full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)
     device = drafter.lookahead.device
-    hidden, _ = drafter.hidden_states(row[None].to(device), windows.to(device))
+    windows = make_windows([groups], len(row), device)
+    hidden, _ = drafter.hidden_states(row[None].to(device), windows)
     shape = (len(anchors), lookahead)
-    return hidden.view(*shape, -1), windows.position.view(shape).numpy() + 1
+    return hidden.view(*shape, -1), windows.position.view(shape).cpu().numpy() + 1
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

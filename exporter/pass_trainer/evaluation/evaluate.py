@@ -22,7 +22,8 @@ from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, 
 from pass_trainer.evaluation.counts import Report, SplitCounts, by_kind, count_drafts
 from pass_trainer.evaluation.drafts import drafts_of
 from pass_trainer.initial_drafter import read_or_baseline
-from pass_trainer.run import TrainProgress, make_accelerator, model_cache_key
+from pass_trainer.run import TrainProgress, make_accelerator
+from pass_trainer.text_supply import model_cache_key
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
 """Prompts of every kind in `real_use.KINDS`, written for this evaluation. Most are users' messages."""

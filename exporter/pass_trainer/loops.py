@@ -1,0 +1,28 @@
+"""Finds where many texts begin to repeat themselves: in worker processes, because it is pure Python."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+
+from pass_runtime.measuring.lossless import loop_start
+
+TASK_TEXTS = 64
+"""Texts of a worker's task. So many and fewer are not worth a worker."""
+MAX_WORKERS = 8
+
+
+def loop_starts(texts: Sequence[Sequence[int]]) -> list[int | None]:
+    """Return `loop_start` of every text."""
+    if len(texts) <= TASK_TEXTS:
+        return [loop_start(text) for text in texts]
+    return list(_workers().map(loop_start, texts, chunksize=TASK_TEXTS))
+
+
+@cache
+def _workers() -> ProcessPoolExecutor:
+    """Return the pool, which lives as long as this process. Its workers are not forked, because torch has threads."""
+    return ProcessPoolExecutor(min(os.cpu_count() or 1, MAX_WORKERS), multiprocessing.get_context("spawn"))

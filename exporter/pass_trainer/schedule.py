@@ -1,0 +1,122 @@
+"""How far a run is, by its steps or by the clock: learning rates, measurements and the end follow from that."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from pass_runtime.errors import PassError
+from pass_trainer.config import TrainConfig
+
+WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
+MEASUREMENTS = 10
+"""Held-out sequences are measured so often in a run, less often if that would take more than a tenth of its time."""
+WRITING_SECONDS = 5.0
+"""Kept at the end of a run with --minutes to write weights, curves and card."""
+T = TypeVar("T")
+Clock = Callable[[], float]
+"""Returns seconds, as time.monotonic does."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run: from step `start` on, it follows the schedule of a run of so many steps or minutes."""
+
+    start: int
+    steps: int | None
+    minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a run: until now, when its training and its last measurement began and ended, and how long the longest
+    measurement and the longest save took."""
+
+    now: float = 0.0
+    training: float = 0.0
+    measured: float = 0.0
+    measuring: float = 0.0
+    saving: float = 0.0
+
+
+def learning_rate_factor(share: float, step: int) -> float:
+    """Return the factor of the learning rates: a cosine over the run, of which `share` is done, down to FINAL_LR_RATIO,
+    times a linear warm-up of WARMUP_STEPS. step: the steps since the stage began."""
+    cosine = 0.5 * (1 + math.cos(math.pi * share))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
+
+
+class Schedule:
+    """Where a run is. With --minutes, time counts from the start of `run`, and a resumed run has what is left.
+
+    Decisions follow the times of the last look, `seen`. Of several processes, all see those of the first, so that all
+    decide the same.
+    """
+
+    def __init__(self, config: TrainConfig, clock: Clock = time.monotonic) -> None:
+        self._steps, self._minutes = config.steps, config.minutes
+        self._clock, self._began, self._before = clock, clock(), 0.0
+        self.by_clock = config.minutes is not None
+        self._own = self._seen = Times()
+
+    def now(self) -> float:
+        """Return the seconds of the run until now, those before it was resumed included."""
+        return self._clock() - self._began + self._before
+
+    def continue_from(self, saved: Mapping[str, float]) -> None:
+        """Continue a run with the times of its checkpoint; empty: this is the run's start."""
+        self._before = saved.get("now", 0.0)
+        self._own = self._seen = Times(**saved) if saved else Times(training=self.now())
+
+    def times(self) -> Times:
+        """Return this process's times."""
+        return replace(self._own, now=self.now())
+
+    def see(self, times: Times) -> None:
+        """Decide by the first process's `times` from now on."""
+        self._seen = times
+
+    def timed(self, what: Literal["measuring", "saving"], work: Callable[[], T]) -> T:
+        """Do `work`, and remember how long it took: so much time is kept for it at the end."""
+        began = self.now()
+        result = work()
+        self._own = replace(self._own, **{what: max(getattr(self._own, what), self.now() - began)})
+        if what == "measuring":
+            self._own = replace(self._own, measured=self.now())
+        return result
+
+    def share(self, step: int) -> float:
+        """Return the share of the run that is done, 0 to 1."""
+        if self._steps is not None:
+            return step / self._steps
+        seen = self._seen
+        return min(max(seen.now - seen.training, 0.0) / max(self._end - seen.training, 1e-9), 1.0)
+
+    def is_over(self, step: int) -> bool:
+        return step >= self._steps if self._steps is not None else self._seen.now >= self._end
+
+    def is_measured_at(self, step: int) -> bool:
+        """Whether held-out sequences are measured after `step` steps. The end of a run is measured in any case."""
+        if self._steps is not None:
+            return step % max(self._steps // MEASUREMENTS, 1) == 0
+        seen = self._seen
+        between = max((self._end - seen.training) / MEASUREMENTS, 10 * seen.measuring)
+        return seen.now - seen.measured >= between
+
+    def has_room_for(self, seconds: float) -> bool:
+        """Whether something else than steps may take `seconds`."""
+        return self._steps is not None or self.now() + seconds < self._end
+
+    def check_text_in_time(self) -> None:
+        """Raise PassError if the run must end before it has text to train on."""
+        if self._steps is None and self.now() >= self._end:
+            raise PassError(f"--minutes {self._minutes:g} passed before there was text to train on; give more minutes")
+
+    @property
+    def _end(self) -> float:
+        """When the last step has to be done, in seconds of the run: time is kept to measure, to save and to write."""
+        assert self._minutes is not None
+        return 60 * self._minutes - 1.25 * (self._seen.measuring + self._seen.saving) - WRITING_SECONDS

@@ -1,0 +1,55 @@
+"""scripts/train.sh on a tiny model: from nothing to weights, curves and a card with measured acceptance."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pass_exporter.model.lookahead import read_record
+
+ROOT = Path(__file__).parents[2]
+SMALL = "--sequence-length 96 --prompt-tokens 4 8 --chat-share 0 --write-with torch --dtype fp32 --device cpu --rank 4"
+
+
+@pytest.mark.slow
+def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
+    corpus, target = tmp_path / "corpus", tmp_path / "models"
+    (corpus / "train").mkdir(parents=True)
+    lines = [json.dumps({"message": f"why is fox {i} red?"}) for i in range(50)]
+    (corpus / "train" / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    variables = {
+        "CORPUS": str(corpus),
+        "OUTPUT": str(tmp_path / "run"),
+        "TARGET": str(target),
+        "PASS_CACHE": str(tmp_path / "cache"),
+        "LOOKAHEAD": "3",
+        "ADAPTER_FROM": "0",
+        "SOURCES": "tasks",
+        "EVALUATE": "--each 1 --tokens 12 --temperatures 0,0.8",
+    }
+    command = [
+        "bash",
+        "scripts/train.sh",
+        str(tiny_model),
+        "4",
+        *SMALL.split(),
+        "--sequences",
+        "64",
+        "--head-rank",
+        "8",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in target.iterdir()) == [
+        *("README.md", "curves.png", "lookahead.safetensors", "metrics.json")
+    ]
+    card = (target / "README.md").read_text()
+    assert "Not measured yet" not in card
+    record = read_record(target / "lookahead.safetensors")
+    assert record.steps == 4 and record.recipe["aim"] == "distribution" and record.recipe["sequences"] == 64
