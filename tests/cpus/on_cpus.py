@@ -26,6 +26,8 @@ from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
+pytestmark = pytest.mark.timeout(0)
+"""Emulation takes minutes, the longer the busier the machine is."""
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 CPUS = {

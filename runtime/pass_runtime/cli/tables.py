@@ -104,8 +104,10 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
         if plan["batch"] is None and plan["ratio"] < 1:
             cost = plan["milliseconds_per_pass"] / first["milliseconds_per_pass"]
             gain = plan["tau"] / first["tau"]
-            pays = f"a pass took {cost:.2f} times as long as one of {first['plan']}, for {gain:.2f} times as many tokens"
-            yield Text(f"drafts did not pay with {plan['plan']}: {pays}")
+            passes = (
+                f"a pass took {cost:.2f} times as long as with {first['plan']}, for {gain:.2f} times as many tokens"
+            )
+            yield Text(f"drafts did not pay with {plan['plan']}: {passes}")
     if report["differences"]:
         return
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
