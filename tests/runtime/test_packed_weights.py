@@ -22,6 +22,7 @@ from conftest import export_bundle
 from once import made_once
 from pass_runtime.backends.ort import packed_weights, packing
 from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.kernels import EXACT
 from pass_runtime.backends.ort.packed_weights import NOTE_FILE, WeightCache
 from pass_runtime.backends.ort.packing import GRAPH_FILE, WEIGHTS_FILE, sample_logits
 from pass_runtime.bundle import integrity
@@ -160,7 +161,7 @@ def test_anything_that_matters_makes_another_entry(
 
 def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
-    assert packing.describe_cpu() is None and packing.weight_key("0", "1") is None
+    assert packing.describe_cpu() is None and packing.weight_key("0", "1", EXACT) is None
     big, little = "CPU part\t: 0xd0b\nFeatures\t: fp asimd\n\n", "CPU part\t: 0xd05\nFeatures\t: fp asimd\n\n"
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n" + little + big + little)
     assert packing.describe_cpu() == "CPU part: 0xd05\nFeatures: fp asimd\nCPU part: 0xd0b\n"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.trunks import open_trunk
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
@@ -71,7 +71,7 @@ def score_tokens(
 
 def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
     """Returns a function that computes the trunk's logits of one window, with an empty KV cache."""
-    session = open_session(bundle / manifest.trunk_file("cpu"), "cpu")
+    session = open_trunk(bundle, manifest, "cpu", 1, 0).plain
     plan, model = prefill_plan(WINDOW_TOKENS), manifest.model
     names = {value.name for value in session.get_inputs()}
     cache = np.zeros((1, model.kv_heads, WINDOW_TOKENS, model.head_dim), model.dtype)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.derived.activations import unsigned_activations
+from pass_exporter.derived.activations import add_weight_zero_points, unsigned_activations
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
@@ -39,6 +39,7 @@ def runnable_on_cpu(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     model = ir.load(directory / manifest.trunk.file)
     if signed:
         unsigned_activations(model.graph)
+        add_weight_zero_points(model.graph)
     try:
         if wide:
             _widen(model)

@@ -15,7 +15,7 @@ from typing import Literal
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from pass_exporter.derived.activations import unsigned_activations
+from pass_exporter.derived.activations import add_weight_zero_points, unsigned_activations
 from pass_exporter.derived.adapter_rows import gather_codes, scatter_adapter_results
 from pass_exporter.derived.attention import fold_groups
 from pass_exporter.derived.group_query import use_group_query_attention
@@ -54,16 +54,21 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
     name: the path of the files without their suffixes.
     """
     unsigned_activations(model.graph)
+    zero_points = add_weight_zero_points(model.graph)
     gather_codes(model.graph)
     scatter_adapter_results(model.graph)  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(model.graph)
-    derived = _save(model, name.with_name(f"{name.name}.onnx"), batch, lookahead_rows=True)
+    derived = DerivedTrunk(
+        file=f"{name.name}.onnx", device="cpu", batch=batch, lookahead_rows=True, weight_zero_points=zero_points
+    )
+    _save(model, name.with_name(derived.file))
     if not drop_adapter(model.graph):
         return (derived,)
-    return derived, _save(model, name.with_name(f"{name.name}.plain.onnx"), batch, lookahead_rows=False)
+    plain = derived.model_copy(update={"file": f"{name.name}.plain.onnx", "lookahead_rows": False})
+    _save(model, name.with_name(plain.file))
+    return derived, plain
 
 
-def _save(model: ir.Model, path: Path, batch: Literal[1] | None, *, lookahead_rows: bool) -> DerivedTrunk:
+def _save(model: ir.Model, path: Path) -> None:
     passes.RemoveUnusedNodesPass()(model)
     ir.save(model, path)
-    return DerivedTrunk(file=path.name, device="cpu", batch=batch, lookahead_rows=lookahead_rows)

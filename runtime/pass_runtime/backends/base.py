@@ -44,6 +44,9 @@ class Capabilities:
     same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a tree, only
     the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write these bits too.
     least_width: narrower windows are padded to this many rows.
+    exact_sums: whether 8-bit products are summed exactly, as integers.
+    least_rows: a pass of the trunk over fewer rows, those of all slots together, is padded to this many. The padding is
+    no part of the window: tails do not see it.
     engine_positions: the `noise_positions` that the engines were built for; 0 computes them from the largest capacity.
     keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity changes.
     """
@@ -58,6 +61,8 @@ class Capabilities:
     rounds_activations: bool = False
     same_entries: bool = False
     least_width: int = 1
+    exact_sums: bool = True
+    least_rows: int = 1
     engine_positions: int = 0
     keeps_graphs: bool = False
     chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)
@@ -187,8 +192,12 @@ class Backend(ABC):
     ) -> None:
         """spare_entries: how many cache entries after its window a pass may overwrite."""
         self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
-        self.bindings = BundleBindings(manifest, capabilities.noise_positions, capabilities.least_width)
-        self.buffers = Buffers(memory, capabilities.slots, self.bindings.transient)
+        self.bindings = BundleBindings(
+            manifest, capabilities.noise_positions, capabilities.least_width, capabilities.least_rows
+        )
+        # If there are fewer slots than a pass must have rows, the rows of slots that do not exist are its padding.
+        rows = max(capabilities.slots, capabilities.least_rows)
+        self.buffers = Buffers(memory, rows, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
         self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.noise_positions)
         self.captures: dict[str, str | None] = {}
@@ -281,7 +290,7 @@ class Backend(ABC):
         if not 0 < len(tokens) <= width:
             raise ValueError(f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}")
         plan = prefill_plan(width)
-        ids = np.zeros((1, self.bindings.padded_width(plan)), np.int64)
+        ids = np.zeros((1, self.bindings.trunk_width(plan, 1)), np.int64)
         ids[0, : len(tokens)] = tokens
         self.buffers.write(f"{PREFILL}input_ids", ids)
         self.buffers.write(f"{PREFILL}length", np.array([length], np.int64))

@@ -170,7 +170,7 @@ class Buffers:
     def address_of(self, binding: Binding) -> int:
         """The address of a binding's buffer. The first call writes a constant there."""
         if binding.by_slot:
-            return self.rows_address(binding.buffer, binding.shape[1:], binding.dtype)
+            return self.rows_address(binding.buffer, binding.row, binding.dtype)
         address = self._address((binding.buffer, binding.shape), binding.shape, binding.dtype)
         if binding.constant is not None and address not in self._filled:
             self._memory.upload(address, np.ascontiguousarray(binding.constant))

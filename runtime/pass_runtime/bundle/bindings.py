@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
@@ -25,7 +26,8 @@ PREFILL = "prefill."
 class Binding:
     """The buffer, shape and dtype of a tensor.
 
-    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows.
+    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows. row: the shape
+    of such a row: shape[1:], or less if the tensor has padding, which is then in the rows of the next slots.
     constant: what the buffer always holds; None if the host or a graph writes it.
     """
 
@@ -34,6 +36,7 @@ class Binding:
     shape: tuple[int, ...]
     dtype: str
     by_slot: bool = True
+    row: tuple[int, ...] = ()
     constant: npt.NDArray[Any] | None = None
 
 
@@ -49,11 +52,13 @@ class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
     positions: N, the number of positions in the tails' inputs of noise offsets.
-    least_width: the fewest window rows that the engine runs; narrower windows are padded at their end.
+    least_width: the fewest window rows that the engine runs; narrower windows are padded at their end, in memory too.
+    least_rows: the fewest rows, of all slots together, that the trunk runs; it alone reads the padding of fewer.
     """
 
-    def __init__(self, manifest: Manifest, positions: int, least_width: int = 1) -> None:
-        self._manifest, self._positions, self._least_width = manifest, positions, least_width
+    def __init__(self, manifest: Manifest, positions: int, least_width: int = 1, least_rows: int = 1) -> None:
+        self._manifest, self._positions = manifest, positions
+        self._least_width, self._least_rows = least_width, least_rows
         processors = [] if manifest.processors is None else [manifest.processors]
         tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
         graphs = [manifest.trunk, manifest.logprobs, *processors, *tails]
@@ -76,20 +81,28 @@ class BundleBindings:
         """The rows of a window in memory, which are at least `least_width`."""
         return max(plan.width, self._least_width)
 
+    def trunk_width(self, plan: Plan, batch: int) -> int:
+        """The rows of each slot's window in a pass of the trunk over `batch` slots."""
+        return max(self.padded_width(plan), -(-self._least_rows // batch))
+
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
         """The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute the logits of
         one row; the host writes which row that is."""
-        constants = self.constants(plan)
-        width, rows = self.padded_width(plan), 1 if prefill else plan.width
+        constants, width = self.constants(plan), self.trunk_width(plan, batch)
+        own = {"batch": batch, "width": self.padded_width(plan), "logit_rows": plan.width}
+        # Rows that were padded because products of few rows differ have logits too: these are a product.
+        rows = 1 if prefill else width if width > own["width"] else plan.width
         if width > plan.width:  # The padded window is one chain of rows; nothing reads the results of the padding.
-            constants = self.constants(prefill_plan(width)) | {"logit_rows": constants["logit_rows"]}
+            constants = self.constants(prefill_plan(width)) | {"logit_rows": np.arange(rows, dtype=np.int64)}
         sizes = {"batch": batch, "width": width, "logit_rows": rows}
-        sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+        own["lookahead_rows"] = sizes["lookahead_rows"] = len(constants["lookahead_rows"])
         if prefill:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
-        inputs = [self._bind(t, sizes, plan, constants, scope) for t in graph.inputs if not t.name.startswith(PAST)]
-        outputs = [self._bind(t, sizes, plan, {}, scope) for t in graph.outputs if not t.name.startswith(PRESENT)]
+        inputs, outputs = (
+            [self._bind(t, sizes, plan, known, scope, own) for t in tensors if not t.name.startswith(cache)]
+            for tensors, cache, known in ((graph.inputs, PAST, constants), (graph.outputs, PRESENT, {}))
+        )
         return Bindings(inputs, outputs)
 
     def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
@@ -133,14 +146,20 @@ class BundleBindings:
         plan: Plan,
         constants: Mapping[str, npt.NDArray[Any]],
         scope: str = "",
+        own: Mapping[str, int] | None = None,
     ) -> Binding:
-        shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
+        """own: the sizes without the padding that tails do not see, if that differs from `sizes`."""
+        shape, unpadded = (
+            tuple(known[size] if isinstance(size, str) else size for size in tensor.shape)
+            for known in (sizes, own or sizes)
+        )
         constant = constants.get(tensor.name)
         if constant is not None:
-            return Binding(tensor.name, f"{scope}{plan.name}.{tensor.name}", shape, tensor.dtype, False, constant)
+            buffer = f"{scope}{plan.name}.{tensor.name}"
+            return Binding(tensor.name, buffer, shape, tensor.dtype, False, constant=constant)
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_by(tensor.name) or tensor.name)
-        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)
+        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, unpadded[1:])
 
 
 def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:

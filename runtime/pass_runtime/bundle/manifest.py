@@ -67,12 +67,15 @@ class DerivedTrunk(_Strict):
     batch: the only batch size that it runs; null is any. With batch 1 on the CPU, a pass may overwrite the entry after
     its window in the KV cache, so the cache needs a spare entry. lookahead_rows: whether its windows may have
     look-ahead rows. A trunk without them computes the same bits as the one with them, in less time.
+    weight_zero_points: whether 8-bit weights with a scale for each output have zero points (all 0). ONNX Runtime needs
+    them to compute with unsigned weights, on CPUs that do not sum products of unsigned and signed codes exactly.
     """
 
     file: FileName
     device: Literal["cpu", "cuda"]
     batch: Literal[1] | None = None
     lookahead_rows: bool = True
+    weight_zero_points: bool = False
 
     @property
     def spare_entries(self) -> int:

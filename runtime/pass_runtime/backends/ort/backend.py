@@ -24,6 +24,7 @@ from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, Pas
 from pass_runtime.backends.memory import Memory, wide_chunks
 from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
+from pass_runtime.backends.ort.kernels import EXACT, find_kernels
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
 from pass_runtime.backends.ort.trunks import (
@@ -86,7 +87,7 @@ FIRST_CAPACITY = 256
 CAPACITY_STEP = 64
 """KV capacities on the CPU, in tokens, are multiples of this, except the largest: the number of masked entries then
 does not change how sums over all entries are rounded."""
-ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "w8a8"), "cuda": ("w8a8",)}
+ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "source", "w8a8"), "cuda": ("w8a8",)}
 """By device, the weight formats that are multiplied with activations rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 """The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
@@ -123,7 +124,13 @@ class OrtBackend(Backend):
         slots = doublings(max_batch_size or DEFAULT_BATCH)
         capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
-        derived = manifest.derived_trunk(kind, slots[-1])
+        kernels = find_kernels(manifest) if kind == "cpu" and not exact else EXACT
+        if kernels.least_rows is None:
+            log.info("%s: a token's values depend on the rows of its pass, so the prefix cache is off", kernels)
+        least_rows = kernels.least_rows or 1
+        # The trunk for one slot attends to as many entries as are valid, that for several to a multiple of 64.
+        self._trunk_slots = slots[-1] if kernels.equal_softmax else max(slots[-1], 2)
+        derived = manifest.derived_trunk(kind, self._trunk_slots)
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
@@ -134,9 +141,11 @@ class OrtBackend(Backend):
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
             # On the CPU a `DerivedTrunk` computes the same bits in any window (tests/parity/test_same_entries.py).
-            same_entries=kind == "cpu" and not exact and derived is not None,
+            same_entries=kind == "cpu" and not exact and derived is not None and kernels.least_rows is not None,
+            exact_sums=kernels.exact_sums,
+            least_rows=least_rows,
         )
-        spare_entries = 0 if derived is None else derived.spare_entries
+        spare_entries = max(0 if derived is None else derived.spare_entries, least_rows - 1)
         super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
@@ -150,10 +159,10 @@ class OrtBackend(Backend):
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
         if self._weight_cache is None or limits.device != "cpu" or exact:
-            trunks = open_trunk(self.bundle, self.manifest, self._device, limits.slots, threads, exact=exact)
-            self._note_capture(self.manifest.trunk_file(limits.device, limits.slots), trunks.plain)
+            trunks = open_trunk(self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact)
+            self._note_capture(self.manifest.trunk_file(limits.device, self._trunk_slots), trunks.plain)
             return trunks
-        return open_packed(self.bundle, self.manifest, limits.slots, threads, self._weight_cache, self._probe)
+        return open_packed(self.bundle, self.manifest, self._trunk_slots, threads, self._weight_cache, self._probe)
 
     def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
         """The logits by which two sessions of a trunk are compared."""
@@ -222,7 +231,7 @@ class OrtBackend(Backend):
     ) -> BoundSession:
         bindings = self.bindings.trunk(plan, batch, prefill=prefill)
         past, present = self._cache_tensors(slot, batch)
-        file = self.manifest.trunk_file(self.capabilities.device, self.capabilities.slots)
+        file = self.manifest.trunk_file(self.capabilities.device, self._trunk_slots)
         return self._bind(graph_id, file, self._trunks.of(plan), bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:

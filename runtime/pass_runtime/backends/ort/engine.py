@@ -47,6 +47,9 @@ SAVE_OPTIONS = {
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
 }
+UNSIGNED_OPTIONS = ("session.x64quantprecision", "session.qdqisint8allowed")
+"""With both, ONNX Runtime makes int8 weights uint8, but leaves activations alone. It does so only on CPUs whose kernels
+do not sum products of uint8 and int8 codes exactly, and fails if a weight's zero points are missing or shared."""
 
 
 def choose_device(device: str) -> str:
@@ -80,6 +83,7 @@ def open_session(
     shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
     save: Path | None = None,
     packed: bool = False,
+    unsigned: bool = False,
 ) -> ort.InferenceSession:
     """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails. `captures` of the
     session is whether it captures CUDA graphs. If it cannot, `not_captured` is ONNX Runtime's reason, else None.
@@ -88,6 +92,7 @@ def open_session(
     then multiplied in float32; fused kernels also round activations to 8 bits. shared: constants, by name, that the
     session reads from this memory instead of from the file. save: also write the optimized graph to this file, and the
     weights as ONNX Runtime's kernels read them to a file beside it (.data). packed: `path` was written with `save`.
+    unsigned: make int8 weights uint8, where products of uint8 and int8 codes are not summed exactly.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -101,6 +106,9 @@ def open_session(
         for name, value in SAVE_OPTIONS.items():
             options.add_session_config_entry(name, value)
         options.add_session_config_entry(SAVED_WEIGHTS_OPTION, save.with_suffix(".data").name)
+    if unsigned:
+        for name in UNSIGNED_OPTIONS:
+            options.add_session_config_entry(name, "1")
     if packed:
         # Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
         # the other one's pass needs, which doubled the time of a pass.

@@ -158,7 +158,7 @@ def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
             value = _move_prepacked(value, move)
         elif key != "length":
             raise UnknownFormat(f"an initializer has the external data {given}")
-        return _encode_field(KEY, key.encode()) + _encode_field(VALUE, value.encode())
+        return encode_field(KEY, key.encode()) + encode_field(VALUE, value.encode())
 
     return _replace_fields(tensor, EXTERNAL_DATA, edit)
 
@@ -183,7 +183,7 @@ def _replace_fields(message: bytes, wanted: int, edit: Callable[[bytes], bytes])
     """Return a message with `edit` applied to the content of every field with the number `wanted`."""
     parts = []
     for number, start, begin, end in _fields(message):
-        parts.append(_encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end])
+        parts.append(encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end])
     return b"".join(parts)
 
 
@@ -219,11 +219,13 @@ def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _encode_field(number: int, content: bytes) -> bytes:
-    return _encode_varint(number << 3 | DELIMITED) + _encode_varint(len(content)) + content
+def encode_field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message with delimited content."""
+    return encode_varint(number << 3 | DELIMITED) + encode_varint(len(content)) + content
 
 
-def _encode_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    """A number of seven bits a byte, the lowest first."""
     digits = bytearray()
     while value > 0x7F:
         digits.append(value & 0x7F | 0x80)

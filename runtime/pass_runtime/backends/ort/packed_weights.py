@@ -17,15 +17,17 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnxruntime as ort
 
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.backends.ort.external_data import AlignedModel
+from pass_runtime.backends.ort.kernels import find_kernels
 from pass_runtime.backends.ort.packing import GRAPH_FILE, NotUsable, Probe, pack, release_free_memory, weight_key
 from pass_runtime.bundle.integrity import HashCache, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
@@ -46,6 +48,9 @@ log = logging.getLogger("pass_runtime.weights")
 PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
 
 
+Pack = Callable[..., tuple[ort.InferenceSession, AlignedModel]]
+
+
 class NotPacked(Exception):
     """A trunk is opened without packed weights this time."""
 
@@ -60,10 +65,19 @@ class WeightCache:
     max_bytes: int = 16 << 30
 
     def open(
-        self, bundle: Path, manifest: Manifest, file: str, threads: int, probe: Probe, other: str | None = None
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        file: str,
+        threads: int,
+        probe: Probe,
+        other: str | None = None,
+        *,
+        unsigned: bool = False,
     ) -> ort.InferenceSession | None:
         """Open the bundle's trunk `file` on the CPU with packed weights. Returns None if they cannot be used. other:
-        another trunk of the bundle that was opened before and reads all weights of this one."""
+        another trunk of the bundle that was opened before and reads all weights of this one. unsigned: as for
+        `open_session`."""
         try:
             entry, size = self._entry(bundle, manifest, file)
             other_entry = None if other is None else self._entry(bundle, manifest, other)[0]
@@ -72,7 +86,9 @@ class WeightCache:
                 entry.parent.mkdir(parents=True, exist_ok=True)
                 with _lock(entry, LOCK_SECONDS):
                     session = _open_entry(entry, threads)
-                    session = session or self._write(bundle / file, entry, size, threads, probe, other_entry)
+                    if session is None:
+                        make = partial(pack, bundle / file, threads=threads, probe=probe, unsigned=unsigned)
+                        session = self._write(bundle / file, entry, size, make, other_entry)
         except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no home directory
             log.info("%s: weights are not packed: %s", file, error)
             return None
@@ -99,16 +115,14 @@ class WeightCache:
         for name, sha256 in zip((file, data), hashes, strict=True):
             if not hash_cache.knows(bundle / name, sha256):
                 raise NotPacked(f"the hash of {name} is not known yet")
-        key = weight_key(*hashes)
+        key = weight_key(hashes[0], hashes[1], find_kernels(manifest))
         if key is None:
             raise NotPacked("the kind of CPU is not known")
         return (self.directory or cache_directory() / "packed") / key, size
 
-    def _write(
-        self, trunk: Path, entry: Path, size: int, threads: int, probe: Probe, other: Path | None
-    ) -> ort.InferenceSession:
-        """Make an entry and return a session over it. The caller holds its lock. other: the entry of another graph over
-        the same weights."""
+    def _write(self, trunk: Path, entry: Path, size: int, make: Pack, other: Path | None) -> ort.InferenceSession:
+        """Make an entry and return a session over it. The caller holds its lock. make: `pack` for `trunk`. other: the
+        entry of another graph over the same weights."""
         part = _part(entry)
         _remove(entry)
         shutil.rmtree(part, ignore_errors=True)
@@ -119,7 +133,7 @@ class WeightCache:
             if other is None:
                 log.info(PACKING, trunk)
             try:
-                session, made = pack(trunk, part, threads, probe, None if other is None else _read_other(other))
+                session, made = make(part, other=None if other is None else _read_other(other))
             except NotUsable as error:
                 log.warning("%s: weights cannot be used packed: %s", trunk, error)
                 shutil.rmtree(part)

@@ -17,10 +17,11 @@ import onnxruntime as ort
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.backends.ort.external_data import AlignedModel, UnknownFormat, align, link
+from pass_runtime.backends.ort.kernels import Kernels
 from pass_runtime.bundle.plan import make_cycle
 from pass_runtime.errors import PassError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The version of an entry's format. Increase it whenever the format changes."""
 CPU_INFO = Path("/proc/cpuinfo")
 FEATURE_FIELDS = ("flags", "Features")
@@ -32,14 +33,15 @@ CPU_FIELDS = {
 }
 
 
-def weight_key(graph: str, weights: str) -> str | None:
+def weight_key(graph: str, weights: str, kernels: Kernels) -> str | None:
     """A trunk's key on this machine, from the SHA-256 of its graph and of its weights; None if the CPU is unknown. Like
-    the packed form, it depends on ONNX Runtime's build and on the CPU, but not on the number of threads."""
+    the packed form, it depends on ONNX Runtime's build and on the CPU, but not on the number of threads. Under
+    emulation CPU_INFO describes another CPU than `kernels` run on."""
     cpu = describe_cpu()
     if cpu is None:
         return None
     build = f"{ort.__version__} {ort.get_build_info()}"
-    text = f"format {FORMAT_VERSION}\nonnxruntime {build}\ngraph {graph}\nweights {weights}\n{cpu}"
+    text = f"format {FORMAT_VERSION}\nonnxruntime {build}\ngraph {graph}\nweights {weights}\n{kernels}\n{cpu}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -76,16 +78,22 @@ class NotUsable(Exception):
 
 
 def pack(
-    trunk: Path, directory: Path, threads: int, probe: Probe, other: tuple[Path, AlignedModel] | None = None
+    trunk: Path,
+    directory: Path,
+    threads: int,
+    probe: Probe,
+    other: tuple[Path, AlignedModel] | None = None,
+    *,
+    unsigned: bool = False,
 ) -> tuple[ort.InferenceSession, AlignedModel]:
     """Write GRAPH_FILE and WEIGHTS_FILE to `directory`. Returns a session over them, and their description. Raises
     NotUsable, or PassError if `trunk` cannot be opened or written.
 
     other: the directory of another graph over the same weights, and its description. If its WEIGHTS_FILE has all blobs
-    that this graph reads, that file is linked and not written again.
+    that this graph reads, that file is linked and not written again. unsigned: as for `open_session`.
     """
     saved = directory / f"{SAVED_STEM}.onnx"
-    saving = open_session(trunk, "cpu", threads, save=saved)
+    saving = open_session(trunk, "cpu", threads, save=saved, unsigned=unsigned)
     try:
         aligned = _write(saved, directory, other)
     except UnknownFormat as error:

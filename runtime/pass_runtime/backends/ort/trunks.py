@@ -25,6 +25,7 @@ import onnxruntime as ort
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import PROVIDERS, check_graph, open_session
+from pass_runtime.backends.ort.kernels import find_kernels
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan
@@ -189,9 +190,22 @@ def open_trunk(
 ) -> Trunks:
     """Open one session for all passes. exact: see `open_session`."""
     kind, _ = split_device(device)
-    session = open_session(bundle / manifest.trunk_file(kind, slots), device, threads, exact=exact)
+    unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
+    session = open_session(bundle / manifest.trunk_file(kind, slots), device, threads, exact=exact, unsigned=unsigned)
     check_graph(session, manifest.trunk, manifest)
     return Trunks(session, lambda: session)
+
+
+def needs_unsigned_weights(bundle: Path, manifest: Manifest) -> bool:
+    """Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because products of uint8
+    and int8 codes are not summed exactly here. Raises PassError if it cannot."""
+    info = manifest.model.quantization
+    rounded = manifest.model.weights == "w8a8" if info is None else info.activations != "full"
+    if not rounded or find_kernels(manifest).exact_sums:
+        return False
+    if not all(each.weight_zero_points for each in manifest.derived if each.device == "cpu"):
+        raise PassError(f"{bundle}: its 8-bit sums saturate on this CPU: export it again, or export it as int8")
+    return True
 
 
 def open_packed(
@@ -199,6 +213,7 @@ def open_packed(
 ) -> Trunks:
     """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs, which share the weights
     in memory. If the weights cannot be packed, open one session for all passes."""
+    unsigned = needs_unsigned_weights(bundle, manifest)
     lookahead_file, plain_file = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
 
     def map_weights(file: str, other: str | None = None) -> ort.InferenceSession | None:
@@ -206,7 +221,7 @@ def open_packed(
             check_graph(trunk, manifest.trunk, manifest)
             return probe(trunk, lookahead_rows=file == lookahead_file)
 
-        session = cache.open(bundle, manifest, file, threads, logits, other)
+        session = cache.open(bundle, manifest, file, threads, logits, other, unsigned=unsigned)
         if session is not None:
             check_graph(session, manifest.trunk, manifest)
         return session

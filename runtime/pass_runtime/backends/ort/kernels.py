@@ -1,0 +1,174 @@
+"""What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 3 ms.
+
+ONNX Runtime has other kernels for other instruction sets, and they differ in three ways that matter here.
+
+- Without 8-bit dot products (VNNI, AMX), a product of uint8 and int8 codes adds two products in 16 bits. The sum of two
+  can exceed them, and is then cut off.
+- A product with weights in blocks (MatMulNBits) may add in another order for a single row than for several rows. Then a
+  token's values depend on the number of rows in its pass.
+- Without AVX2, a softmax adds what is left after whole vectors in another order. Then its results depend on how many
+  masked entries follow.
+
+The name of the CPU does not tell this: it depends on ONNX Runtime's build too, and under emulation on neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from pass_runtime.backends.ort.external_data import encode_field, encode_varint
+from pass_runtime.bundle.manifest import Manifest
+
+ROW_COUNTS = (1, 2, 3, 5, 9)
+"""Numbers of rows whose results are compared with those of the same rows among MOST_ROWS."""
+MOST_ROWS = 16
+BLOCKS, OUTPUTS = 4, 64
+"""The weights of a probe: blocks of inputs, and outputs."""
+ACCURACY_LEVEL = 4
+"""The attribute of MatMulNBits that ONNX Runtime sets if it fuses such a product: rows are rounded to 8 bits."""
+
+
+class Kernels(NamedTuple):
+    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: the fewest rows from which
+    on the results of a row do not depend on the number of rows; None if they always may. equal_softmax: whether the
+    results of a softmax do not depend on the number of masked entries after the others."""
+
+    exact_sums: bool
+    least_rows: int | None
+    equal_softmax: bool
+
+    def __str__(self) -> str:
+        sums = "exact" if self.exact_sums else "saturating"
+        rows = "never equal" if self.least_rows is None else f"equal from {self.least_rows} on"
+        softmax = "equal" if self.equal_softmax else "not equal"
+        return f"8-bit sums {sums}, numbers of rows {rows}, softmax with masked entries {softmax}"
+
+
+EXACT = Kernels(exact_sums=True, least_rows=1, equal_softmax=True)
+"""Of sessions whose products are not fused."""
+
+
+def find_kernels(manifest: Manifest) -> Kernels:
+    """What the CPU kernels that run the bundle's products compute here."""
+    rows = [least_rows(*each) for each in block_formats(manifest)]
+    known = [each for each in rows if each is not None]
+    least = max(known, default=1) if len(known) == len(rows) else None
+    return Kernels(sums_are_exact(), least, softmax_is_equal())
+
+
+def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
+    """The bits and block sizes of the bundle's weights that have blocks."""
+    info, found = manifest.model.quantization, set[tuple[int, int]]()
+    if info is None:
+        return found if manifest.model.weights == "full" else {(4, 32), (8, 32)}  # the latter in older bundles
+    for scheme in (info.grid, info.lm_head, *info.layers.values()):
+        if scheme is not None and scheme.block_size is not None and scheme.numbers != "fp8":
+            found.add((int(scheme.numbers.removeprefix("int")), scheme.block_size))
+            if scheme.offsets:  # The sums of blocks are products with codes of 4 bits.
+                found.add((4, scheme.block_size))
+    return found
+
+
+@cache
+def sums_are_exact() -> bool:
+    """Whether products of uint8 and int8 codes are summed exactly, found once a process."""
+    rows, weights = np.full((2, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
+    session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
+    return bool((_run(session, rows) == rows.astype(np.int64) @ weights).all())
+
+
+@cache
+def least_rows(bits: int, block_size: int) -> int | None:
+    """`Kernels.least_rows` of products with weights of `bits` bits in blocks, found once a process."""
+    random, inputs = np.random.default_rng(0), BLOCKS * block_size
+    codes = random.integers(0, 256, (OUTPUTS, BLOCKS, block_size * bits // 8), np.uint8)
+    scales = random.uniform(0.001, 0.02, (OUTPUTS, BLOCKS)).astype(np.float32)
+    sizes = {"K": inputs, "N": OUTPUTS, "bits": bits, "block_size": block_size, "accuracy_level": ACCURACY_LEVEL}
+    session = _open("MatMulNBits", "com.microsoft", sizes, (FLOAT, inputs), FLOAT, codes=codes, scales=scales)
+    rows = random.standard_normal((MOST_ROWS, inputs)).astype(np.float32)
+    among_all = _run(session, rows)
+    differing = [n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), among_all[:n])]
+    return {(): 1, (1,): 2}.get(tuple(differing))
+
+
+@cache
+def softmax_is_equal() -> bool:
+    """`Kernels.equal_softmax`, found once a process."""
+    session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
+    scores = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
+    for count in (5, 6, 7):
+        masked = np.where(np.arange(32) < count, scores, np.float32(-np.inf))
+        if not np.array_equal(_run(session, scores[:, :count]), _run(session, masked)[:, :count]):
+            return False
+    return True
+
+
+FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6
+"""Element types of onnx.proto."""
+ELEMENT_TYPES = {"float32": FLOAT, "uint8": UINT8, "int8": INT8}
+IR_VERSION, OPSET = 10, 21
+
+
+def _open(
+    op: str,
+    domain: str,
+    sizes: Mapping[str, int],
+    rows: tuple[int, int | None],
+    output: int,
+    **weights: npt.NDArray[Any],
+) -> ort.InferenceSession:
+    """A session of a graph with one node, which reads `rows` and `weights` and has the integer attributes `sizes`.
+
+    rows: the element type and the number of columns of the graph's input [M,columns]; None is any number. output: the
+    element type of its output [M,N]. The graph is encoded here, because the runtime does not need onnx otherwise; the
+    numbers are those of fields in onnx.proto.
+    """
+    attributes = [_text(1, name) + _number(3, size) + _number(20, 2) for name, size in sizes.items()]
+    node = [_text(1, name) for name in ("rows", *weights)] + [_text(2, "result"), _text(4, op), _text(7, domain)]
+    tensors = [
+        b"".join(_number(1, size) for size in array.shape)
+        + _number(2, ELEMENT_TYPES[array.dtype.name])
+        + _text(8, name)
+        + encode_field(9, array.tobytes())
+        for name, array in weights.items()
+    ]
+    graph = [
+        encode_field(1, b"".join([*node, *(encode_field(5, each) for each in attributes)])),
+        _text(2, "probe"),
+        *(encode_field(5, each) for each in tensors),
+        encode_field(11, _value("rows", *rows)),
+        encode_field(12, _value("result", output)),
+    ]
+    opsets = [_text(1, "com.microsoft") + _number(2, 1), _number(2, OPSET)]
+    model = _number(1, IR_VERSION) + b"".join(encode_field(8, each) for each in opsets)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    content = model + encode_field(7, b"".join(graph))
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _value(name: str, element_type: int, columns: int | None = None) -> bytes:
+    """A ValueInfoProto of [M,columns]; None is any number of columns."""
+    sizes = [_text(2, "M"), _text(2, "N") if columns is None else _number(1, columns)]
+    shape = b"".join(encode_field(1, size) for size in sizes)
+    return _text(1, name) + encode_field(2, encode_field(1, _number(1, element_type) + encode_field(2, shape)))
+
+
+def _text(number: int, text: str) -> bytes:
+    return encode_field(number, text.encode())
+
+
+def _number(number: int, value: int) -> bytes:
+    return encode_varint(number << 3) + encode_varint(value)
+
+
+def _run(session: ort.InferenceSession, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = session.run(None, {"rows": rows})[0]
+    return found
