@@ -62,49 +62,4 @@ def _zstd(body: bytes, most: int) -> bytes:
         return frames.read(most)
 
 
-DECODERS:
-        raise ApiError(
-            f"Content-Encoding {encoding!r} is not supported by this server: send gzip, zstd or no encoding",
-            415,
-            code="unsupported_encoding",
-            headers={"Accept-Encoding": "gzip, zstd"},
-        )
-    try:
-        found = DECODERS[name](body, max_bytes + 1)
-    except (zlib.error, zstandard.ZstdError, EOFError):
-        problem = f"the body is not {name}, or is cut off, but its Content-Encoding is {name}"
-        raise ApiError(problem, code="invalid_encoding") from None
-    if len(found) > max_bytes:
-        raise too_large(max_bytes)
-    return found
-
-
-def too_large(max_bytes: int) -> ApiError:
-    problem = f"the body has more than {max_bytes} bytes, the limit of this server; send less"
-    return ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
-
-
-def _gzip(body: bytes, most: int) -> bytes:
-    """Up to `most` bytes of all members."""
-    parts: list[bytes] = []
-    while body and most:
-        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        parts.append(member.decompress(body, most))
-        most -= len(parts[-1])
-        if most and not member.eof:
-            raise EOFError
-        body = member.unused_data
-    return b"".join(parts)
-
-
-def _zstd(body: bytes, most: int) -> bytes:
-    """Up to `most` bytes of all frames."""
-    parts: list[bytes] = []
-    while body and most:
-        frame = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW).decompressobj(read_across_frames=False)
-        written = frame.decompress(body)
-        parts.append(written)
-    return b"".join(parts)
-
-
 DECODERS: dict[str, Callable[[bytes, int], bytes]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}

@@ -27,8 +27,8 @@ class ServeOptions:
     the common prefix of both prompts. client_plans: whether requests may name a plan, which the whole batch is then
     decoded with (see GenerateOptions). special_tokens: whether the text of a special token in a chat message is encoded
     as that token (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of tool calls and of
-    reasoning ("auto": that of the model's chat template). page: whether `/` is answered with the page. cors_origins: the
-    origins whose pages may use the server from a browser; "*" is any. keep_alive_seconds: how long a stream may be
+    reasoning ("auto": that of the model's chat template). page: whether `/` is answered with the page. cors_origins:
+    the origins whose pages may use the server from a browser; "*" is any. keep_alive_seconds: how long a stream may be
     silent before it gets a comment.
     """
 

@@ -89,8 +89,8 @@ class GenerationResponse(Response):
 
 
 class _EventStream:
-    """Sends the body of a stream, and a comment if nothing was sent for `seconds`, so that no proxy takes the stream for
-    dead while its request waits."""
+    """Sends the body of a stream, and a comment if nothing was sent for `seconds`, so that no proxy takes the stream
+    for dead while its request waits."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
