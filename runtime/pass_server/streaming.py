@@ -29,6 +29,7 @@ class GenerationResponse(Response):
     def __init__(self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool) -> None:
         self.background, self.status_code = None, 200
         self._service, self._request, self._formatter, self._stream = service, parsed, formatter, stream
+        self._keep_alive_seconds = service.options.keep_alive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -53,7 +54,7 @@ class GenerationResponse(Response):
                             await response(scope, receive, send_noted)
                             return
                         await send_noted(_start())  # at once: proxies give up on an answer without a head
-                        stream = _EventStream(send, self._service.options.keep_alive_seconds)
+                        stream = _EventStream(send, self._keep_alive_seconds)
                         async with stream.kept_alive():
                             await self._send_events(choices, events, stream.send)
                     await _send(send, self._formatter.done, more=False)
