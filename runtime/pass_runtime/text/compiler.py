@@ -214,8 +214,12 @@ def _refused(constraint: Constraint, why: str) -> PassError:
     if of_schema and texts:
         kind, why = "json_schema", of_schema.partition("\n")[0]
     for text in [constraint.schema] if constraint.schema else texts:
-        schema = json.loads(text)
-        if (path := _place(schema, why)) is not None:
+        try:
+            schema = json.loads(text)
+            path = _place(schema, why)
+        except (ValueError, RecursionError):
+            continue
+        if path is not None:
             title = schema.get("title")
             kind += f" of {title}" if isinstance(title, str) and not constraint.schema else ""
             why = f"{problem(why)}, at {'.'.join(path) or 'the top'}: leave it out"

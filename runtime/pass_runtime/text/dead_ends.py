@@ -14,6 +14,8 @@ from typing import Any
 
 MAX_NAMES = 64
 """A pattern with more names than this stays one."""
+MAX_STEPS = 100_000
+"""How many parts of a schema are looked at, counting each time. Schemas can refer to one another without bound."""
 PARTS = ("properties", "patternProperties", "$defs", "definitions")
 SINGLE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -22,10 +24,18 @@ OPTIONAL = ("additionalProperties", "items")
 
 
 def without_dead_ends(schema: Any) -> Any:
-    """A schema with the same finite values. It is not changed itself."""
-    schema = _with_names_of_patterns(schema)
-    finite = _Finite(schema)
-    return _without_endless(schema, finite) if finite.endless else schema
+    """A schema with the same finite values. It is not changed itself. A schema that takes more than MAX_STEPS, or is
+    nested too deep, is returned as it is: llguidance has limits, too."""
+    try:
+        found = _with_names_of_patterns(schema)
+        finite = _Finite(found)
+        return _without_endless(found, finite) if finite.endless else found
+    except (_TooMuch, RecursionError):
+        return schema
+
+
+class _TooMuch(Exception):
+    """More than MAX_STEPS."""
 
 
 class _Finite:
@@ -34,6 +44,7 @@ class _Finite:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: set[str] = set()
+        self._steps = 0
         left = set(_refs(root))
         while found := {ref for ref in left if self.has(self._target(ref))}:
             self._known |= found
@@ -42,6 +53,9 @@ class _Finite:
 
     def has(self, schema: Any) -> bool:
         """Whether a schema has a finite value, as far as `$ref`, types and required parts tell."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise _TooMuch
         if not isinstance(schema, dict):
             return schema is not False
         if "$ref" in schema and schema["$ref"] not in self._known:
