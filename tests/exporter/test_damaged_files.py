@@ -1,4 +1,4 @@
-"""A file of a checkpoint that is a stand-in, cut off or of another kind is named, with what to do; nothing is exported."""
+"""A file of a checkpoint that is a stand-in, cut off or of another kind is named, with what to do."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def resolve_links(model: Path) -> tuple[bytes, Path] | None:
 
 
 def _any_links(folder: Path) -> bool:
-    return any(entry.is_symlink() for entry in os.scandir(folder))
+    return any(path.is_symlink() for path in folder.iterdir())
 
 
 def _locations(model: bytes) -> Iterator[str]:
