@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
 import time
 from collections.abc import Callable, Coroutine
@@ -15,10 +17,12 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from starlette.middleware.cors import CORSMiddleware
 
 from pass_runtime import Session, __version__
 from pass_server.api_error import ApiError, validation_error
 from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
+from pass_server.http_methods import HeadAsGet, Options, TrailingSlash
 from pass_server.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog, add_error_handlers
 from pass_server.page import add_page
 from pass_server.prometheus import PrometheusSink
@@ -65,9 +69,16 @@ def parse_body(model: type[M], body: bytes) -> M:
     """The body as an instance of `model`. Raises ApiError, which names the first invalid field."""
     if _count_json_nodes(body) > MAX_JSON_NODES and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES:
         raise ApiError(f"the body has more than {MAX_JSON_NODES} objects, fields and lists", code="body_too_large")
+    body = body.removeprefix(codecs.BOM_UTF8)
+    if not (encoding := json.detect_encoding(body)).startswith("utf-8"):
+        raise ApiError(f"the body is {encoding.upper()} or binary; send JSON in UTF-8", code="invalid_json")
     try:
         value = from_json(body, allow_inf_nan=False)  # up to five times as fast as `json`: other threads wait less
     except ValueError as error:
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            raise ApiError("the body is not UTF-8; send JSON in UTF-8", code="invalid_json") from None
         raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     try:
         return model.model_validate(value)
@@ -98,9 +109,10 @@ _DESCRIPTIONS = {
     404: "No such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body has a Content-Encoding other than gzip and zstd.",
     429: "The server is busy; retry after the time in Retry-After.",
     500: "The server failed.",
-    503: "The server shuts down, or has too many connections.",
+    503: "The server warms up, shuts down, or has too many connections.",
     504: "The request took too long.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -122,7 +134,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     model = options.model_name or session.manifest.model.name
     sink = PrometheusSink(session, model)
     service = Service(session, options, model, sink)
-    app = FastAPI(title="PaSS", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="PaSS", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.router.route_class = BodyRoute
     add_error_handlers(app)
@@ -135,7 +147,19 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds)
     app.add_middleware(ConnectionLimit)
     app.add_middleware(KeyCheck, keys=options.keys)
+    app.add_middleware(Options, routes=app.routes)
+    app.add_middleware(HeadAsGet)
+    if options.cors_origins:
+        methods, headers = ("GET", "HEAD", "POST", "OPTIONS"), ("Retry-After",)
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=methods,
+            allow_headers=("*",),
+            expose_headers=headers,
+        )
     app.add_middleware(ResponseLog, model=model, sink=sink)
+    app.add_middleware(TrailingSlash)
     return app
 
 

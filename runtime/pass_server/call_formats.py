@@ -60,7 +60,8 @@ class CallFormat(ABC):
         for i, function in enumerate(functions):
             begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
             lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
-            lines.append(Constraint(json_schema={"type": "object", **function.parameters}).lark(f"arguments{i}"))
+            schema = {"type": "object", **function.parameters, "title": function.name}  # errors have the title
+            lines.append(Constraint(json_schema=schema).lark(f"arguments{i}"))
         return "\n".join(lines)
 
 

@@ -31,7 +31,17 @@ class CallScanner:
         self._name = ""
         self._key = self._value = self._unsent = ""  # _unsent: arguments that no delta has yet
         self._arguments = False  # whether the value of the arguments has begun
+        self._other_keys = False  # whether a value has ended
         self._depth, self._quoted, self._escaped = 0, False, False
+
+    @property
+    def begins_call(self) -> bool:
+        """Whether the text so far names a function, or is the beginning of an object that does so first."""
+        if self._name or not self.raw.strip("{" + JSON_WHITESPACE):
+            return True
+        if self._other_keys or not "name".startswith(self._key):
+            return False
+        return self.state != "in value" or any(json.dumps(name).startswith(self._value) for name in self._names)
 
     @property
     def ended(self) -> bool:
@@ -117,7 +127,7 @@ class CallScanner:
         return 1
 
     def _end_value(self) -> None:
-        self.state = "comma"
+        self.state, self._other_keys = "comma", True
         if self._key == "name" and not self._name:
             try:
                 name = json.loads(self._value)
@@ -134,7 +144,10 @@ class CallReader(SteppedReader):
     """Finds calls of the functions `names` in a turn; everything else is content. White space beside a call is dropped.
 
     A subclass knows the markers of its format. It sets `_held`, the text that was not read so far, and `_state`.
+    marker: what calls begin with.
     """
+
+    marker: str
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
@@ -146,14 +159,17 @@ class CallReader(SteppedReader):
         """What was read before the object of the call: content if it turns out to be no call."""
         self._called = False
 
-    def finish(self) -> list[TurnDelta]:
+    def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""
+        marked = bool(self._before.strip())  # a marker was read
         if self._state == "call" and not self._scanner.begun:
-            held = self._before + self._scanner.raw + held
+            held = "" if cut and (marked or self._scanner.begins_call) else self._before + self._scanner.raw + held
         elif self._state == "after" and not self._called:
-            held = self._before + held
-        elif self._state in ("call", "after") or (self._called and not held.strip()):
+            held = "" if cut and marked else self._before + held
+        elif self._state in ("call", "after") or (self._called and (cut or not held.strip())):
             return []
+        if cut and (begun := overlap(held, self.marker + "{")) > 1:  # one character may be anything
+            held = held[:-begun].rstrip()
         return [ContentDelta(held)] if held else []
 
     def _step(self, parts: list[TurnDelta]) -> bool:
@@ -204,8 +220,6 @@ class CallReader(SteppedReader):
 
 class MarkedReader(CallReader):
     """Reads formats whose calls follow a marker anywhere in a turn. _after_marker: sets the state behind a marker."""
-
-    marker: str
 
     def _find_call(self, parts: list[TurnDelta]) -> bool:
         at = self._held.find(self.marker)

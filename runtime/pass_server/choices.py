@@ -26,9 +26,9 @@ class ChatAnswer:
         """The deltas for the next text. tokens and text: as in `Piece`, of one pass or several."""
         return [self._delta(part) for part in self._reader.push(self._format.text(tokens, text))]
 
-    def finish(self) -> list[Json]:
-        """The deltas for what was held back, once no more text comes."""
-        return [self._delta(part) for part in self._reader.finish()]
+    def finish(self, *, cut: bool) -> list[Json]:
+        """The deltas for what was held back, once no more text comes. cut: whether the text was cut off."""
+        return [self._delta(part) for part in self._reader.finish(cut=cut)]
 
     def message(self) -> Json:
         """The whole message."""
@@ -78,6 +78,12 @@ class Choice:
     offset_detokenizer: Detokenizer | None = None
     echo: str = ""
     answer: ChatAnswer | None = None
+
+    def finish_answer(self) -> list[Json]:
+        """The last deltas of a chat's message; [] for plain text."""
+        generation = self.generation
+        cut = generation.finish_reason == "length" or isinstance(generation.stop_reason, str)  # a stop string
+        return [] if self.answer is None else self.answer.finish(cut=cut)
 
     @property
     def likelihood(self) -> float:

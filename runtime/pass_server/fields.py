@@ -95,7 +95,7 @@ JsonSchema = Annotated[dict[Name, Any], MaxKeys(4096)]
 
 class CalledFunction(StrictObject):
     name: FunctionName
-    arguments: Text = Field(description="JSON.")
+    arguments: Text = Field(description="JSON; other text is shown to the model as it is.")
 
 
 class ToolCall(StrictObject):
@@ -135,6 +135,7 @@ class ToolMessage(StrictObject):
     role: Literal["tool"]
     content: Content
     tool_call_id: str = Field(max_length=256, description="The id of a call in an earlier message.")
+    name: Name | None = Field(None, description="The name of the function; it may be left out.")
 
 
 ChatMessage = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

@@ -234,7 +234,7 @@ class ChatFormatter(ChoicesFormatter):
         return shown
 
     def ending(self, choice: Choice) -> list[Json]:
-        deltas = [] if choice.answer is None else choice.answer.finish()
+        deltas = choice.finish_answer()
         return [self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas] + super().ending(choice)
 
     def _message(self, choice: Choice) -> Json:
@@ -245,7 +245,7 @@ class ChatFormatter(ChoicesFormatter):
     def _finished(self, choice: Choice) -> Json:
         if choice.answer is not None:
             choice.answer.push(choice.generation.tokens, choice.generation.text)
-            choice.answer.finish()
+            choice.finish_answer()
         return super()._finished(choice)
 
     def _finish_reason(self, choice: Choice) -> str | None:

@@ -10,10 +10,13 @@ import logging
 import time
 
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError
+from pass_server.content_encoding import expanded, too_large
+from pass_server.http_methods import app_path
 from pass_server.prometheus import HTTP_RESPONSES, PrometheusSink
 
 
@@ -111,7 +114,7 @@ class KeyCheck:
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = scope["type"] == "http" and _app_path(scope) not in KEYLESS_PATHS
+        needed = scope["type"] == "http" and app_path(scope) not in KEYLESS_PATHS
         key = self._key_digest(scope) if needed else None
         if needed and self._keys and key is None:
             error = ApiError(
@@ -136,7 +139,8 @@ class KeyCheck:
 
 
 class BodyLimit:
-    """Reads the whole body of a request before the app runs: at most `max_bytes`, within `seconds`."""
+    """Reads the whole body of a request before the app runs: at most `max_bytes`, within `seconds`. A compressed body
+    is expanded, to at most `max_bytes`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
@@ -148,6 +152,8 @@ class BodyLimit:
         try:
             async with asyncio.timeout(self._seconds):
                 body = await self._read(receive)
+            if body:
+                body = expanded(body, Headers(scope=scope).get("content-encoding", ""), self._max_bytes)
         except TimeoutError:
             error = ApiError("the body did not arrive in time", 408, code="timeout", headers={"Connection": "close"})
             await as_response(error)(scope, receive, send)
@@ -167,22 +173,15 @@ class BodyLimit:
             part = message.get("body", b"")
             size += len(part)
             if size > self._max_bytes:
-                problem = f"the body has more than {self._max_bytes} bytes, the limit of this server; send less"
-                raise ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
+                raise too_large(self._max_bytes)
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
 
-def _app_path(scope: Scope) -> str:
-    """The path, relative to where the app is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
-
-
 def _logged_path(scope: Scope) -> str:
     """The path for logs and metrics: one of LOGGED_PATHS or "other", so that clients cannot write text into them."""
-    return route if (route := _app_path(scope)) in LOGGED_PATHS else "other"
+    return route if (route := app_path(scope)) in LOGGED_PATHS else "other"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -22,7 +22,7 @@ def add_page(app: FastAPI) -> None:
         "Cache-Control": "no-cache",
     }
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return Response(html, headers=headers, media_type="text/html")
 

@@ -39,7 +39,7 @@ class CallItem(Item):
     type: Literal["function_call"]
     call_id: str = Field(max_length=256)
     name: FunctionName
-    arguments: Text = Field(description="JSON.")
+    arguments: Text = Field(description="As in a chat.")
     namespace: Any = only()
     caller: Any = only()
 

@@ -130,8 +130,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def ending(self, choice: Choice) -> list[Json]:
         """What was held back, and the end of the last item. An empty answer is a message without text."""
-        deltas = [] if choice.answer is None else choice.answer.finish()
-        events = [event for delta in deltas for event in self._output.add(delta)]
+        events = [event for delta in choice.finish_answer() for event in self._output.add(delta)]
         if not self._output.items:
             events += self._output.begin_message()
         return events + self._output.end(_status(choice))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,9 @@ class ServeOptions:
     the common prefix of both prompts. client_plans: whether requests may name a plan, which the whole batch is then
     decoded with (see GenerateOptions). special_tokens: whether the text of a special token in a chat message is encoded
     as that token (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of tool calls and of
-    reasoning ("auto": that of the model's chat template). page: whether `/` is answered with the page.
+    reasoning ("auto": that of the model's chat template). page: whether `/` is answered with the page. cors_origins:
+    the origins whose pages may use the server from a browser; "*" is any. keep_alive_seconds: how long a stream may be
+    silent before it gets a comment.
     """
 
     model_name: str | None = None
@@ -44,6 +47,8 @@ class ServeOptions:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     page: bool = True
+    cors_origins: tuple[str, ...] = ()
+    keep_alive_seconds: float = 15.0
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_output_tokens", "max_body_bytes", "max_sequences"):
@@ -55,7 +60,12 @@ class ServeOptions:
                 raise PassError(f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}")
         if self.max_queue < 0:
             raise PassError(f"max-queue must be at least 0, not {self.max_queue}")
-        for name in ("request_seconds", "client_seconds"):
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise PassError(
+                    f"cors-origin must be * or like https://chat.example.org, without a path, not {origin!r}"
+                )
+        for name in ("request_seconds", "client_seconds", "keep_alive_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise PassError(f"{name.replace('_', '-')} must be a finite number above 0, not {getattr(self, name)}")
 

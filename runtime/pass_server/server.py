@@ -10,8 +10,9 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from pass_runtime import PassError, Session
 from pass_server.app import make_app
 from pass_server.serve_options import ServeOptions, check_exposure
 from pass_server.service import Service
+from pass_server.warming_up import warming_up
 
 log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
@@ -148,10 +150,12 @@ def run_server(
     check_exposure(listen_options.host, options.keys, allow_no_key=listen_options.allow_no_key)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(listen_options.host, listen_options.port)
-    with listener, open_session() as session:
-        if session.chat_template is not None:
-            session.chat_template.check()
-        session.warm_up()
+    with listener, ExitStack() as closing:
+        with answering(listener, warming_up(), listen_options.max_connections, options.client_seconds):
+            session = closing.enter_context(open_session())
+            if session.chat_template is not None:
+                session.chat_template.check()
+            session.warm_up()
         app = make_app(session, options)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -159,6 +163,26 @@ def run_server(
         if options.page:
             text += f"\na page to try it: {address}/"
         serve(app, listener, listen_options.max_connections, listen_options.drain_seconds, ready=lambda: report(text))
+
+
+@contextmanager
+def answering(
+    listener: socket.socket, app: ASGIApp, max_connections: int, client_seconds: float
+) -> Generator[None, None, None]:
+    """Serve `app` in a thread within this context. The listener stays open: who connects later waits."""
+    server = HttpServer(app, max_connections, client_seconds)
+
+    def run() -> None:
+        with listener.dup() as own, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(server.serve([own]))
+
+    thread = threading.Thread(target=run, name="pass-warming-up", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class HttpServer(uvicorn.Server):

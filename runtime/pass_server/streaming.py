@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -20,6 +20,7 @@ from pass_server.service import ChoicePiece, Service
 
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
+COMMENT = b": keep-alive\n\n"
 
 
 class GenerationResponse(Response):
@@ -28,6 +29,7 @@ class GenerationResponse(Response):
     def __init__(self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool) -> None:
         self.background, self.status_code = None, 200
         self._service, self._request, self._formatter, self._stream = service, parsed, formatter, stream
+        self._keep_alive_seconds = service.options.keep_alive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -51,9 +53,10 @@ class GenerationResponse(Response):
                             response: Response = JSONResponse(self._formatter.whole(kept, self._usage(choices)))
                             await response(scope, receive, send_noted)
                             return
-                        first = await anext(events)  # an error before this gets an HTTP status of its own
-                        await send_noted(_start())
-                        await self._send_events(choices, first, events, send)
+                        await send_noted(_start())  # at once: proxies give up on an answer without a head
+                        stream = _EventStream(send, self._keep_alive_seconds)
+                        async with stream.kept_alive():
+                            await self._send_events(choices, events, stream.send)
                     await _send(send, self._formatter.done, more=False)
             except Exception as error:
                 with suppress(TimeoutError):  # the client does not read, and the server closes the incomplete response
@@ -70,13 +73,10 @@ class GenerationResponse(Response):
             await _send(send, self._formatter.failure(error))
             await _send(send, self._formatter.done, more=False)
 
-    async def _send_events(
-        self, choices: list[Choice], first: ChoicePiece, events: AsyncIterator[ChoicePiece], send: Send
-    ) -> None:
+    async def _send_events(self, choices: list[Choice], events: AsyncIterator[ChoicePiece], send: Send) -> None:
         for choice in choices:
             for shown in self._formatter.opening(choice):
                 await _send(send, self._formatter.event(shown))
-        await self._send_one(send, *first)
         async for choice, piece in events:
             await self._send_one(send, choice, piece)
         await _send(send, self._formatter.closing(choices, self._usage(choices)))
@@ -87,6 +87,39 @@ class GenerationResponse(Response):
 
     def _usage(self, choices: list[Choice]) -> Json:
         return usage(self._request.prompt_tokens, self._request.per_prompt, choices)
+
+
+class _EventStream:
+    """Sends the body of a stream, and a comment if nothing was sent for `seconds`, so that no proxy takes the stream
+    for dead while its request waits."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        self._sending = asyncio.Lock()
+        self._sent_at = time.monotonic()
+
+    async def send(self, message: Message) -> None:
+        async with self._sending:
+            await self._send(message)
+        self._sent_at = time.monotonic()
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """Comments are sent within this context."""
+        comments = asyncio.create_task(self._send_comments())
+        try:
+            yield
+        finally:
+            comments.cancel()
+            await asyncio.wait({comments})
+
+    async def _send_comments(self) -> None:
+        while True:
+            left = self._sent_at + self._seconds - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await _send(self.send, COMMENT)
 
 
 async def _cancel_on_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:

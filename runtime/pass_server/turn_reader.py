@@ -61,8 +61,8 @@ class SteppedReader(ABC):
         return parts
 
     @abstractmethod
-    def finish(self) -> list[TurnDelta]:
-        """What was held back, once no more text comes."""
+    def finish(self, *, cut: bool = False) -> list[TurnDelta]:
+        """What was held back, once no more text comes. cut: whether the text was cut off, not ended by the model."""
 
     @abstractmethod
     def _step(self, parts: list[TurnDelta]) -> bool:
@@ -79,8 +79,10 @@ class ReasoningReader(SteppedReader):
         super().__init__()
         self._state = "reasoning begins" if in_reasoning else "beginning"  # "... begins": skip white space
 
-    def finish(self) -> list[TurnDelta]:
+    def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""
+        if cut and self._state == "beginning" and len(held.strip()) > 1:
+            return []  # most of an opening marker
         if self._state.startswith("reasoning"):
             held = held.rstrip()
             return [ReasoningDelta(held)] if held else []
@@ -126,24 +128,30 @@ class ReasoningReader(SteppedReader):
 
 
 class TurnReader:
-    """Splits a turn into reasoning, content and calls. Each reader may be None: the turn has no such part."""
+    """Splits a turn into reasoning, content and calls. Each reader may be None: the turn has no such part. only_calls:
+    whether calls alone may follow the reasoning, so that text beside them is a part of the format, never content."""
 
-    def __init__(self, reasoning: ReasoningReader | None, calls: SteppedReader | None) -> None:
-        self._reasoning, self._calls = reasoning, calls
+    def __init__(
+        self, reasoning: ReasoningReader | None, calls: SteppedReader | None, *, only_calls: bool = False
+    ) -> None:
+        self._reasoning, self._calls, self._only_calls = reasoning, calls, only_calls
 
     def push(self, text: str) -> list[TurnDelta]:
         """Read `text`, and return the deltas that are certain now."""
         return self._read_calls([ContentDelta(text)] if self._reasoning is None else self._reasoning.push(text))
 
-    def finish(self) -> list[TurnDelta]:
-        """What was held back, once no more text comes."""
-        parts = self._read_calls([] if self._reasoning is None else self._reasoning.finish())
-        return parts + ([] if self._calls is None else self._calls.finish())
+    def finish(self, *, cut: bool = False) -> list[TurnDelta]:
+        """What was held back, once no more text comes. cut: whether the text was cut off."""
+        parts = self._read_calls([] if self._reasoning is None else self._reasoning.finish(cut=cut))
+        return parts + ([] if self._calls is None else self._without_content(self._calls.finish(cut=cut)))
 
     def _read_calls(self, parts: list[TurnDelta]) -> list[TurnDelta]:
         if self._calls is None:
             return parts
         found: list[TurnDelta] = []
         for part in parts:
-            found += self._calls.push(part.text) if isinstance(part, ContentDelta) else [part]
+            found += self._without_content(self._calls.push(part.text)) if isinstance(part, ContentDelta) else [part]
         return found
+
+    def _without_content(self, parts: list[TurnDelta]) -> list[TurnDelta]:
+        return [part for part in parts if not (self._only_calls and isinstance(part, ContentDelta))]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
 from tokenizers import Tokenizer
 
 from pass_runtime import Constraint, Session, Token
@@ -76,14 +77,18 @@ def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str
         if message.tool_call_id not in names:
             problem = f"{path}tool_call_id must be the id of a call in an earlier message"
             raise ApiError(problem, param=path + "tool_call_id")
-        found |= {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
+        name = names[message.tool_call_id]
+        if message.name not in (None, name):
+            problem = f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is one of {name!r}"
+            raise ApiError(f"{problem}: leave name out, or correct tool_call_id", param=path + "name")
+        found |= {"tool_call_id": message.tool_call_id, "name": name}
     else:
         if message.content is None and not message.tool_calls:
             raise ApiError(f"{path}content: a message needs text or tool_calls", param=path + "content")
         if message.reasoning_content:
             found["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
-            found["tool_calls"] = [_call(call, f"{path}tool_calls.{i}.") for i, call in enumerate(message.tool_calls)]
+            found["tool_calls"] = [_call(call) for call in message.tool_calls]
             names |= {call.id: call.function.name for call in message.tool_calls}
     return found
 
@@ -92,16 +97,17 @@ def _calls(message: ChatMessage) -> list[ToolCall]:
     return message.tool_calls or [] if isinstance(message, AssistantMessage) else []
 
 
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
-    """A call with its arguments as an object, which is what templates expect."""
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A call with its arguments as an object, which is what templates expect. Arguments that are none, such as those of
+    a call that was cut off, stay the text that they are: history never ends a conversation."""
+    given: dict[str, Any]
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        param = path + "function.arguments"
-        raise ApiError(f"{param} must be the text of a JSON object", param=param)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        given = {"arguments": from_json(call.function.arguments or "{}", allow_inf_nan=False)}
+    except ValueError:  # also if it is nested too deep, or has a number or a character that no template can write
+        given = {"arguments": None}
+    if not isinstance(given["arguments"], dict):
+        given = {"written_arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, **given}}
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class TurnFormat:
 
     has_reasoning: whether it may begin with reasoning. in_reasoning: whether the prompt ends with the opening marker.
     calls: the format of calls of the functions `names`; None if the turn has no calls. marker_tokens: the text of each
-    special token that is a marker, by id.
+    special token that is a marker, by id. only_calls: whether the turn has nothing but calls after its reasoning.
     """
 
     has_reasoning: bool
@@ -118,11 +124,13 @@ class TurnFormat:
     calls: CallFormat | None
     names: tuple[str, ...]
     marker_tokens: Mapping[int, str]
+    only_calls: bool = False
 
     def reader(self) -> TurnReader:
         """A reader for one turn."""
         reasoning = ReasoningReader(in_reasoning=self.in_reasoning) if self.has_reasoning else None
-        return TurnReader(reasoning, None if self.calls is None else self.calls.reader(self.names))
+        calls = None if self.calls is None else self.calls.reader(self.names)
+        return TurnReader(reasoning, calls, only_calls=self.only_calls)
 
     def text(self, tokens: Sequence[Token], text: str) -> str:
         """`text`, which begins with the texts of `tokens`, with those of the marker tokens added; see `Piece`."""
@@ -174,7 +182,8 @@ class ChatFormat:
         shown = {number: token.content for number, token in added.items() if token.special and token.content in markers}
         names = tuple(tool.function.name for tool in request.tools or ()) if calls else ()
         in_reasoning = self.has_reasoning and end.rstrip().endswith(REASONING_START)
-        return TurnFormat(self.has_reasoning, in_reasoning, calls, names, shown)
+        only_calls = calls is not None and _requires_call(request)
+        return TurnFormat(self.has_reasoning, in_reasoning, calls, names, shown, only_calls)
 
     def constraint(self, request: ChatRequest, turn: TurnFormat | None, wanted: Constraint | None) -> Constraint | None:
         """The constraint of the whole turn. wanted: that of its content, by the fields for structured outputs."""
@@ -182,12 +191,10 @@ class ChatFormat:
             return wanted
         terminal = marker_terminals(self._session.tokenizer)
         rules = [] if wanted is None else [wanted.lark("form")]
-        chosen = request.tool_choice
-        required = chosen == "required" or isinstance(chosen, NamedChoice)
-        if turn.calls is not None and (required or wanted is not None):
-            parallel = request.parallel_tool_calls is not False and not isinstance(chosen, NamedChoice)
+        if turn.calls is not None and (turn.only_calls or wanted is not None):
+            parallel = request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedChoice)
             calls = turn.calls.rules(_functions(request), terminal, parallel=parallel)
-            rules = [calls] if required else [*rules, calls]
+            rules = [calls] if turn.only_calls else [*rules, calls]
         if not rules:
             return None
         return turn_grammar(*rules, terminal=terminal, has_reasoning=turn.has_reasoning, in_reasoning=turn.in_reasoning)
@@ -205,6 +212,10 @@ class ChatFormat:
         if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
             problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
             raise ApiError(problem, param="tool_choice")
+
+
+def _requires_call(request: ChatRequest) -> bool:
+    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedChoice)
 
 
 def _functions(request: ChatRequest) -> list[Function]:

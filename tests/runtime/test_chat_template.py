@@ -232,3 +232,21 @@ def test_session_without_a_template(tiny_bundle):
     session.chat_template = None
     with pytest.raises(PassError, match="has no chat template"):
         session.chat(USER)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "b', "[1]", "no JSON"])
+def test_arguments_as_written(arguments):
+    """Where a template writes an object, takes a text for one, or walks through an object's fields."""
+    function = {"name": "f", "written_arguments": arguments}
+    messages = [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}]
+    call = "{%- set c = messages[0].tool_calls[0].function -%}"
+    written = f'{{"name": "f", "arguments": {arguments}}}'
+    assert render(call + "{{ c | tojson }}", messages) == written
+    assert render(call + '{"name": "f", "arguments": {{ c.arguments | tojson }}}', messages) == written
+    assert render(call + '{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', messages) == written
+    either = "{% if c.arguments is string %}{{ c.arguments }}{% else %}{{ c.arguments | tojson }}{% endif %}"
+    assert render(call + either, messages) == arguments
+    for pairs in ("c.arguments.items()", "c.arguments | items"):
+        assert render(call + f"{{% for k, v in {pairs} %}}{{{{ k }}}}={{{{ v }}}}{{% endfor %}}", messages) == (
+            f"arguments={arguments}"
+        )

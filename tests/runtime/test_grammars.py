@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -302,3 +303,80 @@ def test_a_stopped_draft_row_leaves_the_rows_before(shared):
     allowed[:] = 0
     state.fill(allowed, ())
     assert (allowed[0] == first).all()
+
+
+LOOP = {"$defs": {"L": {"$ref": "#/$defs/L"}, "N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}}}}
+ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#/$defs/E"}}, "required": ["n"]}
+FLAG = {"type": "boolean"}
+OPEN = {"type": "object", "properties": {"a": FLAG}, "additionalProperties": False}
+STUCK = {
+    "a pattern of a property": (OPEN | {"patternProperties": {"^a$": FLAG}}, {"a"}),
+    "a pattern of both": (OPEN | {"patternProperties": {"^(a|b)$": FLAG}}, {"a", "b"}),
+    "a pattern of few names": (OPEN | {"patternProperties": {"^[a-c]d?$": FLAG}}, {"a", "ad", "b", "bd", "c", "cd"}),
+    "two patterns": (OPEN | {"patternProperties": {"^a$": FLAG, "^(?:b)$": FLAG}}, {"a", "b"}),
+    "a loop": (OPEN | LOOP | {"properties": {"a": FLAG, "b": {"$ref": "#/$defs/L"}}}, {"a"}),
+    "an endless object": (
+        OPEN | {"$defs": {"E": ENDLESS}, "properties": {"a": FLAG, "b": {"$ref": "#/$defs/E"}}},
+        {"a"},
+    ),
+    "an endless alternative": (
+        OPEN | {"$defs": {"E": ENDLESS}, "properties": {"a": {"anyOf": [{"$ref": "#/$defs/E"}, FLAG]}}},
+        {"a"},
+    ),
+    "an endless pattern": (OPEN | {"$defs": {"E": ENDLESS}, "patternProperties": {"^x": {"$ref": "#/$defs/E"}}}, {"a"}),
+    "endless others": (OPEN | {"$defs": {"E": ENDLESS}, "additionalProperties": {"$ref": "#/$defs/E"}}, {"a"}),
+    "endless items": (
+        OPEN | {"$defs": {"E": ENDLESS}, "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/E"}}}},
+        {"a"},
+    ),
+    "inside": (
+        {
+            "type": "object",
+            "properties": {"o": OPEN | {"patternProperties": {"^a$": FLAG}}},
+            "additionalProperties": False,
+        },
+        {"o"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("schema", "names"), STUCK.values(), ids=STUCK)
+def test_what_cannot_end_is_not_begun(schema, names):
+    """Over bytes: wherever a text may go, it can end; and it may have the properties that have values."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    from pass_runtime.text.constraint import JSON_FORM
+    from pass_runtime.text.dead_ends import without_dead_ends
+
+    schema = json.loads(json.dumps(schema))
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(without_dead_ends(schema)), overrides=JSON_FORM)
+    tokenizer, left, seen, ends = LLTokenizer("byte"), [b""], set(), []
+    while left:
+        text = left.pop()
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        assert matcher.try_consume_tokens(list(text)) == len(text)
+        if matcher.is_accepting():
+            ends.append(json.loads(text))
+        mask = matcher.compute_bitmask()
+        allowed = [8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+        assert allowed or matcher.is_accepting(), text
+        for token in sorted(allowed, key=lambda token: token == ord(",")):  # commas are followed first
+            more = text + bytes([token]) if token < 256 else text
+            if token < 256 and len(more) < 60 and more not in seen and len(seen) < 400:
+                seen.add(more)
+                left.append(more)
+    assert {name for end in ends for name in end} <= names
+
+
+def test_finite_recursion_is_kept():
+    from pass_runtime.text.dead_ends import without_dead_ends
+
+    tree = {
+        "$defs": {
+            "T": {"type": "object", "properties": {"t": {"$ref": "#/$defs/T"}, "l": {"items": {"$ref": "#/$defs/T"}}}}
+        },
+        "$ref": "#/$defs/T",
+    }
+    assert without_dead_ends(tree) == tree
+    listed = {"$defs": {"V": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/V"}}]}}} | FLAG
+    assert without_dead_ends(listed) == listed

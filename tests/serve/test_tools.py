@@ -186,12 +186,72 @@ def test_wrong_tools(tool_server):
     assert refused(tool_choice={"type": "function", "function": {"name": "other"}}) == "tool_choice"
     assert refused(tools=[{"type": "function", "function": {"name": "a b"}}]) == "tools.0.function.name"
     assert refused(tools=[{"type": "web_search"}]) == "tools.0.type"
-    assert refused(messages=calling("{")) == "messages.1.tool_calls.0.function.arguments"
-    assert refused(messages=calling("[]")) == "messages.1.tool_calls.0.function.arguments"
     assert refused(messages=calling("{}", call="b")) == "messages.2.tool_call_id"
     bad = {"type": "object", "properties": {"a": {"type": "animal"}}}
     assert refused(tools=[{"type": "function", "function": {"name": "f", "parameters": bad}}]) == "tools"
     assert refused(logit_bias=None, extra_body={"ignore_eos": True}) == "ignore_eos"
+
+
+def replayed(arguments, **of_result):
+    """A conversation in which a model wrote these arguments, 9 characters of id as Mistral's templates want them."""
+    function = {"name": "weather", "arguments": arguments}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "error"} | of_result
+    return [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, result, *ASKED]
+
+
+BAD_ARGUMENTS = {
+    "cut": '{"city": "Rom',
+    "cut after a comma": '{"city": "Rome", ',
+    "quotes": '{"city": "a "b" c"}',
+    "list": "[1]",
+    "null": "null",
+    "text": '"red"',
+    "number": "7",
+    "no JSON": "Rome, 2",
+    "two": "{} {}",
+    "lone surrogate": '{"a": "\\ud800"}',
+    "not a number": '{"a": NaN}',
+    "deep": '{"a":' * 210 + "1" + "}" * 210,
+    "a special token": '{"a": "<eos>',
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
+def test_a_conversation_goes_on_whatever_a_call_had_for_arguments(tool_server, arguments):
+    """The prompt has the arguments as they were written."""
+    messages = replayed(arguments)
+    shown = tool_server.post("/tokenize", {"model": tool_server.model, "messages": messages, "tools": TOOLS})
+    assert shown.status_code == 200, shown.text
+    text = tool_server.post("/detokenize", {"model": tool_server.model, "tokens": shown.json()["tokens"]}).json()
+    assert arguments in text["prompt"]
+    answer = tool_server.chat(messages=messages, tools=TOOLS, max_tokens=1)
+    assert answer.status_code == 200 or answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+
+
+@pytest.mark.parametrize("most", range(1, 60, 3))
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_is_cut_off_is_never_content_and_can_be_sent_back(tool_server, most, choice):
+    own = fields(tool_server, tool_choice=choice, max_tokens=most, seed=most, logit_bias={"1": -100})
+    completions = tool_server.client().chat.completions
+    message = completions.create(**own).choices[0].message
+    assert not message.content
+    assert not any(part.choices[0].delta.content for part in completions.create(**own, stream=True) if part.choices)
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "cut"} for call in message.tool_calls or ()]
+    history = [*ASKED, message.model_dump(exclude_none=True) | {"content": message.content}, *results, *ASKED]
+    completions.create(**fields(tool_server, messages=history, max_tokens=1, tool_choice="auto"))
+
+
+def test_a_result_may_name_its_function(tool_server):
+    def ask(**of_result):
+        own = fields(tool_server, messages=replayed("{}", **of_result), tool_choice="auto", max_tokens=1)
+        return tool_server.chat(**own)
+
+    counts = [ask(**more).json()["usage"]["prompt_tokens"] for more in ({}, {"name": "weather"}, {"name": None})]
+    assert len(set(counts)) == 1
+    problem = error(ask(name="clock"), 400)
+    assert problem["param"] == "messages.2.name"
+    assert "'abcdefghi' is one of 'weather'" in problem["message"]
 
 
 def test_a_template_without_tools_takes_none(server):

@@ -93,6 +93,34 @@ def read(reader, text, cuts):
     return found
 
 
+CUT_OFF = [
+    *(("hermes", f"Hi\n<tool_call>\n{CALL}\n</tool_call>"[:end], "Hi") for end in range(5, 40)),
+    *(("hermes", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}"[:end], "") for end in range(2, 140)),
+    *(("hermes", CALL[:end], "") for end in range(1, len(CALL))),
+    *(("mistral", f"So: [TOOL_CALLS] [{CALL}, {CALL}]"[:end], "So:") for end in range(6, 150)),
+    *(("llama3_json", f"<|python_tag|>{CALL};{CALL}"[:end], "") for end in range(2, 140)),
+    ("hermes", '{"city": "Rome", "na', '{"city": "Rome", "na'),
+    ("hermes", '{"name": "Anna", "a', '{"name": "Anna", "a'),
+    ("hermes", '{"names": ["f"', '{"names": ["f"'),
+    ("hermes", "1 <", "1 <"),
+    ("hermes", "a <table", "a <table"),
+    ("mistral", "see [T]", "see [T]"),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content"), CUT_OFF)
+def test_a_call_that_is_cut_off_is_no_content(form, text, content):
+    reader = TurnReader(None, FORMATS[form].reader(NAMES))
+    parts = [*reader.push(text), *reader.finish(cut=True)]
+    assert "".join(part.text for part in parts if isinstance(part, ContentDelta)) == content
+
+
+def test_a_marker_of_thoughts_that_is_cut_off_is_no_content():
+    for end in range(2, 7):
+        reader = TurnReader(ReasoningReader(in_reasoning=False), FORMATS["hermes"].reader(NAMES))
+        assert [*reader.push("<think>"[:end]), *reader.finish(cut=True)] == []
+
+
 CUTS = st.lists(st.integers(0, 120), max_size=40)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pass_exporter.model.files import check_files
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 
@@ -41,7 +42,7 @@ class ModelSource:
 
     @property
     def is_gguf(self) -> bool:
-        return isinstance(self.location, Path) and self.location.suffix == ".gguf"
+        return isinstance(self.location, Path) and self.location.suffix.lower() == ".gguf"
 
 
 def models_directory() -> Path:
@@ -68,7 +69,7 @@ def resolve(model: str, revision: str | None = None) -> ModelSource:
 def _local(model: str) -> ModelSource | None:
     """Return the source for a .gguf file or a directory, or None if there is none of that name."""
     path = Path(model)
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise PassError(f"there is no file {path}")
         return ModelSource(path.stem.lower(), path, f"file:{path.name}")
@@ -76,6 +77,7 @@ def _local(model: str) -> ModelSource | None:
         return None
     if (path / "adapter_config.json").is_file():
         raise PassError(adapter_message(str(path), _adapter_base(path / "adapter_config.json")))
+    check_files(path)
     if not (path / "config.json").is_file():
         raise PassError(f"{path} has no config.json: a model directory is what save_pretrained writes")
     return ModelSource(path.resolve().name, path, f"directory:{path.resolve().name}")

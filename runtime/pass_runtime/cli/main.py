@@ -164,6 +164,8 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @click.option("--request-seconds", type=float, default=600, show_default=True, help="Limit for request and answer.")
 @click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit for a client to send or read.")
 @click.option("--drain-seconds", type=float, default=30, show_default=True, help="To finish requests after SIGTERM.")
+@click.option("--keep-alive-seconds", type=float, default=15, show_default=True, help="Silence before a comment.")
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Origin of web pages that may use the server; or *.")
 @click.option("--reuse-prefix", is_flag=True, help="Share K/V of prefixes on GPUs too, which changes rounding.")
 @click.option(
     "--no-client-plan",

@@ -36,7 +36,8 @@ class TextMessage(BaseModel):
 
 
 Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and other fields that the template reads."""
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and other fields that the template reads. A
+called function may have `written_arguments`, a text, in place of `arguments`: templates write it as it is."""
 RENDER_LIMITS = Limits(cpu_seconds=5.0, memory_bytes=512 << 20)
 """Limits of rendering one prompt. Usual chat templates take milliseconds and few MiB."""
 MAX_CHILDREN = 2

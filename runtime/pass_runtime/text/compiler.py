@@ -12,6 +12,7 @@ would refuse tokenizers that are neither byte-level nor byte-fallback.
 from __future__ import annotations
 
 import json
+import re
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import JSON_FORM, Constraint
+from pass_runtime.text.dead_ends import without_dead_ends
 from pass_runtime.text.detokenizer import Vocabulary
 
 MAX_FORCED_CHARACTERS = 1024
@@ -184,16 +186,59 @@ def _grammar(constraint: Constraint) -> str:
     if constraint.json_object:
         return str(LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_FORM))
     if constraint.schema:
-        return str(LLMatcher.grammar_from_json_schema(constraint.schema, overrides=JSON_FORM))
+        schema = json.dumps(without_dead_ends(json.loads(constraint.schema)), ensure_ascii=False)
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM))
     if constraint.regex is not None:
         return str(LLMatcher.grammar_from_regex(constraint.regex))
     if constraint.choice:
         return str(LLMatcher.grammar_from_lark(constraint.lark("start")))
-    return str(LLMatcher.grammar_from_lark(constraint.grammar or ""))
+    return str(LLMatcher.grammar_from_lark(_SCHEMA_RULE.sub(_without_dead_ends, constraint.grammar or "")))
+
+
+_SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
+"""A rule of `Constraint.lark` with a JSON schema."""
+
+
+def _without_dead_ends(rule: re.Match[str]) -> str:
+    try:
+        return rule[1] + json.dumps(without_dead_ends(json.loads(rule[2])), ensure_ascii=False)
+    except ValueError:  # llguidance says what is wrong
+        return rule[0]
 
 
 def _refused(constraint: Constraint, why: str) -> PassError:
-    return PassError(f"the {constraint.kind} is not valid: {problem(why)}")
+    """The error of a constraint. A schema in a grammar is named by its title, and the place in it by its path: users
+    did not write the grammar."""
+    kind, of_schema = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
+    texts = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
+    if of_schema and texts:
+        kind, why = "json_schema", of_schema.partition("\n")[0]
+    for text in [constraint.schema] if constraint.schema else texts:
+        try:
+            schema = json.loads(text)
+            path = _place(schema, why)
+        except (ValueError, RecursionError):
+            continue
+        if path is not None:
+            title = schema.get("title")
+            kind += f" of {title}" if isinstance(title, str) and not constraint.schema else ""
+            why = f"{problem(why)}, at {'.'.join(path) or 'the top'}: leave it out"
+            break
+    return PassError(f"the {kind} is not valid: {problem(why)}")
+
+
+def _place(schema: Any, why: str) -> list[str] | None:
+    """The path to the keyword that llguidance's error names; None if it names none."""
+    if isinstance(schema, dict):
+        if f"Unknown format: {schema.get('format')}" == why.strip():
+            return ["format"]
+        if why.startswith("Unimplemented keys") and (key := next((k for k in schema if f'"{k}"' in why), None)):
+            return [key]
+    parts = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for key, part in parts:
+        if (path := _place(part, why)) is not None:
+            return [str(key), *path]
+    return None
 
 
 def _memory() -> int:

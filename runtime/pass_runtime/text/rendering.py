@@ -7,7 +7,8 @@ sandbox keeps Python out of a template's reach; time and memory are the child's 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any, NoReturn
@@ -23,6 +24,8 @@ from pass_runtime.errors import PassError
 
 MAX_BYTES = 1 << 25
 """The most bytes of UTF-8 that a template may write: more than any model reads."""
+WRITTEN_ARGUMENTS = "written_arguments"
+"""The field of a called function that may stand in place of `arguments`: templates get `WrittenArguments` for it."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with a message's reasoning. A message that has one of them gets the first two."""
 
@@ -81,6 +84,28 @@ class Renderer:
             raise PassError(f"{file}: {_one_line(error)}") from None
 
 
+class WrittenArguments(str):
+    """The arguments of a call as a model wrote them: a text that need not be JSON, because it may have been cut off.
+    Templates may take it for a text or for an object: `tojson` writes it as it is, and it has one pair, whose value is
+    the text."""
+
+    KEY = "arguments"
+
+    def keys(self) -> Iterator[str]:
+        return iter((self.KEY,))
+
+    __iter__ = keys
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        return iter(((self.KEY, str(self)),))
+
+    def __getitem__(self, key: Any) -> str:
+        return str(self) if key == self.KEY else super().__getitem__(key)
+
+
+Mapping.register(WrittenArguments)  # for jinja's `is mapping` and `items`
+
+
 def _message(message: Any) -> Any:
     """A message as transformers hands it to a template: without fields that are None, and with the reasoning under the
     names that templates read."""
@@ -88,7 +113,17 @@ def _message(message: Any) -> Any:
         raise PassError(f"a message must be an object with a role and content, not {str(message)[:40]!r}")
     found = {name: value for name, value in message.items() if value is not None}
     reasoning = next((found[name] for name in REASONING_FIELDS if name in found), None)
+    if isinstance(found.get("tool_calls"), list):
+        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or WRITTEN_ARGUMENTS not in function:
+        return call
+    others = {name: value for name, value in function.items() if name != WRITTEN_ARGUMENTS}
+    return {**call, "function": {**others, "arguments": WrittenArguments(function[WRITTEN_ARGUMENTS])}}
 
 
 def _one_line(error: Exception) -> str:
@@ -106,8 +141,23 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; jinja's own filter escapes it for HTML."""
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Plain JSON; jinja's own filter escapes it for HTML. `WrittenArguments` are written as they are."""
+    written: dict[str, WrittenArguments] = {}
+    x = _without_written(x, written)
+    text = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    for stand_in, arguments in written.items():
+        text = text.replace(f'"{stand_in}"', arguments)
+    return text
+
+
+def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:
+    """`value` with stand-ins in place of `WrittenArguments`, which are added to `found`, by their stand-ins."""
+    if isinstance(value, WrittenArguments):
+        found[stand_in := secrets.token_hex(16)] = value
+        return stand_in
+    if isinstance(value, dict):
+        return {key: _without_written(item, found) for key, item in value.items()}
+    return [_without_written(item, found) for item in value] if isinstance(value, list | tuple) else value
 
 
 class _Generation(Extension):

@@ -16,6 +16,7 @@ import onnxruntime as ort
 from pass_runtime.backends.cuda import Cuda, import_api, require_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.open import split_device
+from pass_runtime.backends.ort.external_data import resolve_links
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.noise import ROW_SIZE, TABLES, TABLES_FILE
@@ -41,6 +42,7 @@ PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
+WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"
 SAVE_OPTIONS = {
     # Tensors of fewer bytes stay in the graph, because ONNX Runtime computes shapes from them.
@@ -121,11 +123,15 @@ def open_session(
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, if installed
     if ordinal:
         require_device(import_api(), ordinal)  # ONNX Runtime's own error would not say how many GPUs there are.
+    source: str | bytes | Path = path
+    if (resolved := resolve_links(path)) is not None:
+        source, folder = resolved
+        options.add_session_config_entry(WEIGHTS_FOLDER_OPTION, str(folder))
     provider, errors = PROVIDERS[kind][0], []
     for settings in provider_options(device):
         try:
             # enable_fallback=1, the default, would print an error of CUDA and open a session on the CPU instead.
-            session = ort.InferenceSession(path, options, providers=[(provider, settings)], enable_fallback=0)
+            session = ort.InferenceSession(source, options, providers=[(provider, settings)], enable_fallback=0)
             break
         except Exception as error:  # onnxruntime raises bare classes of its own
             errors.append(" ".join(str(error).split()))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pass_runtime.bundle.manifest import FileInfo
+from pass_runtime.errors import PassError
 
 GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
 """Field numbers."""
@@ -71,6 +72,52 @@ def link(model: Path, data: str, target: Path, new_data: str, other: Path, known
             return None
     os.link(other, target.parent / new_data)
     return AlignedModel({target.name: graph, new_data: known.files[other.name]}, known.blobs)
+
+
+def resolve_links(model: Path) -> tuple[bytes, Path] | None:
+    """If files of weights, or the model itself, are links: the model with the places of the files that they lead to,
+    and the folder to which these places are relative. ONNX Runtime refuses weights that are not in the folder of the
+    model. None without links. Raises PassError if a file is not there."""
+    content = model.read_bytes() if model.is_symlink() or _any_links(model.parent) else b""
+    try:
+        locations = set(_locations(content))
+    except ValueError:  # ONNX Runtime says what it is
+        return None
+    if not locations or not (model.is_symlink() or any((model.parent / name).is_symlink() for name in locations)):
+        return None
+    try:
+        files = {name: (model.parent / name).resolve(strict=True) for name in locations}
+    except OSError as error:
+        raise PassError(f"{error.filename} is missing, weights of {model}; export the bundle again") from None
+    folder = Path(os.path.commonpath([file.parent for file in files.values()]))
+    places = {name: file.relative_to(folder).as_posix() for name, file in files.items()}
+
+    def edit(entry: bytes) -> bytes:
+        key, value = _entry(entry)
+        value = places[value] if key == "location" else value
+        return encode_field(KEY, key.encode()) + encode_field(VALUE, value.encode())
+
+    def edit_tensor(tensor: bytes) -> bytes:
+        return _replace_fields(tensor, EXTERNAL_DATA, edit)
+
+    return _replace_fields(content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor)), folder
+
+
+def _any_links(folder: Path) -> bool:
+    return any(path.is_symlink() for path in folder.iterdir())
+
+
+def _locations(model: bytes) -> Iterator[str]:
+    """The files of weights of a model, as it names them."""
+    for wanted_graph, _, begin, end in _fields(model):
+        graph = model[begin:end] if wanted_graph == GRAPH else b""
+        for wanted, _, first, last in _fields(graph):
+            tensor = graph[first:last] if wanted == INITIALIZER else b""
+            for number, _, start, stop in _fields(tensor):
+                if number == EXTERNAL_DATA:
+                    key, value = _entry(tensor[start:stop])
+                    if key == "location":
+                        yield value
 
 
 Move = Callable[[int, int], int]

@@ -1,0 +1,241 @@
+"""Probes, proxies and slow beginnings: HEAD, OPTIONS, CORS, slashes, compressed bodies, silence, a server that warms
+up."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import zlib
+
+import httpx
+import pytest
+import zstandard
+from running import error
+from starlette.testclient import TestClient
+
+from pass_runtime import PassError
+from pass_server.app import make_app
+from pass_server.content_encoding import expanded
+from pass_server.serve_options import ServeOptions
+from pass_server.server import answering, listen
+from pass_server.service import Service
+from pass_server.warming_up import warming_up
+
+GET = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/m", "/", "/openapi.json")
+POST = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+ASKED = {"model": "m", "prompt": "The quick", "max_tokens": 2, "temperature": 0}
+ORIGIN = "https://chat.example.org"
+
+
+@pytest.fixture
+def client(session):
+    def make(**options):
+        return TestClient(make_app(session, ServeOptions(model_name="m", **options)), follow_redirects=False)
+
+    return make
+
+
+@pytest.mark.parametrize("path", GET)
+def test_head_is_get_without_the_body(client, path):
+    with client() as http:
+        whole, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert head.headers.keys() == whole.headers.keys()
+
+
+def test_head_of_what_is_not_there(client):
+    with client() as http:
+        assert http.head("/v1/models/other").status_code == 404
+        assert http.head("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("path", [*GET, *POST])
+@pytest.mark.parametrize("keys", [(), ("k",)])
+def test_options_says_what_is_allowed(client, path, keys):
+    with client(keys=keys) as http:
+        found = http.options(path)
+        allowed = found.headers["allow"].split(", ")
+        assert found.status_code == 204
+        assert {"OPTIONS", "POST" if path in POST else "GET"} <= set(allowed)
+        assert ("HEAD" in allowed) == ("GET" in allowed)
+
+
+def test_other_origins_need_an_option(client):
+    asked = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    with client() as http:
+        assert not [name for name in http.get("/health", headers=asked).headers if name.startswith("access-control")]
+    with client(cors_origins=(ORIGIN,), keys=("k",)) as http:
+        before = http.options("/v1/completions", headers=asked)
+        assert before.status_code == 200
+        assert before.headers["access-control-allow-origin"] == ORIGIN
+        assert "authorization" in before.headers["access-control-allow-headers"].lower()
+        refused = http.post("/v1/completions", json=ASKED, headers={"Origin": ORIGIN})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == ORIGIN
+        other = http.options("/v1/completions", headers=asked | {"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+    for wrong in ("chat.example.org", "https://a/b", ""):
+        with pytest.raises(PassError, match="cors-origin"):
+            ServeOptions(cors_origins=(wrong,))
+
+
+@pytest.mark.parametrize("path", [*GET, *POST])
+@pytest.mark.parametrize("slashes", ["/", "//"])
+def test_a_slash_at_the_end_changes_nothing(client, path, slashes):
+    behind = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
+    with client() as http:
+        method = "POST" if path in POST else "GET"
+        body = ASKED if path == "/v1/completions" else {} if method == "POST" else None
+        one, other = (
+            http.request(method, each, json=body, headers=behind) for each in (path, path.rstrip("/") + slashes)
+        )
+        assert one.status_code == other.status_code != 404
+        assert "location" not in other.headers
+        if path not in ("/metrics", "/v1/completions", "/v1/responses"):
+            assert one.json() == other.json() if "json" in one.headers["content-type"] else one.content == other.content
+
+
+def test_a_slash_opens_no_door(client):
+    with client(keys=("k",)) as http:
+        assert http.get("/v1/models/").status_code == 401
+        assert http.get("/health/").status_code == 200
+
+
+BODY = json.dumps(ASKED).encode()
+PACKED = {
+    "gzip": gzip.compress(BODY),
+    "x-gzip": gzip.compress(BODY),
+    "GZip": gzip.compress(BODY[:9]) + gzip.compress(BODY[9:]),
+    "zstd": zstandard.compress(BODY),
+    "identity": BODY,
+    "": BODY,
+}
+
+
+def send(http, body, encoding, **headers):
+    own = {"Content-Type": "application/json", "Content-Encoding": encoding} | headers
+    return http.post("/v1/completions", content=body, headers=own)
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_compressed_bodies(client, encoding):
+    with client() as http:
+        plain = http.post("/v1/completions", json=ASKED).json()["choices"][0]["text"]
+        found = send(http, PACKED[encoding], encoding)
+        assert found.status_code == 200, found.text
+        assert found.json()["choices"][0]["text"] == plain
+
+
+@pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, gzip", "compress", "nonsense"])
+def test_other_encodings_are_named(client, encoding):
+    with client() as http:
+        problem = error(send(http, zlib.compress(BODY), encoding), 415)
+        assert f"Content-Encoding '{encoding}'" in problem["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_bodies_are_bounded_after_expansion(client, encoding):
+    pack = {"gzip": gzip.compress, "zstd": zstandard.compress}[encoding]
+    with client(max_body_bytes=10_000) as http:
+        problem = error(send(http, pack(b" " * (1 << 26)), encoding), 413)
+        assert problem["code"] == "body_too_large"
+        assert send(http, pack(BODY + b" " * (10_000 - len(BODY))), encoding).status_code == 200
+        assert send(http, pack(BODY + b" " * (10_001 - len(BODY))), encoding).status_code == 413
+        for damaged in (pack(BODY)[:-9], b"junk", BODY):
+            assert error(send(http, damaged, encoding), 400)["code"] in ("invalid_encoding", "invalid_json")
+    assert expanded(pack(b"a" * 5), encoding, 5) == b"aaaaa"
+
+
+def test_a_byte_order_mark_and_other_encodings_of_text(client):
+    with client() as http:
+        assert send(http, BODY.decode().encode("utf-8-sig"), "").status_code == 200
+        for name in ("utf-16", "utf-16-le", "utf-32-be"):
+            problem = error(send(http, BODY.decode().encode(name), ""), 400)
+            assert name[:6].upper() in problem["message"]
+        latin = json.dumps(ASKED | {"prompt": "caf\u00e9"}, ensure_ascii=False).encode("latin-1")
+        assert "UTF-8" in error(send(http, latin, ""), 400)["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
+    """The head comes before the first token, and comments come while nothing else does."""
+    release = asyncio.Event()
+    events = Service.events
+
+    async def late(self, choices):
+        await release.wait()
+        async for each in events(self, choices):
+            yield each
+
+    monkeypatch.setattr(Service, "events", late)
+    app = make_app(session, ServeOptions(model_name="m", keep_alive_seconds=0.05))
+    fields = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a", "max_output_tokens": 2}}
+    own = fields.get(path, {"messages": [{"role": "user", "content": "a"}]})
+    body = json.dumps(
+        {"model": "m", "stream": True, "temperature": 0} | own | ({} if "input" in own else {"max_tokens": 2})
+    )
+    sent = asyncio.Queue()
+
+    async def main() -> bytes:
+        given = [{"type": "http.request", "body": body.encode()}]
+
+        async def receive():
+            if not given:
+                await asyncio.Event().wait()
+            return given.pop()
+
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        scope |= {"headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"}
+        task = asyncio.create_task(app(scope, receive, sent.put))
+        assert (await sent.get())["status"] == 200
+        comments = 0
+        while comments < 3:
+            comments += (await sent.get())["body"] == b": keep-alive\n\n"
+        release.set()
+        await task
+        return b"".join(sent.get_nowait().get("body", b"") for _ in range(sent.qsize()))
+
+    rest = asyncio.run(main())
+    assert b"data: " in rest
+    assert b"error" not in rest.replace(b'"error":null', b"")
+
+
+def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch):
+    async def fail(_self, _choices):
+        raise PassError("it broke")
+        yield
+
+    monkeypatch.setattr(Service, "events", fail)
+    with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
+        lines = [line for line in http.post("/v1/completions", json=ASKED | {"stream": True}).text.splitlines() if line]
+        assert json.loads(lines[0].removeprefix("data: "))["error"]["message"] == "it broke"
+        assert lines[-1] == "data: [DONE]"
+        events = http.post("/v1/responses", json={"model": "m", "input": "a", "stream": True}).text
+        assert events.index("response.created") < events.index("response.failed")
+
+
+def test_a_server_that_warms_up_lives_and_is_not_ready():
+    with listen("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with answering(listener, warming_up(), 10, 5.0), httpx.Client(base_url=url, timeout=30) as http:
+            assert http.get("/health").json() == {"status": "ok"}
+            assert http.head("/health/").status_code == 200
+            for path in ("/ready", "/v1/models", "/metrics"):
+                found = http.get(path)
+                assert (found.status_code, found.headers["retry-after"]) == (503, "5")
+            assert error(http.post("/v1/completions", json=ASKED), 503)["code"] == "warming_up"
+        assert not [each for each in threading.enumerate() if each.name == "pass-warming-up"]
+        with answering(listener, warming_up(), 10, 5.0):  # the listener is still open
+            assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_keep_alive_seconds_are_checked():
+    with pytest.raises(PassError, match="keep-alive-seconds"):
+        ServeOptions(keep_alive_seconds=0)
