@@ -20,6 +20,9 @@ from pass_server.service import ChoicePiece, Service
 
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
+HEAD_SECONDS = 0.5
+"""A stream gets its head after so long at most: proxies give up on an answer without one. An error that comes sooner
+has an HTTP status of its own."""
 COMMENT = b": keep-alive\n\n"
 
 
@@ -53,10 +56,11 @@ class GenerationResponse(Response):
                             response: Response = JSONResponse(self._formatter.whole(kept, self._usage(choices)))
                             await response(scope, receive, send_noted)
                             return
-                        await send_noted(_start())  # at once: proxies give up on an answer without a head
+                        first = await stack.enter_async_context(_first(events))
+                        await send_noted(_start())
                         stream = _EventStream(send, self._keep_alive_seconds)
                         async with stream.kept_alive():
-                            await self._send_events(choices, events, stream.send)
+                            await self._send_events(choices, first, events, stream.send)
                     await _send(send, self._formatter.done, more=False)
             except Exception as error:
                 with suppress(TimeoutError):  # the client does not read, and the server closes the incomplete response
@@ -73,10 +77,13 @@ class GenerationResponse(Response):
             await _send(send, self._formatter.failure(error))
             await _send(send, self._formatter.done, more=False)
 
-    async def _send_events(self, choices: list[Choice], events: AsyncIterator[ChoicePiece], send: Send) -> None:
+    async def _send_events(
+        self, choices: list[Choice], first: Awaitable[ChoicePiece], events: AsyncIterator[ChoicePiece], send: Send
+    ) -> None:
         for choice in choices:
             for shown in self._formatter.opening(choice):
                 await _send(send, self._formatter.event(shown))
+        await self._send_one(send, *await first)
         async for choice, piece in events:
             await self._send_one(send, choice, piece)
         await _send(send, self._formatter.closing(choices, self._usage(choices)))
@@ -87,6 +94,27 @@ class GenerationResponse(Response):
 
     def _usage(self, choices: list[Choice]) -> Json:
         return usage(self._request.prompt_tokens, self._request.per_prompt, choices)
+
+
+@asynccontextmanager
+async def _first(events: AsyncIterator[ChoicePiece]) -> AsyncIterator[Awaitable[ChoicePiece]]:
+    """The first event, once it has come or HEAD_SECONDS are over. Raises its error if that comes sooner. Leaving the
+    context cancels it."""
+
+    async def next_event() -> ChoicePiece:
+        return await anext(events)
+
+    first = asyncio.create_task(next_event())
+    try:
+        await asyncio.wait({first}, timeout=HEAD_SECONDS)
+        if first.done():
+            first.result()
+        yield first
+    finally:
+        first.cancel()
+        await asyncio.wait({first})
+        if not first.cancelled():
+            first.exception()  # or asyncio reports that nobody asked for it
 
 
 class _EventStream:
