@@ -32,14 +32,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a run: until now, when its training and its last measurement began and ended, and how long the longest
-    measurement and the longest save took."""
+    """Seconds of a run: until now, when its training and its last measurement began and ended. And the longest times
+    that a measurement, a save, reading text, and the steps between two looks took."""
 
     now: float = 0.0
     training: float = 0.0
     measured: float = 0.0
     measuring: float = 0.0
     saving: float = 0.0
+    reading: float = 0.0
+    stepping: float = 0.0
 
 
 def learning_rate_factor(share: float, step: int) -> float:
@@ -61,6 +63,7 @@ class Schedule:
         self._clock, self._began, self._before = clock, clock(), 0.0
         self.by_clock = config.minutes is not None
         self._own = self._seen = Times()
+        self._steps_began = 0.0
 
     def now(self) -> float:
         """Return the seconds of the run until now, those before it was resumed included."""
@@ -77,15 +80,20 @@ class Schedule:
 
     def see(self, times: Times) -> None:
         """Decide by the first process's `times` from now on."""
-        self._seen = times
+        self._seen, self._steps_began = times, self.now()
 
-    def timed(self, what: Literal["measuring", "saving"], work: Callable[[], T]) -> T:
+    def end_steps(self) -> None:
+        """The steps since the last look have ended: so much time is kept for those until the next."""
+        self._own = replace(self._own, stepping=max(self._own.stepping, self.now() - self._steps_began))
+
+    def timed(self, what: Literal["measuring", "saving", "reading"], work: Callable[[], T]) -> T:
         """Do `work`, and remember how long it took: so much time is kept for it at the end."""
         began = self.now()
         result = work()
         self._own = replace(self._own, **{what: max(getattr(self._own, what), self.now() - began)})
         if what == "measuring":
             self._own = replace(self._own, measured=self.now())
+        self._steps_began = self.now()
         return result
 
     def share(self, step: int) -> float:
@@ -106,9 +114,9 @@ class Schedule:
         between = max((self._end - seen.training) / MEASUREMENTS, 10 * seen.measuring)
         return seen.now - seen.measured >= between
 
-    def has_room_for(self, seconds: float) -> bool:
-        """Whether something else than steps may take `seconds`."""
-        return self._steps is not None or self.now() + seconds < self._end
+    def has_room_to_read(self) -> bool:
+        """Whether there is time to read more text: twice what reading took so far at most."""
+        return self._steps is not None or self.now() + 2 * self._own.reading < self._end
 
     def check_text_in_time(self) -> None:
         """Raise PassError if the run must end before it has text to train on."""
@@ -117,6 +125,7 @@ class Schedule:
 
     @property
     def _end(self) -> float:
-        """When the last step has to be done, in seconds of the run: time is kept to measure, to save and to write."""
+        """When the last steps begin at the latest, in seconds: time is kept for them, measuring, saving and writing."""
         assert self._minutes is not None
-        return 60 * self._minutes - 1.25 * (self._seen.measuring + self._seen.saving) - WRITING_SECONDS
+        kept = self._seen.stepping + self._seen.measuring + self._seen.saving
+        return 60 * self._minutes - 1.25 * kept - WRITING_SECONDS

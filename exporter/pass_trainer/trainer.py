@@ -114,6 +114,7 @@ def train(
         if step < seen.next_step and not measured and not schedule.is_over(step):
             continue
         record_losses(losses, step, history, schedule, hooks)
+        schedule.end_steps()
         if measured:
             evaluate()
         seen = pace.look(step, text, checkpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +23,7 @@ class TrainingText:
 
     def __init__(self, config: TrainConfig, supply: TextSupply, way: Way, schedule: Schedule, processes: int) -> None:
         self._supply, self._way, self._schedule, self._processes = supply, way, schedule, processes
-        self._shards, self._longest_wait = 0, 0.0
+        self._shards = 0
         self._held_out = config.held_out or self._default_held_out(config)
         self._all: Sequences | None = None
         self.deck = Deck(config.seed)
@@ -59,7 +58,7 @@ class TrainingText:
         """
         self._supply.check()
         written = count_shards(self._supply.distiller, self._supply.directory)
-        if self._way == "between" and self.deck.was_dealt and self._schedule.has_room_for(2 * self._longest_wait):
+        if self._way == "between" and self.deck.was_dealt and self._schedule.has_room_to_read():
             written = max(written, self._shards + self._processes)
         end = self._supply.distiller.shard_count
         return written if end is None else min(written, end)
@@ -82,10 +81,11 @@ class TrainingText:
         return end if self._way == "first" else min(1 + int(2 * self._schedule.share(step) * end), end)
 
     def _read(self, shards: int, progress: Step | None = None) -> None:
-        began = time.monotonic()
-        self._supply.wait(shards, progress)
-        new = self._supply.distiller.read(self._supply.directory, range(self._shards, shards))
-        self._longest_wait = max(self._longest_wait, time.monotonic() - began)
+        def read() -> Sequences:
+            self._supply.wait(shards, progress)
+            return self._supply.distiller.read(self._supply.directory, range(self._shards, shards))
+
+        new = self._schedule.timed("reading", read)
         self._all = new if self._all is None else joined(self._all, new)
         self._shards = shards
 

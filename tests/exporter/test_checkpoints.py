@@ -87,7 +87,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "truncated": (lambda directory: cut(directory / WEIGHTS), f"{WEIGHTS} is damaged"),
     "truncated shard": (sharded(cut), "model-00002-of-00005.safetensors is damaged"),
     "missing shard": (sharded(Path.unlink), "model-00002-of-00005.safetensors"),
-    "truncated tokenizer": (lambda directory: cut(directory / "tokenizer.json"), "cannot load"),
+    "truncated tokenizer": (
+        lambda directory: cut(directory / "tokenizer.json"),
+        "tokenizer.json is cut off or damaged",
+    ),
     "too few positions": (settings(max_position_embeddings=3), "at most 3 tokens"),
     "PEFT adapter": (only_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
     "PEFT adapter in a model": (add_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),

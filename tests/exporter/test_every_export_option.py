@@ -128,6 +128,8 @@ COMMANDS = {
             "head_width": Case(["--head-width", 2], {"TrainConfig.head_width": 2}, [*TRAIN, "--head"]),
             "start": Case(["--start", "weights"], {"TrainConfig.start": Path("weights")}),
             "steps": Case(["--steps", 9], {"TrainConfig.steps": 9}),
+            "minutes": Case(["--minutes", 9], {"TrainConfig.minutes": 9.0, ANYTHING_ELSE: None}),
+            "write_text": Case(["--write-text", "between"], {"TrainConfig.write_text": "between"}),
             "batch": Case(["--batch", 9], {"TrainConfig.batch": 9}),
             "anchors": Case(["--anchors", 9], {"TrainConfig.anchors": 9}),
             "lr": Case(["--lr", 0.5], {"TrainConfig.lr": 0.5}),
