@@ -63,7 +63,7 @@ def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     groups += [{"params": list(part.parameters()), "lr": lr} for part in (drafter.adapter, drafter.head) if part]
     for group in groups:
         group["base_lr"] = group["lr"]
-    # On a CPU, the fused kernel gains a thousandth of a step and rounds otherwise.
+    # On a CPU the fused kernel rounds otherwise, so a seed would give other weights than before.
     return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.lookahead.is_cuda)
 
 

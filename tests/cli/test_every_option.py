@@ -181,6 +181,8 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             "client_plans": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
             "special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
             "page": Case(["--no-page"], {"ServeOptions.page": False}),
+            "cors_origins": Case(["--cors-origin", "*"], {"ServeOptions.cors_origins": ("*",)}),
+            "keep_alive_seconds": Case(["--keep-alive-seconds", 5], {"ServeOptions.keep_alive_seconds": 5.0}),
         },
     ),
     "bench": (
