@@ -16,6 +16,7 @@ from running import error
 from starlette.testclient import TestClient
 
 from pass_runtime import PassError
+from pass_server import streaming
 from pass_server.app import make_app
 from pass_server.content_encoding import expanded
 from pass_server.serve_options import ServeOptions
@@ -207,12 +208,28 @@ def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
     assert b"error" not in rest.replace(b'"error":null', b"")
 
 
-def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch):
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+def test_a_stream_that_fails_at_once_has_a_status(session, monkeypatch, path: str):
     async def fail(_self, _choices):
         raise PassError("it broke")
         yield
 
     monkeypatch.setattr(Service, "events", fail)
+    with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
+        answer = http.post(
+            path, json={"model": "m", "prompt" if "completions" in path else "input": "a", "stream": True}
+        )
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "it broke")
+
+
+def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch):
+    async def fail(_self, _choices):
+        await asyncio.sleep(0.2)
+        raise PassError("it broke")
+        yield
+
+    monkeypatch.setattr(Service, "events", fail)
+    monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
         lines = [line for line in http.post("/v1/completions", json=ASKED | {"stream": True}).text.splitlines() if line]
         assert json.loads(lines[0].removeprefix("data: "))["error"]["message"] == "it broke"
