@@ -64,11 +64,11 @@ def test_blocks_of_older_bundles(tiny_bundle: Path):
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_padded_rows_change_nothing(subset_bundle: Path, monkeypatch: pytest.MonkeyPatch, slots: int):
+def test_padded_rows_change_nothing(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, slots: int):
     """Texts and K/V, with the whole capacity."""
 
     def found() -> list[object]:
-        with load(subset_bundle, "cpu", threads=1, max_batch_size=slots, capacity=64) as session:
+        with load(adapter_bundle, "cpu", threads=1, max_batch_size=slots, capacity=64) as session:
             texts = []
             for plan in ("ar", "two-pass", "fused"):
                 options = GenerateOptions(24, SamplingParams(0.8, seed=3), plan=plan, ignore_eos=True)
@@ -78,7 +78,7 @@ def test_padded_rows_change_nothing(subset_bundle: Path, monkeypatch: pytest.Mon
     plain = found()
     pretend(monkeypatch, PADDED)
     assert found() == plain
-    backend = OrtBackend(subset_bundle, read_manifest(subset_bundle), "cpu", threads=1, max_batch_size=slots)
+    backend = OrtBackend(adapter_bundle, read_manifest(adapter_bundle), "cpu", threads=1, max_batch_size=slots)
     assert backend.capabilities.least_rows == 2 and backend.capabilities.same_entries
     widths = {batch: backend.bindings.trunk_width(ar_plan(), batch) for batch in (1, 2, 3)}
     assert widths == {1: 2, 2: 1, 3: 1}
