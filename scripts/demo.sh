@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Quick start: install, export SmolLM2-135M in w8a8, decode with PaSS, and compare with plain
-# decoding on nine prompts; the status is 1 if the texts differ. A second run skips what is there already.
+# Quick start: install, export SmolLM2-135M in w8a8, decode with PaSS, and compare with plain decoding on nine prompts;
+# the status is 1 if the texts differ. A second run skips what is there already.
 # PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format, and `--model NAME` another model of
 # models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
 set -euo pipefail

@@ -69,14 +69,18 @@ ray() {
     pytest tests/serve/test_ray.py "$@"
 }
 
+# installed COMMAND PACKAGE: whether the command is there, or Debian's package brings it.
+installed() {
+    command -v "$1" >/dev/null && return
+    echo "installing Debian's $2" >&2
+    { apt-get -qq update && apt-get -qq install -y --no-install-recommends "$2"; } >/dev/null
+}
+
 page() {
     test_environment
-    if ! command -v chromium >/dev/null; then
-        echo "installing Debian's chromium" >&2
-        if ! { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null; then
-            echo "NOT TESTED: the page, which needs chromium" >&2
-            return
-        fi
+    if ! installed chromium chromium; then
+        echo "NOT TESTED: the page, which needs chromium" >&2
+        return
     fi
     pytest -n 0 tests/page/in_browser.py "$@"
 }
@@ -87,12 +91,9 @@ cpus() {
         echo "NOT TESTED: other CPUs, which need an x86-64 machine" >&2
         return
     fi
-    if ! command -v qemu-x86_64 >/dev/null; then
-        echo "installing Debian's qemu-user" >&2
-        if ! { apt-get -qq update && apt-get -qq install -y --no-install-recommends qemu-user; } >/dev/null; then
-            echo "NOT TESTED: other CPUs, which need qemu-user" >&2
-            return
-        fi
+    if ! installed qemu-x86_64 qemu-user; then
+        echo "NOT TESTED: other CPUs, which need qemu-user" >&2
+        return
     fi
     pytest -n 0 tests/cpus/on_cpus.py "$@"
 }

@@ -3,13 +3,14 @@
 #   scripts/train.sh MODEL --minutes M [OPTION...]
 #   scripts/train.sh MODEL [STEPS [OPTION...]]
 # It is the whole recipe: corpus, text, training, evaluation, card. --minutes 10 is for a GPU, on which text is written
-# while training goes on; a CPU needs hours. The evaluation and the corpus take minutes more. A second call continues an interrupted run, and more STEPS extend it. If the
-# model has weights already, they are trained further. OPTIONs are those of pass-train, for example for shorter runs.
-# The variables CORPUS, OUTPUT and TARGET (directories), LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has
-# options of `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
+# while training goes on; a CPU needs hours. The evaluation and the corpus take minutes more. A second call continues an
+# interrupted run, and more STEPS or minutes extend it. If the model has weights already, they are trained further.
+# OPTIONs are those of pass-train, for example for shorter runs. The variables CORPUS, OUTPUT and TARGET (directories),
+# LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
+# `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-model=${1:?usage: scripts/train.sh MODEL [STEPS [OPTION...]], with a name from models/registry.toml}
+model=${1:?usage: scripts/train.sh MODEL [STEPS | --minutes M] [OPTION...], with a name from models/registry.toml}
 lookahead=${LOOKAHEAD:-8}
 case ${2:-} in
 --*) options=("${@:2}") ;;
