@@ -1,4 +1,4 @@
-"""What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 3 ms.
+"""What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 6 ms.
 
 ONNX Runtime has other kernels for other instruction sets, and they differ in three ways that matter here.
 
@@ -101,9 +101,9 @@ def least_rows(bits: int, block_size: int) -> int | None:
 def softmax_is_equal() -> bool:
     """`Kernels.equal_softmax`, found once a process."""
     session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
-    # Scores spread so much, in so many rows, that other orders round differently for most numbers of scores.
+    # Scores spread so much, in so many rows, that other orders round differently for some of these numbers of scores.
     scores = 3 * np.random.default_rng(0).standard_normal((MOST_ROWS, 32)).astype(np.float32)
-    for count in range(1, 32):
+    for count in range(1, 8):
         masked = np.where(np.arange(32) < count, scores, np.float32(-np.inf))
         if not np.array_equal(_run(session, scores[:, :count]), _run(session, masked)[:, :count]):
             return False

@@ -195,10 +195,10 @@ bool softmax_is_equal(const OrtLibrary& library) {
     constexpr std::ptrdiff_t rows = 16, columns = 32;
     const ProbeSession session(
         library, {"Softmax", "", {}, {}, 0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
-    // Scores spread so much, in so many rows, that other orders round differently for most numbers of scores.
+    // Scores spread so much, in so many rows, that other orders round differently for some of these numbers of scores.
     std::vector<float> scores = random_rows(rows * columns);
     for (float& score : scores) score *= 3;
-    for (std::ptrdiff_t count = 1; count < columns; ++count) {
+    for (std::ptrdiff_t count = 1; count < 8; ++count) {
         std::vector<float> masked = scores, few;
         for (std::ptrdiff_t row = 0; row < rows; ++row) {
             const auto first = masked.begin() + row * columns;
