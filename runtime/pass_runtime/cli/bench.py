@@ -139,6 +139,7 @@ class Contender:
             "mean_acceptance_length": total.mean_acceptance_length,
             "draft_acceptance_rate": total.draft_acceptance_rate,
             "acceptance_per_position": total.acceptance_per_position,
+            "acceptance_of_tried": total.acceptance_of_tried,
         }
         if self.batch is None:
             entry["by_prompt"] = [
@@ -165,6 +166,7 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
             setattr(total, name, getattr(total, name) + getattr(stats, name))
         total.histogram += stats.histogram
+        total.widths += stats.widths
     return total
 
 
