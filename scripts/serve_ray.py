@@ -1,6 +1,6 @@
 """The server of `pass-run serve` as a Ray Serve deployment: replicas on a cluster, autoscaling, health checks.
 
-    pip install 'pass-toolkit[serve,ray]'
+    pip install 'pass-toolkit[cpu,serve,ray]'
     python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
 
 Every replica runs the whole app with its own session, slots, queue and metrics. The script joins the cluster that
