@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from pass_runtime.backends.ort.engine import INSTALL_GPU_BUILD
 from pass_runtime.backends.trt.library import LIBRARIES
-from pass_runtime.cli.main import serve
+from pass_server.command import serve
 from pass_server.triton.config import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
