@@ -26,8 +26,8 @@ import httpx
 import psutil
 from serve_load import serving
 
-from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 
 NO_REQUEST = "no request: a process that computes"

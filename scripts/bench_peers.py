@@ -44,8 +44,8 @@ import numpy as np
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
 from pass_runtime.cli.bench import DEFAULT_CONTENDERS, write_json
-from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.tables import show_rows
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.measuring import real_use
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.measuring.real_use import (

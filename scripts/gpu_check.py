@@ -29,7 +29,7 @@ from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.bundle.plan import MODES, make_cycle
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 
 ROOT = Path(__file__).resolve().parents[1]

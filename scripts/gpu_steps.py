@@ -26,7 +26,7 @@ from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.bench_rows import RowsOptions, measure_rows
-from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.measuring.lossless import first_difference, run_tokens, token_scores
 from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, read_prompt_set
 

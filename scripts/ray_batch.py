@@ -24,8 +24,8 @@ from pass_runtime import Session, load
 from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.cli import flags as opts
 from pass_runtime.cli.batch_session import results_of
-from pass_runtime.cli.command_errors import one_line_errors
 from pass_runtime.cli.prompt_io import read_lines
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.files import Line, replacing, to_json
 from pass_runtime.options import GenerateOptions, LoadOptions

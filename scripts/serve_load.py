@@ -30,7 +30,7 @@ import click
 from bench_peers import PROMPTS
 
 from pass_runtime import GenerateOptions, load
-from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import read_prompt_set
 

@@ -23,10 +23,10 @@ import click
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.cli import flags as opts
-from pass_runtime.cli import server_flags
-from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LoadOptions
+from pass_server import flags as server_flags
 from pass_server.serve_options import ServeOptions, check_exposure
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -20,11 +20,11 @@ from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.open import DEVICE_HELP
+from pass_runtime.backends.devices import DEVICE_HELP
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
-from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LOGPROBS_MODES
 

@@ -1,6 +1,6 @@
 """The entry point of `pass-train` and `python -m pass_trainer`."""
 
-from pass_runtime.cli.start import run
+from pass_runtime.commands.start import run
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from rich.table import Table
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.tables import show_table
+from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures

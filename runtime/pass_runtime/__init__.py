@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece, Request, Token
     from pass_runtime.decode.stats import Stats
+    from pass_runtime.decode.worker import Places
     from pass_runtime.errors import PassError
     from pass_runtime.generation import Generation, TokenStream, merged
     from pass_runtime.options import GenerateOptions, LoadOptions
@@ -32,6 +33,7 @@ _MODULES = {
     "decode.scheduler": ("QueueFull",),
     "decode.sequence": ("Piece", "Request", "Token"),
     "decode.stats": ("Stats",),
+    "decode.worker": ("Places",),
     "errors": ("PassError",),
     "generation": ("Generation", "TokenStream", "merged"),
     "options": ("GenerateOptions", "LoadOptions"),
@@ -53,6 +55,7 @@ __all__ = [
     "Manifest",
     "PassError",
     "Piece",
+    "Places",
     "QueueFull",
     "Request",
     "RequestField",

@@ -11,7 +11,7 @@ from typing import Any
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, make_cycle
 from pass_runtime.bundle.request_fields import DECODING_FIELDS, DRAFT_SOURCES, MAX_BAD_WORDS, SAMPLING_FIELDS
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import flag, short_repr, text, whole_number
+from pass_runtime.bundle.values import flag, short_repr, text, whole_number, whole_numbers
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 
@@ -50,6 +50,7 @@ class GenerateOptions:
     stop string that is complete by then does not end the text.
     bad_words: strings that the text does not contain: a token that would complete one is not drawn. The prompt is not
     part of the text, and special tokens have no text. allowed_token_ids: only these tokens are drawn; empty allows all.
+    shown_special_tokens: special tokens whose names are part of the text; the others are not shown.
     min_tokens, bad_words or allowed_token_ids is not applied at a position where it would leave no token.
     """
 
@@ -68,6 +69,7 @@ class GenerateOptions:
     min_tokens: int = 0
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] = ()
+    shown_special_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -88,6 +90,7 @@ class GenerateOptions:
         if not isinstance(self.sampling, SamplingParams):
             raise PassError(f"sampling must be SamplingParams(...), not {short_repr(self.sampling)}")
         set_field("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
+        set_field("shown_special_tokens", whole_numbers("shown-special-tokens", self.shown_special_tokens))
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")

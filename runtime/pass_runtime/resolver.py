@@ -64,6 +64,7 @@ class Resolver:
             cache_salt=options.cache_salt,
             logprobs=options.logprobs,
             processing=self._processing(options),
+            shown_special_tokens=tuple(options.shown_special_tokens),
         )
 
     def _check_tree(self, plan: Plan) -> None:

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
@@ -25,7 +24,7 @@ from pass_runtime.bundle.values import whole_numbers
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request, SequenceState
-from pass_runtime.decode.worker import Worker, capture_graphs
+from pass_runtime.decode.worker import Places, Worker, capture_graphs
 from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import DEFAULT_MAX_QUEUE, GenerateOptions, LoadOptions
@@ -64,7 +63,7 @@ class Session:
         runner = Runner(backend, processed_logprobs=processed, prefix_cache=prefix_cache)
         self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
         self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
-        self._worker = Worker(self._scheduler)
+        self._worker = Worker(self._scheduler, backend)
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
     def close(self) -> None:
@@ -153,21 +152,22 @@ class Session:
         ids = (*ids,)  # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
         return self.begin([self.request(ids, options) for options in choices])
 
-    def begin(self, requests: Sequence[Request], max_queue: int | None = None) -> list[Generation]:
-        """Start requests, all of them or none. max_queue: how many may wait (None: the session's max_queue). Raises
-        `QueueFull` if more would wait."""
+    def begin(self, requests: Sequence[Request], places: Places | None = None) -> list[Generation]:
+        """Start requests, all of them or none. places: those that `reserve` held for them; without them, raises
+        `QueueFull` if more requests than the session's max_queue would wait."""
         sequences = [SequenceState(r, self._text_reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
-        self._worker.submit(sequences, max_queue)
+        self._worker.submit(sequences, places)
         return generations
 
     def _text_reader(self, request: Request) -> TextStream:
         min_tokens = 0 if request.processing is None else request.processing.min_tokens
-        return TextStream(self.vocabulary, request.prompt_ids, request.stop, min_tokens)
+        return TextStream(self.vocabulary, request.prompt_ids, request.stop, min_tokens, request.shown_special_tokens)
 
-    def reserve(self, count: int, max_queue: int | None = None) -> AbstractContextManager[None]:
-        """A context that holds places for `count` requests while their prompts are tokenized. Entering it raises
-        `QueueFull` if slots and queue have fewer places. max_queue: as for `begin`."""
+    def reserve(self, count: int, max_queue: int | None = None) -> Places:
+        """Hold places for `count` requests while their prompts are tokenized, until `begin` takes them or the end of a
+        `with` block. Raises `QueueFull` if slots and queue have fewer. max_queue: how many requests may wait (None: the
+        session's max_queue)."""
         return self._worker.reserve(count, max_queue)
 
     def chat(

@@ -22,8 +22,15 @@ from starlette.middleware.cors import CORSMiddleware
 from pass_runtime import Session, __version__
 from pass_server.api_error import ApiError, validation_error
 from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
-from pass_server.http_methods import HeadAsGet, Options, TrailingSlash
-from pass_server.middleware import BodyLimit, ConnectionLimit, KeyCheck, ResponseLog, add_error_handlers
+from pass_server.middleware import (
+    Admission,
+    BodyLimit,
+    HeadAsGet,
+    Options,
+    ResponseLog,
+    TrailingSlash,
+    add_error_handlers,
+)
 from pass_server.page import add_page
 from pass_server.prometheus import PrometheusSink
 from pass_server.responses_chat import ChatConversion
@@ -145,8 +152,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     if options.page:
         add_page(app)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds)
-    app.add_middleware(ConnectionLimit)
-    app.add_middleware(KeyCheck, keys=options.keys)
+    app.add_middleware(Admission, keys=options.keys)
     app.add_middleware(Options, routes=app.routes)
     app.add_middleware(HeadAsGet)
     if options.cors_origins:

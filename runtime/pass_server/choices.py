@@ -22,9 +22,9 @@ class ChatAnswer:
         self.content = self.reasoning = ""
         self.calls: list[Json] = []
 
-    def push(self, tokens: Sequence[Token], text: str) -> list[Json]:
-        """The deltas for the next text. tokens and text: as in `Piece`, of one pass or several."""
-        return [self._delta(part) for part in self._reader.push(self._format.text(tokens, text))]
+    def push(self, text: str) -> list[Json]:
+        """The deltas for the next text, markers included."""
+        return [self._delta(part) for part in self._reader.push(text)]
 
     def finish(self, *, cut: bool) -> list[Json]:
         """The deltas for what was held back, once no more text comes. cut: whether the text was cut off."""
@@ -45,8 +45,7 @@ class ChatAnswer:
             return 0
         reader = self._format.reader()
         for count, token in enumerate(tokens):
-            parts = reader.push(self._format.text([token], token.text))
-            if any(not isinstance(part, ReasoningDelta) for part in parts):
+            if any(not isinstance(part, ReasoningDelta) for part in reader.push(token.text)):
                 return count
         return len(tokens)
 

@@ -225,7 +225,7 @@ class ChatFormatter(ChoicesFormatter):
         if choice.answer is None:
             return super().piece(choice, piece)
         logprobs = self._logprobs_of(choice, piece.tokens)
-        deltas = choice.answer.push(piece.tokens, piece.text)
+        deltas = choice.answer.push(piece.text)
         if not deltas and self._is_sent_without_text(piece):
             deltas = [{}]
         shown = [self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas]
@@ -244,7 +244,7 @@ class ChatFormatter(ChoicesFormatter):
 
     def _finished(self, choice: Choice) -> Json:
         if choice.answer is not None:
-            choice.answer.push(choice.generation.tokens, choice.generation.text)
+            choice.answer.push(choice.generation.text)
             choice.finish_answer()
         return super()._finished(choice)
 

@@ -1,4 +1,5 @@
-"""ASGI middleware: the log, the check of API keys, the limits on connections and bodies. Also errors as responses."""
+"""ASGI middleware: paths and methods that mean the same, the log, API keys, the limits on connections and bodies. Also
+errors as responses."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ import hmac
 import json
 import logging
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError
 from pass_server.content_encoding import expanded, too_large
-from pass_server.http_methods import app_path
 from pass_server.prometheus import HTTP_RESPONSES, PrometheusSink
 
 
@@ -53,25 +56,70 @@ LOGGED_PATHS = (
 """Other paths are logged as "other"."""
 
 
-class ConnectionLimit:
-    """Refuses a request that `KeyCheck` marked as admitted, if `server.Connection` cannot reserve a connection for it.
-    Probes are still answered: a busy server must not be restarted."""
+def app_path(scope: Scope) -> str:
+    """The path, relative to where the app is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
+class TrailingSlash:
+    """Drops slashes at the end of a path. No request is redirected: behind a proxy the server does not know its own
+    address, and clients do not send a body again."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = scope.get("state", {})
-        if state.get("admitted") and "reserve_connection" in state and not state["reserve_connection"]():
-            error = ApiError(
-                "this server has reached its limit of connections: try again later",
-                503,
-                code="too_many_connections",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
-            await as_response(error)(scope, receive, send)
-            return
+        if scope["type"] == "http" and scope["path"].endswith("/") and app_path(scope).strip("/"):
+            scope["path"] = scope["path"].rstrip("/")  # in place: the connection's log and limits read it, too
+            if scope.get("raw_path"):
+                scope["raw_path"] = scope["raw_path"].rstrip(b"/")
         await self._app(scope, receive, send)
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
+
+
+class Options:
+    """Answers OPTIONS with the methods of a path. Requests from other origins are `CORSMiddleware`'s."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app, self._routes = app, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            found = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+            methods = {method for route in found for method in getattr(route, "methods", None) or ()}
+            if methods:
+                allowed = sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))
+                await Response(None, 204, {"Allow": ", ".join(allowed)})(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+CONNECTION = "connection"
+"""The key of a request's connection, a `LimitedConnection`, in its ASGI state. Servers other than `server` set none."""
+
+
+class LimitedConnection(Protocol):
+    """What `server.Connection` does for a request."""
+
+    def admit(self) -> bool:
+        """Note that the request may use the model. Returns False if there are too many connections for that."""
 
 
 class ResponseLog:
@@ -105,9 +153,10 @@ class ResponseLog:
             log.log(level, "%s %s %d %.3fs", method, path, status, time.perf_counter() - started)
 
 
-class KeyCheck:
-    """Lets requests for KEYLESS_PATHS pass. If the server has keys, refuses others without a valid one. Marks the rest
-    as `admitted` in their state, and adds `client` to it: the digest of the key, "" if the server has no keys."""
+class Admission:
+    """Lets requests for KEYLESS_PATHS pass: a busy server must answer probes. If the server has keys, refuses others
+    without a valid one, and any if there are too many connections. Adds `client` to the state of the rest: the digest
+    of the key, "" if the server has no keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -126,7 +175,18 @@ class KeyCheck:
             await as_response(error)(scope, receive, send)
             return
         if needed:
-            scope.setdefault("state", {}).update(admitted=True, client=key or "")
+            state = scope.setdefault("state", {})
+            state["client"] = key or ""
+            connection: LimitedConnection | None = state.get(CONNECTION)
+            if connection is not None and not connection.admit():
+                error = ApiError(
+                    "this server has reached its limit of connections: try again later",
+                    503,
+                    code="too_many_connections",
+                    headers={"Retry-After": "1", "Connection": "close"},
+                )
+                await as_response(error)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _key_digest(self, scope: Scope) -> str | None:
@@ -152,8 +212,9 @@ class BodyLimit:
         try:
             async with asyncio.timeout(self._seconds):
                 body = await self._read(receive)
-            if body:
-                body = expanded(body, Headers(scope=scope).get("content-encoding", ""), self._max_bytes)
+            encoding = Headers(scope=scope).get("content-encoding")
+            if body and encoding:
+                body = expanded(body, encoding, self._max_bytes)
         except TimeoutError:
             error = ApiError("the body did not arrive in time", 408, code="timeout", headers={"Connection": "close"})
             await as_response(error)(scope, receive, send)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pass_runtime import (
     Constraint,
     GenerateOptions,
     PassError,
+    Places,
     Request,
     SamplingParams,
     Session,
@@ -38,6 +38,7 @@ class ParsedRequest:
     arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: the text of each
     prompt, if its choices begin with it; () if not. turn_format: how to read reasoning and calls; None if there is only
     text. constraint_kind: `Constraint.kind`, "tools" if only tool calls are constrained; None without a constraint.
+    places: held for the requests until they begin.
     """
 
     requests: tuple[Request, ...]
@@ -47,6 +48,7 @@ class ParsedRequest:
     echo: tuple[str, ...] = ()
     turn_format: TurnFormat | None = None
     constraint_kind: str | None = None
+    places: Places | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -56,11 +58,17 @@ class ParsedRequest:
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """A request whose constraints are being compiled. compiling: for each constraint, a future and the field that it
-    comes from. finish: returns the parsed request; to be called after all these futures are done."""
+    """A request that was checked and tokenized; `RequestParser.finish` makes its sequences once the constraints are
+    compiled. compiling: for each constraint, a future and the field that it comes from. options: those of every
+    sequence, but for what depends on the prompt's length and the seed. Others: as in `ParsedRequest`."""
 
+    request: GenerationRequest
+    prompts: list[list[int]]
+    options: GenerateOptions
     compiling: tuple[tuple[Future[Any], str], ...]
-    finish: Callable[[], ParsedRequest]
+    arrived: float
+    turn_format: TurnFormat | None
+    constraint_kind: str | None
 
 
 @contextmanager
@@ -74,75 +82,147 @@ def constraint_errors(param: str) -> Iterator[None]:
         raise ApiError(str(error), param=param) from None
 
 
-def tokenize_request(
-    session: Session, limits: ServeOptions, request: GenerationRequest, arrived: float | None = None, salt: str = ""
-) -> TokenizedRequest:
-    """Check a request, tokenize its prompts, and begin to compile its constraints, which may take seconds. salt: keeps
-    the client's cached prompts apart from those of others. All clients' salts have one length: `cache_salt` is
-    appended, and must not turn one into another. Raises ApiError if the request is invalid."""
-    arrived = time.perf_counter() if arrived is None else arrived
-    if (name := unsupported_field(request)) is not None:
-        raise not_supported(name, getattr(request, name))
-    if isinstance(request, CompletionRequest):
-        _check_completion(request)
-    if request.stream_options is not None and not request.stream:
-        raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise not_supported("stream_options.include_obfuscation", True)
-    try:
-        chat_format = ChatFormat(session, limits) if isinstance(request, ChatRequest) else None
-        prompts = _prompts(session, limits, chat_format, request)
-        turn_format = None
-        if chat_format is not None and isinstance(request, ChatRequest):
-            turn_format = chat_format.turn_format(request, prompts[0])
-        n, per_prompt = _int_or_1(request.n), count_per_prompt(request)
-        if len(prompts) * per_prompt > limits.max_sequences:
-            raise ApiError(
-                f"{len(prompts)} prompts with {per_prompt} sequences each are more than {limits.max_sequences}, "
-                "the limit of this server; send fewer",
-                param="n",
-            )
-        compiling, constraint, kind = _constraint(session, chat_format, turn_format, request)
-        options = _options(request, constraint, salt)
-    except PassError as error:
-        raise ApiError(str(error)) from None
+class RequestParser:
+    """Parses the requests of one server. Any thread may call its methods, which raise ApiError if a request is invalid
+    or exceeds a limit."""
 
-    def finish() -> ParsedRequest:
+    def __init__(self, session: Session, limits: ServeOptions) -> None:
+        self._session, self._limits = session, limits
+        self._chat_format = ChatFormat(session, limits)
+
+    def tokenize(self, request: GenerationRequest, arrived: float, salt: str = "") -> TokenizedRequest:
+        """Check a request, tokenize its prompts, and begin to compile its constraints, which may take seconds. salt:
+        keeps the client's cached prompts apart from those of others. All clients' salts have one length: `cache_salt`
+        is appended, and must not turn one into another."""
+        if (name := unsupported_field(request)) is not None:
+            raise not_supported(name, getattr(request, name))
+        if isinstance(request, CompletionRequest):
+            _check_completion(request)
+        if request.stream_options is not None and not request.stream:
+            raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
+        if request.stream_options is not None and request.stream_options.include_obfuscation:
+            raise not_supported("stream_options.include_obfuscation", True)
         try:
-            requests = _requests(session, limits, request, prompts, options, per_prompt)
+            turn_format = None
+            if isinstance(request, ChatRequest):
+                prompts = [self.chat_ids(request)]
+                turn_format = self._chat_format.turn_format(request, prompts[0])
+            else:
+                assert isinstance(request, CompletionRequest)
+                prompts = self._completion_ids(request)
+            per_prompt, most = count_per_prompt(request), self._limits.max_sequences
+            if len(prompts) * per_prompt > most:
+                raise ApiError(
+                    f"{len(prompts)} prompts with {per_prompt} sequences each are more than {most}, the limit of this "
+                    "server; send fewer",
+                    param="n",
+                )
+            compiling, constraint, kind = self._constraint(turn_format, request)
+            options = _options(request, constraint, salt)
+            if turn_format is not None:
+                options = replace(options, shown_special_tokens=turn_format.marker_tokens)
         except PassError as error:
             raise ApiError(str(error)) from None
-        return ParsedRequest(requests, n, arrived, per_prompt, _echo(session, request), turn_format, kind)
+        if not self._limits.client_plans and (options.plan != "auto" or options.lookahead == 0):
+            raise ApiError(
+                "this server decides how to decode: leave out plan, speculative, lookahead and draft",
+                param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
+                code="unsupported_parameter",
+            )
+        return TokenizedRequest(request, prompts, options, compiling, arrived, turn_format, kind)
 
-    return TokenizedRequest(compiling, finish)
-
-
-def _requests(
-    session: Session,
-    limits: ServeOptions,
-    request: GenerationRequest,
-    prompts: list[list[int]],
-    options: GenerateOptions,
-    per_prompt: int,
-) -> tuple[Request, ...]:
-    """`per_prompt` requests for each prompt."""
-    if session.resolve(options).cycle is not None and not limits.client_plans:
-        raise ApiError(
-            "this server decides how to decode: leave out plan, speculative, lookahead and draft",
-            param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
-            code="unsupported_parameter",
+    def finish(self, tokenized: TokenizedRequest, places: Places | None = None) -> ParsedRequest:
+        """Make the sequences of a request whose constraints are compiled."""
+        request, per_prompt = tokenized.request, count_per_prompt(tokenized.request)
+        requests: list[Request] = []
+        for ids in tokenized.prompts:
+            most = self._max_new_tokens(request, len(ids))
+            least = request.min_tokens or 0
+            if least > most:
+                raise ApiError(f"min_tokens is {least}, but must be at most {most}", param="min_tokens")
+            reuse = self._limits.reuse_prefix
+            options = replace(tokenized.options, max_new_tokens=most, min_tokens=least, reuse_prefix=reuse)
+            try:
+                first = self._session.request(ids, options)  # its tuple of ids is that of all: they share its K/V
+            except PassError as error:
+                raise ApiError(str(error)) from None
+            requests += [replace(first, sampling=_with_seed(first.sampling, i)) for i in range(per_prompt)]
+        return ParsedRequest(
+            tuple(requests),
+            _int_or_1(request.n),
+            tokenized.arrived,
+            per_prompt,
+            _echo(self._session, request),
+            tokenized.turn_format,
+            tokenized.constraint_kind,
+            places,
         )
-    requests: list[Request] = []
-    for ids in prompts:
-        most = _max_new_tokens(session, limits, request, len(ids))
-        least = request.min_tokens or 0
-        if least > most:
-            raise ApiError(f"min_tokens is {least}, but must be at most {most}", param="min_tokens")
-        each = replace(options, max_new_tokens=most, min_tokens=least, reuse_prefix=limits.reuse_prefix)
-        prompt = tuple(ids)  # requests with the same tuple object share its K/V
-        samplings = _samplings(options.sampling, per_prompt)
-        requests += [session.request(prompt, replace(each, sampling=sampling)) for sampling in samplings]
-    return tuple(requests)
+
+    def chat_ids(self, request: ChatRequest) -> list[int]:
+        """The prompt of a chat."""
+        variables = self._chat_format.variables(request)
+        messages = template_messages(request, calls=self._chat_format.calls is not None)
+        allowed = self._limits.special_tokens
+        return self._session.encode_chat(messages, allow_special_tokens=allowed, variables=variables)
+
+    def _completion_ids(self, request: CompletionRequest) -> list[list[int]]:
+        prompts = [
+            self._session.encode(each) if isinstance(each, str) else each for each in _prompt_list(request.prompt)
+        ]
+        vocabulary = self._session.manifest.model.vocab_size
+        if not prompts or not all(prompts):
+            raise ApiError("the prompt has no tokens", param="prompt")
+        if any(not 0 <= token < vocabulary for ids in prompts for token in ids):
+            raise ApiError(f"a token id of the prompt is not in the vocabulary of {vocabulary}", param="prompt")
+        return prompts
+
+    def _constraint(
+        self, turn_format: TurnFormat | None, request: GenerationRequest
+    ) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
+        """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of ParsedRequest).
+        `compiling` also has the requested constraint if a chat's turn has another."""
+        param, requested = constraint_of(request) or ("tools", None)
+        found = requested  # in a chat, the whole turn has another constraint if it may have reasoning or calls
+        if isinstance(request, ChatRequest):
+            found = self._chat_format.constraint(request, turn_format, requested)
+        if found is not None and request.ignore_eos:
+            raise ApiError(f"{param} decides where the text ends: leave out ignore_eos", param="ignore_eos")
+        compiling: list[tuple[Future[Any], str]] = []
+        for constraint in dict.fromkeys((requested, found)):
+            if constraint is not None:
+                field = param if constraint is requested else "tools"
+                with constraint_errors(field):
+                    compiling.append((self._session.prepare(constraint), field))
+        return tuple(compiling), found, None if found is None else "tools" if requested is None else requested.kind
+
+    def _max_new_tokens(self, request: GenerationRequest, prompt: int) -> int:
+        """The most tokens to generate after a prompt of `prompt` tokens."""
+        context = self._session.capacity
+        if prompt > (most := min(self._limits.max_prompt_tokens or context, context - 1)):
+            raise ApiError(
+                f"the prompt has {prompt} tokens, but may have {most} on this server; shorten it",
+                param="messages" if isinstance(request, ChatRequest) else "prompt",
+                code="context_length_exceeded",
+            )
+        chat = isinstance(request, ChatRequest)
+        param = "max_tokens"
+        wanted = request.max_tokens
+        if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+            if wanted not in (None, request.max_completion_tokens):
+                raise ApiError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
+            param, wanted = "max_completion_tokens", request.max_completion_tokens
+        most = min(self._limits.max_output_tokens or context, context)
+        if wanted is None:
+            return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
+        if wanted > most:
+            raise ApiError(f"{param} is {wanted}, but must be at most {most} on this server", param=param)
+        if prompt + wanted > context:
+            raise ApiError(
+                f"the prompt has {prompt} tokens and {param} is {wanted}: together more than the context of {context}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return wanted
 
 
 def count_sequences(request: GenerationRequest) -> int:
@@ -198,24 +278,6 @@ def _echo(session: Session, request: GenerationRequest) -> tuple[str, ...]:
     )
 
 
-def _prompts(
-    session: Session, limits: ServeOptions, chat_format: ChatFormat | None, request: GenerationRequest
-) -> list[list[int]]:
-    if isinstance(request, ChatRequest):
-        assert chat_format is not None
-        variables = chat_format.variables(request)
-        messages = template_messages(request, calls=chat_format.calls is not None)
-        return [session.encode_chat(messages, allow_special_tokens=limits.special_tokens, variables=variables)]
-    assert isinstance(request, CompletionRequest)
-    prompts = [session.encode(each) if isinstance(each, str) else each for each in _prompt_list(request.prompt)]
-    vocabulary = session.manifest.model.vocab_size
-    if not prompts or not all(prompts):
-        raise ApiError("the prompt has no tokens", param="prompt")
-    if any(not 0 <= token < vocabulary for ids in prompts for token in ids):
-        raise ApiError(f"a token id of the prompt is not in the vocabulary of {vocabulary}", param="prompt")
-    return prompts
-
-
 def _prompt_list(prompt: Any) -> list[str | list[int]]:
     """One prompt as a list of one, several as they are."""
     if isinstance(prompt, str):
@@ -236,33 +298,13 @@ def _options(request: GenerationRequest, constraint: Constraint | None, salt: st
         raise ApiError("stop is not valid Unicode text", param="stop")
     fields = {field.name: getattr(request, field.http) for field in REQUEST_FIELDS if field.http is not None}
     given = {"temperature": 1.0} | {name: value for name, value in fields.items() if value is not None}
-    given.pop("min_tokens", None)  # `_requests` adds it, with max_new_tokens, which bounds it
+    given.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
     given["top_k"] = max(given.get("top_k", 0), 0)
     if "seed" in given:
         given["seed"] %= 1 << 64
     given["logit_bias"] = {int(token): bias for token, bias in given.get("logit_bias", {}).items()}
     given |= {"plan": plan, "cache_salt": salt + (request.cache_salt or "")}
     return GenerateOptions(logprobs=_logprobs(request), constraint=constraint).with_fields(**given)
-
-
-def _constraint(
-    session: Session, chat_format: ChatFormat | None, turn_format: TurnFormat | None, request: GenerationRequest
-) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
-    """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of ParsedRequest). `compiling`
-    also has the requested constraint if a chat's turn has another. Raises ApiError if a constraint is invalid."""
-    param, requested = constraint_of(request) or ("tools", None)
-    found = requested  # in a chat, the whole turn has another constraint if it may have reasoning or calls
-    if chat_format is not None and isinstance(request, ChatRequest):
-        found = chat_format.constraint(request, turn_format, requested)
-    if found is not None and request.ignore_eos:
-        raise ApiError(f"{param} decides where the text ends: leave out ignore_eos", param="ignore_eos")
-    compiling: list[tuple[Future[Any], str]] = []
-    for constraint in dict.fromkeys((requested, found)):
-        if constraint is not None:
-            field = param if constraint is requested else "tools"
-            with constraint_errors(field):
-                compiling.append((session.prepare(constraint), field))
-    return tuple(compiling), found, None if found is None else "tools" if requested is None else requested.kind
 
 
 def _logprobs(request: GenerationRequest) -> int | None:
@@ -276,37 +318,6 @@ def _logprobs(request: GenerationRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _samplings(sampling: SamplingParams, n: int) -> list[SamplingParams]:
-    """The sampling of each of n sequences, whose seeds are consecutive numbers."""
-    seeded = sampling.seeded()
-    return [replace(seeded, seed=((seeded.seed or 0) + i) % (1 << 64)) for i in range(n)]
-
-
-def _max_new_tokens(session: Session, limits: ServeOptions, request: GenerationRequest, prompt: int) -> int:
-    """The most tokens to generate after a prompt of `prompt` tokens."""
-    context = session.capacity
-    if prompt > (most := min(limits.max_prompt_tokens or context, context - 1)):
-        raise ApiError(
-            f"the prompt has {prompt} tokens, but may have {most} on this server; shorten it",
-            param="messages" if isinstance(request, ChatRequest) else "prompt",
-            code="context_length_exceeded",
-        )
-    chat = isinstance(request, ChatRequest)
-    param = "max_tokens"
-    wanted = request.max_tokens
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        if wanted not in (None, request.max_completion_tokens):
-            raise ApiError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
-        param, wanted = "max_completion_tokens", request.max_completion_tokens
-    most = min(limits.max_output_tokens or context, context)
-    if wanted is None:
-        return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
-    if wanted > most:
-        raise ApiError(f"{param} is {wanted}, but must be at most {most} on this server", param=param)
-    if prompt + wanted > context:
-        raise ApiError(
-            f"the prompt has {prompt} tokens and {param} is {wanted}: together more than the context of {context}",
-            param=param,
-            code="context_length_exceeded",
-        )
-    return wanted
+def _with_seed(sampling: SamplingParams, i: int) -> SamplingParams:
+    """The sampling of sequence i of a prompt: seeds are consecutive numbers."""
+    return sampling if i == 0 else replace(sampling, seed=((sampling.seed or 0) + i) % (1 << 64))

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 
-from pass_runtime import Piece, Token
+from pass_runtime import Piece
 from pass_server.api_error import ApiError
 from pass_server.choices import Choice, Json, pass_field
 from pass_server.formatters import ResponseFormatter, sse_event
@@ -117,7 +117,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
         (choice,) = choices
-        self._read(choice, choice.generation.tokens, choice.generation.text)
+        self._read(choice, choice.generation.text)
         self.ending(choice)
         return self._ended(choice, usage)
 
@@ -126,7 +126,7 @@ class ResponsesFormatter(ResponseFormatter):
         return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        return self._read(choice, piece.tokens, piece.text)
+        return self._read(choice, piece.text)
 
     def ending(self, choice: Choice) -> list[Json]:
         """What was held back, and the end of the last item. An empty answer is a message without text."""
@@ -148,8 +148,8 @@ class ResponsesFormatter(ResponseFormatter):
         problem = {"code": "server_error", "message": error.message}
         return self.event({"type": "response.failed", "response": self._response("failed") | {"error": problem}})
 
-    def _read(self, choice: Choice, tokens: Sequence[Token], text: str) -> list[Json]:
-        deltas = [{"content": text}] if choice.answer is None else choice.answer.push(tokens, text)
+    def _read(self, choice: Choice, text: str) -> list[Json]:
+        deltas = [{"content": text}] if choice.answer is None else choice.answer.push(text)
         return [event for delta in deltas for event in self._output.add(delta)]
 
     def _ended(self, choice: Choice, usage: Json) -> Json:

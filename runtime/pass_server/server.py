@@ -23,6 +23,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pass_runtime import PassError, Session
 from pass_server.app import make_app
+from pass_server.middleware import CONNECTION
 from pass_server.serve_options import ServeOptions, check_exposure
 from pass_server.service import Service
 from pass_server.warming_up import warming_up
@@ -55,8 +56,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_made(transport)
         self.idle_since = self.read_at = self.loop.time()  # read_at: when the client last read enough
         self.unsent = self.idle_bytes = 0  # unsent: bytes in the write buffer at read_at
-        self.admitted = False  # whether any request so far was admitted
-        self.app_state = {**self.app_state, "reserve_connection": self.reserve_connection}  # for `ConnectionLimit`
+        self._admitted_cycle: Any = None  # of the last request that was admitted
+        self.app_state = {**self.app_state, CONNECTION: self}
         if len(self.connections) > self.max_connections:
             self._make_room(admitted=False)
 
@@ -69,7 +70,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         self.idle_since, self.idle_bytes = self.loop.time(), 0
-        self.admitted = self.admitted or _admitted(self.cycle)
         if self._pipelined():  # a client that does not wait for answers may never read them: it gets one answer
             self.transport.close()
         super().on_response_complete()
@@ -90,9 +90,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if now - waits_since > self.client_seconds:
             self.transport.abort()
 
-    def reserve_connection(self) -> bool:
-        """If there are too many connections, close one that has no admitted request under way. Returns whether the
-        admitted request that has come may run: False if there is no such connection."""
+    @property
+    def admitted(self) -> bool:
+        """Whether any request so far was admitted."""
+        return self._admitted_cycle is not None
+
+    def admit(self) -> bool:
+        """Note that the request under way is admitted. If there are too many connections, close another one that has
+        no admitted request under way; returns False if there is none."""
+        self._admitted_cycle = self.cycle
         return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
@@ -100,7 +106,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         the one that is idle for longest. Returns whether there was one. admitted: whether those that had one may be
         closed. A new connection may not close them: the limit is exceeded until one of its requests is admitted."""
         others = [other for other in self.connections if other is not self and (admitted or not other.admitted)]
-        idle = [other for other in others if other.idle or not _admitted(other.cycle)]
+        idle = [other for other in others if other.idle or other.cycle is not other._admitted_cycle]
         if not idle:
             return False
         leaving = min(idle, key=lambda other: (other.admitted, other.idle_since))
@@ -114,11 +120,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             return bool(self.pipeline)
         done = self.conn.their_state is self.conn.our_state  # h11: bytes after the body are the next request's
         return done and bool(self.conn.trailing_data[0])
-
-
-def _admitted(cycle: Any) -> bool:
-    """Whether `middleware.KeyCheck` has marked the request as admitted."""
-    return bool(cycle.scope["state"].get("admitted"))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from pass_server.api_error import ApiError, as_api_error, shutting_down
 from pass_server.choices import ChatAnswer, Choice
 from pass_server.formatters import TokenTexts
 from pass_server.metrics import MetricSink, RequestMetrics, Timing
-from pass_server.parsed_request import ParsedRequest, constraint_errors, count_sequences, prompt_bytes, tokenize_request
+from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_errors, count_sequences, prompt_bytes
 from pass_server.schemas import ChatRequest, GenerationRequest
 from pass_server.serve_options import ServeOptions
 
@@ -38,6 +38,7 @@ class Service:
         self.session, self.options, self.model = session, options, model
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns if a process forks
         self.texts = TokenTexts(session.vocabulary)
+        self.parser = RequestParser(session, options)
         self.metrics = RequestMetrics(sink, model)
         self.draining = False
         self._active: list[list[Choice]] = []
@@ -57,17 +58,20 @@ class Service:
         """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError if it is invalid, if
         there is no room for it, or if a text is too long; the last two are checked before it is tokenized, which may
         take seconds. size: bytes of the whole request; if None, those of its longest prompt count. key_digest: of its
-        API key, "" if the server has no keys."""
+        API key, "" if the server has no keys. The request has its places until it begins or nobody refers to it."""
         arrived, wanted, longest = time.perf_counter(), count_sequences(request), prompt_bytes(request)
-        with self._admission(wanted), self.session.reserve(wanted, self.options.max_queue):
+        with self._admission(wanted), ExitStack() as until_parsed:
+            places = until_parsed.enter_context(self.session.reserve(wanted, self.options.max_queue))
             self._check_size(request, longest)
-            work = partial(tokenize_request, self.session, self.options, request, arrived, key_digest)
+            work = partial(self.parser.tokenize, request, arrived, key_digest)
             found = await self.run_in_thread(work, longest if size is None else size)
             for future, param in found.compiling:
                 await self._wait(future)
                 with constraint_errors(param):
                     future.result()
-            return await self.run_in_thread(found.finish, 0)
+            parsed = await self.run_in_thread(partial(self.parser.finish, found, places), 0)
+            until_parsed.pop_all()
+            return parsed
 
     async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
         """Run `work`, which reads `size` bytes of text, in a thread. Raises ApiError if it takes too long."""
@@ -128,7 +132,7 @@ class Service:
     async def decode(self, parsed: ParsedRequest) -> AsyncIterator[list[Choice]]:
         """Begin the sequences of a request, all of them or none. Leaving the context cancels unfinished ones."""
         with self._admission(len(parsed.requests)):
-            generations = self.session.begin(parsed.requests, self.options.max_queue)
+            generations = self.session.begin(parsed.requests, parsed.places)
         self.metrics.record_begin(parsed.constraint_kind)
         choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
         for choice in choices:

@@ -14,7 +14,6 @@ from pass_server.api_error import ApiError, not_supported
 from pass_server.fields import Messages, Name, StrictObject, Text, Tools, only, unsupported_field
 from pass_server.schemas import ChatRequest, TemplateVariables, TokenIds
 from pass_server.service import Service
-from pass_server.turns import ChatFormat, template_messages
 
 
 class TokenizeRequest(StrictObject):
@@ -91,8 +90,4 @@ def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
         raise not_supported("add_special_tokens", True, "the chat template writes the special tokens of messages")
     fields = request.model_dump(include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True)
     chat = ChatRequest.model_validate({"model": service.model, **fields})
-    chat_format = ChatFormat(service.session, service.options)
-    variables = chat_format.variables(chat)
-    messages = template_messages(chat, calls=chat_format.calls is not None)
-    allowed = service.options.special_tokens
-    return service.session.encode_chat(messages, allow_special_tokens=allowed, variables=variables)
+    return service.parser.chat_ids(chat)

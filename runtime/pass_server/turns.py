@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
 from tokenizers import Tokenizer
 
-from pass_runtime import Constraint, Session, Token
+from pass_runtime import Constraint, Session
 from pass_server.api_error import ApiError, not_supported
 from pass_server.call_formats import FORMATS, CallFormat, Function, format_of
 from pass_server.fields import (
@@ -115,15 +115,15 @@ class TurnFormat:
     """How the model's turn is read.
 
     has_reasoning: whether it may begin with reasoning. in_reasoning: whether the prompt ends with the opening marker.
-    calls: the format of calls of the functions `names`; None if the turn has no calls. marker_tokens: the text of each
-    special token that is a marker, by id. only_calls: whether the turn has nothing but calls after its reasoning.
+    calls: the format of calls of the functions `names`; None if the turn has no calls. marker_tokens: special tokens
+    that are markers. only_calls: whether the turn has nothing but calls after its reasoning.
     """
 
     has_reasoning: bool
     in_reasoning: bool
     calls: CallFormat | None
     names: tuple[str, ...]
-    marker_tokens: Mapping[int, str]
+    marker_tokens: tuple[int, ...]
     only_calls: bool = False
 
     def reader(self) -> TurnReader:
@@ -131,13 +131,6 @@ class TurnFormat:
         reasoning = ReasoningReader(in_reasoning=self.in_reasoning) if self.has_reasoning else None
         calls = None if self.calls is None else self.calls.reader(self.names)
         return TurnReader(reasoning, calls, only_calls=self.only_calls)
-
-    def text(self, tokens: Sequence[Token], text: str) -> str:
-        """`text`, which begins with the texts of `tokens`, with those of the marker tokens added; see `Piece`."""
-        if not any(token.id in self.marker_tokens for token in tokens):
-            return text
-        of_tokens = "".join(token.text for token in tokens)
-        return "".join(token.text + self.marker_tokens.get(token.id, "") for token in tokens) + text[len(of_tokens) :]
 
 
 class ChatFormat:
@@ -179,7 +172,7 @@ class ChatFormat:
         end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
         markers = (*(calls.markers if calls else ()), *((REASONING_START, REASONING_END) if self.has_reasoning else ()))
         added = self._session.tokenizer.get_added_tokens_decoder()
-        shown = {number: token.content for number, token in added.items() if token.special and token.content in markers}
+        shown = tuple(number for number, token in added.items() if token.special and token.content in markers)
         names = tuple(tool.function.name for tool in request.tools or ()) if calls else ()
         in_reasoning = self.has_reasoning and end.rstrip().endswith(REASONING_START)
         only_calls = calls is not None and _requires_call(request)

@@ -6,8 +6,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pass_server.api_error import ApiError
-from pass_server.http_methods import HeadAsGet, TrailingSlash, app_path
-from pass_server.middleware import as_response
+from pass_server.middleware import HeadAsGet, TrailingSlash, app_path, as_response
 
 RETRY = {"Retry-After": "5", "Connection": "close"}  # the next request may reach the server itself
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click import Context
 from click.testing import CliRunner
 from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from server_cases import SERVER_CASES
@@ -243,9 +244,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name).write_text(content)
 
 
-@pytest.mark.parametrize("command", main.commands)
+@pytest.mark.parametrize("command", main.list_commands(Context(main)))
 def test_there_is_a_case_for_every_option(command):
-    assert set(COMMANDS[command][1]) == option_names(main.commands[command])
+    assert set(COMMANDS[command][1]) == option_names(main.get_command(Context(main), command))
 
 
 @pytest.mark.parametrize(("command", "option"), CASES)

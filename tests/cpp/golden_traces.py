@@ -24,7 +24,7 @@ from pass_runtime.backends.ort.backend import ROUNDED_WEIGHTS
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
-from pass_runtime.cli.command_errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import SequenceState

@@ -16,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from pass_runtime.backends.trt.library import LIBRARIES
-from pass_runtime.cli.main import serve
+from pass_server.command import serve
 from pass_server.triton.config import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]

@@ -149,6 +149,7 @@ def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Found, thre
             if written < tokens and len(scheduler.waiting) < 2 and chance.random() < 0.5:
                 options, prompt = requests.options(), requests.prompt()
                 sequence = SequenceState(session.request(prompt, options), TextStream(session.tokenizer, prompt, ()))
+                scheduler.reserve(1)
                 scheduler.add(sequence)
                 asked.append((sequence, options))
             if asked and chance.random() < 0.02:

@@ -76,6 +76,7 @@ class Batches(RuleBasedStateMachine):
         ids, options = self.session.encode(asked.text), asked.options()
         reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
         sequence = SequenceState(self.session.request(ids, options), reader)
+        self.scheduler.reserve(1)
         self.scheduler.add(sequence)
         self.asked.append((asked, sequence))
 

@@ -195,6 +195,7 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
     def join(prompt: int, tokens: int) -> SequenceState:
         asked = GenerateOptions(tokens, plan="fused", ignore_eos=True)
         sequence = SequenceState(session.request([5] * prompt, asked))
+        scheduler.reserve(1)
         scheduler.add(sequence)
         return sequence
 

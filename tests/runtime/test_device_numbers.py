@@ -14,8 +14,9 @@ from test_ort_engine import Cuda as FakeSession
 from pass_runtime import load
 from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.cuda import find_device
+from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory
-from pass_runtime.backends.open import gpus_of_replica, split_device
+from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.backends.ort.engine import open_memory, open_session
 from pass_runtime.backends.ort.trunks import BoundTensor, bind
 from pass_runtime.errors import PassError

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pass_server.parsed_request import ParsedRequest, constraint_errors, tokenize_request
+from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_errors
 
 
-def parse(session, limits, request, arrived=None) -> ParsedRequest:
-    found = tokenize_request(session, limits, request, arrived)
+def parse(session, limits, request, arrived=0.0) -> ParsedRequest:
+    parser = RequestParser(session, limits)
+    found = parser.tokenize(request, arrived)
     for future, param in found.compiling:
         with constraint_errors(param):
             future.result()
-    return found.finish()
+    return parser.finish(found)

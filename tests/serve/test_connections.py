@@ -13,7 +13,7 @@ import pytest
 from changed_pass_run import slow_pass_run
 from running import Server, error
 
-from pass_server.middleware import ConnectionLimit, KeyCheck
+from pass_server.middleware import Admission
 from pass_server.server import MIN_READ_BYTES, HttpServer, bounded_protocol, listen
 
 SECONDS = 0.3
@@ -187,7 +187,7 @@ def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
         return await asyncio.wait_for(connection[0].readuntil(b"ok"), 20)
 
     async def main() -> None:
-        async with serving(KeyCheck(ConnectionLimit(app), ("ours",)), most=3, seconds=60) as (server, port):
+        async with serving(Admission(app, ("ours",)), most=3, seconds=60) as (server, port):
             keyed = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             for each in keyed:
                 await ask(each, KEYED)
@@ -211,7 +211,7 @@ def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
 
 def test_a_new_client_with_a_key_takes_the_place_of_one_that_is_idle():
     async def main() -> None:
-        async with serving(KeyCheck(ConnectionLimit(quick_app), ("ours",)), most=2, seconds=60) as (_, port):
+        async with serving(Admission(quick_app, ("ours",)), most=2, seconds=60) as (_, port):
             before = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
             for reader, writer in before:
                 writer.write(KEYED)

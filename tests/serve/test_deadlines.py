@@ -127,7 +127,8 @@ def test_what_is_being_read_takes_places_in_the_queue(session, held):
             await service.parse(REQUEST)
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
         held.set()
-        await reading
+        with (await reading).places, pytest.raises(ApiError):  # it has them until it begins
+            await service.parse(REQUEST)
         assert await service.parse(REQUEST)
 
     asyncio.run(main())
@@ -137,13 +138,13 @@ def test_all_sequences_of_a_request_begin_or_none(session):
     async def main() -> None:
         service = service_of(session, max_queue=1)
         prompts = ["a"] * (session.backend.capabilities.slots + 1)
-        parsed = await service.parse(REQUEST.model_copy(update={"prompt": prompts}))
+        request = REQUEST.model_copy(update={"prompt": prompts})
         with session.reserve(1), pytest.raises(ApiError) as caught:
-            await service.decode(parsed).__aenter__()
+            await service.parse(request)
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
         assert "max_queue" not in caught.value.message  # which a client cannot change
         assert session.usage().waiting == service.active_requests == 0
-        async with service.decode(parsed) as choices:
+        async with service.decode(await service.parse(request)) as choices:
             assert len(choices) == len(prompts)
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ import pytest
 from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from server_cases import SERVER_CASES
 
-from pass_runtime.cli.server_flags import server_options
+from pass_server.flags import server_options
 from pass_server.serve_options import ServeOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "serve_ray.py"

@@ -1,4 +1,4 @@
-"""Opens the backend for a device name, which may end in a GPU's number: `cuda:1` is GPU 1, `cuda` is GPU 0."""
+"""Opens the backend for a device name (see `devices`)."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from pathlib import Path
 
 from pass_runtime.backends.base import Backend, check_onnx_runtime
 from pass_runtime.backends.cuda import find_device, has_driver, why_no_device
+from pass_runtime.backends.devices import GPU_DEVICES, split_device
 from pass_runtime.backends.trt.engine_sets import check_built, fits, is_current
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.errors import PassError
 
-GPU_DEVICES = ("cuda", *LIBRARIES)
-DEVICES = ("cpu", *GPU_DEVICES, "auto")
-DEVICE_HELP = f"{', '.join(DEVICES)}; add the number of a GPU other than the first, as in cuda:1."
-"""Help for an option that takes a device."""
-
 log = logging.getLogger("pass_runtime.device")
-
-
-def split_device(name: str) -> tuple[str, int]:
-    """Split `name` into one of DEVICES and the GPU's number among those that this process sees. Raises PassError if
-    `name` is not a device."""
-    device, colon, number = name.partition(":")
-    if device not in DEVICES:
-        raise PassError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}")
-    if not colon:
-        return device, 0
-    if device not in GPU_DEVICES:
-        raise PassError(f"device {name!r}: {device} takes no number; only {', '.join(GPU_DEVICES)} do, as in cuda:1")
-    if not (number.isascii() and number.isdigit() and len(number) <= 4):
-        raise PassError(f"device {name!r}: a GPU's number must follow the colon, as in {device}:1")
-    return device, int(number)
 
 
 def gpus_of_replica(name: str) -> int:
@@ -55,7 +36,7 @@ def open_backend(
     verify: bool = True,
     weight_cache: bool = False,
 ) -> Backend:
-    """Open the backend for a device name (see `split_device`). The other arguments are those of `LoadOptions`. Raises
+    """Open the backend for a device name (see `devices`). The other arguments are those of `LoadOptions`. Raises
     PassError if something is missing."""
     check_load_options(bundle, manifest, device, capacity)
     if device == "auto" and (found := find_engine_library(manifest)) is not None:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from pass_runtime.cli.command_errors import Interrupted, Terminated, report
 from pass_runtime.cli.prompt_io import print_pieces, print_summary
 from pass_runtime.cli.request_line import first_problem
+from pass_runtime.commands.errors import Interrupted, Terminated, report
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
 from pass_runtime.options import GenerateOptions

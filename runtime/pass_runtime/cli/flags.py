@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
-from pass_runtime.backends.open import DEVICE_HELP
+from pass_runtime.backends.devices import DEVICE_HELP
 from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS, RequestField
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.command_errors import importing
+from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
 from pass_runtime.options import LOGPROBS_MODES, GenerateOptions, LoadOptions

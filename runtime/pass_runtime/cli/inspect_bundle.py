@@ -11,15 +11,15 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from pass_runtime.backends.open import GPU_DEVICES, split_device
+from pass_runtime.backends.devices import GPU_DEVICES, split_device
 from pass_runtime.backends.trt.engine_sets import verify_engines
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.command_errors import importing
 from pass_runtime.cli.tables import OutputConsole, show_table
+from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.options import LoadOptions

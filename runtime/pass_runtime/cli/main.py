@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -12,14 +12,28 @@ import click
 import pass_runtime
 from pass_runtime.bundle.request_fields import DRAFT_SOURCES, REQUEST_FIELDS
 from pass_runtime.cli import flags as opts
-from pass_runtime.cli import server_flags
-from pass_runtime.cli.command_errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
+from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
 
+OTHER_COMMANDS = {"serve": "pass_server.command:serve"}
+"""Commands of packages above this one, which are imported when they are used or listed."""
 
-@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(OneLineGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *OTHER_COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in OTHER_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        with importing():
+            command: click.Command = resolve_name(OTHER_COMMANDS[cmd_name])
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(pass_runtime.__version__, prog_name="pass-run")
 def main() -> None:
     """Run a PaSS bundle. Plans change the speed, and the text stays that of plain decoding."""
@@ -147,32 +161,6 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
     )
     if tally.unexpected or (tally.failed and fail_on_error):
         sys.exit(1)
-
-
-@main.command()
-@opts.BUNDLE
-@server_flags.server_options
-@opts.MAX_BATCH_SIZE
-@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond these, idle ones are closed.")
-@click.option("--drain-seconds", type=float, default=30, show_default=True, help="To finish requests after SIGTERM.")
-@opts.engine_options
-@one_line_errors
-def serve(bundle: Path, **options: Any) -> None:
-    """Serve OpenAI's HTTP API, and a web page at / to try the model.
-
-    After Ctrl-C or SIGTERM, running requests have --drain-seconds to finish.
-    """
-    try:
-        with importing():
-            from pass_server.server import ListenOptions, run_server
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
-    where = opts.take(ListenOptions, options)
-    limits = server_flags.serve_options(options)
-    opened = opts.load_options(options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, report=lambda line: click.echo(line, err=True))
 
 
 @main.command()

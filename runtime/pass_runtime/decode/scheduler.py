@@ -71,16 +71,16 @@ class Scheduler:
         """Whether no sequence runs or waits."""
         return not self.waiting and not self.runner.busy
 
-    def add(self, *sequences: SequenceState, max_queue: int | None = None) -> None:
-        """Put sequences at the end of the queue, all of them or none. Raises QueueFull as `reserve` does."""
-        self.reserve(len(sequences), max_queue)
+    def add(self, *sequences: SequenceState) -> None:
+        """Put sequences at the end of the queue, into places that `reserve` held for them."""
         self._added.update(sequences)
         self.waiting += sequences
         self.release(len(sequences))
 
     def reserve(self, count: int, max_queue: int | None = None) -> None:
-        """Hold places for `count` sequences until `release`. There are as many places as slots, and `max_queue` more
-        (None: the session's max_queue). Every sequence takes one until its end. Raises QueueFull if fewer are free."""
+        """Hold places for `count` sequences until `add` or `release`. There are as many places as slots, and
+        `max_queue` more (None: the session's max_queue). Every sequence takes one until its end. Raises QueueFull if
+        fewer are free."""
         taken = sum(sequence.finished is None for sequence in self._added) + self._reserved
         limit, slots = self._max_queue if max_queue is None else max_queue, len(self.runner.slots)
         if taken + count > slots + limit:

@@ -85,7 +85,8 @@ class Request:
     share K/V. name: the plan's name in statistics. cycle: the plans to decode with; None for the fastest.
     lookahead: the most look-ahead drafts of a pass. ngram_drafts: the most n-gram drafts of a pass.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
-    no log-probabilities. processing: what is done to logits; None for nothing.
+    no log-probabilities. processing: what is done to logits; None for nothing. shown_special_tokens: special tokens
+    that have a text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -101,6 +102,7 @@ class Request:
     cache_salt: str = ""
     logprobs: int | None = None
     processing: Processing | None = None
+    shown_special_tokens: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)

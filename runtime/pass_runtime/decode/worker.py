@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pass_runtime.backends.base import PassKind
+from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.decode.runner import Runner
@@ -70,12 +70,30 @@ def plans_to_capture(runner: Runner) -> list[Plan]:
 T = TypeVar("T")
 
 
+class Places:
+    """`count` places that are held for sequences: until these begin, until the end of a `with` block, or until nobody
+    refers to this object."""
+
+    def __init__(self, count: int, release: Callable[[int], None]) -> None:
+        self.count, self._release = count, release
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        count, self.count = self.count, 0
+        self._release(count)
+
+    def __del__(self) -> None:
+        self.__exit__()
+
+
 class Worker:
     """Runs a scheduler's steps. `submit`, `call` and `close` may be called from any thread."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._lock = threading.RLock()  # reentrant: the garbage collector may end a `reserve` block while it is held
+    def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
+        self._scheduler, self._backend = scheduler, backend
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end `Places` while it is held
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
@@ -84,10 +102,14 @@ class Worker:
         self._process = os.getpid()
         _live_workers.add(self)
 
-    def submit(self, sequences: Sequence[SequenceState], max_queue: int | None = None) -> None:
-        """Queue sequences, all of them or none. Raises QueueFull, or PassError if the session is closed."""
+    def submit(self, sequences: Sequence[SequenceState], places: Places | None = None) -> None:
+        """Queue sequences, all of them or none. places: those that `reserve` held for them. Raises QueueFull if others
+        are needed and not free, or PassError if the session is closed."""
         with self._while_open():
-            self._scheduler.add(*sequences, max_queue=max_queue)
+            self._scheduler.reserve(len(sequences) - (0 if places is None else places.count))
+            if places is not None:
+                places.count = 0
+            self._scheduler.add(*sequences)
             try:
                 self._start()
             except BaseException:  # an interrupt: the caller gets no stream to read
@@ -95,16 +117,15 @@ class Worker:
                     sequence.cancelled = True
                 raise
 
-    @contextmanager
-    def reserve(self, count: int, max_queue: int | None = None) -> Iterator[None]:
-        """Hold places for `count` sequences while the context is open. Raises as `submit` does."""
+    def reserve(self, count: int, max_queue: int | None = None) -> Places:
+        """Hold places for `count` sequences. Raises as `submit` does."""
         with self._while_open():
             self._scheduler.reserve(count, max_queue)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._scheduler.release(count)
+        return Places(count, self._release)
+
+    def _release(self, count: int) -> None:
+        with self._lock:
+            self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
         """Run `task` between two steps, on the thread that owns the backend. Returns or raises what `task` does."""
@@ -151,7 +172,7 @@ class Worker:
             if self._thread is not threading.current_thread():
                 return
         try:
-            with self._scheduler.runner.backend.for_this_thread():
+            with self._backend.for_this_thread():
                 self._work()
         except BaseException as error:  # a bug: readers must get it, or they would wait for ever
             self._close_with(error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -166,7 +187,7 @@ class Worker:
                 self._run_task(*self._tasks.popleft())
             if not self._scheduler.idle:
                 self._scheduler.step()
-            if (failure := self._scheduler.runner.backend.failure) is not None:
+            if (failure := self._backend.failure) is not None:
                 self._close_with(failure)
                 return
 

@@ -163,8 +163,11 @@ class Detokenizer:
     the offset of that character.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, prompt: Sequence[int] = (), shown_special_tokens: Sequence[int] = ()
+    ) -> None:
         self._vocabulary = vocabulary
+        self._shown = {token: vocabulary.special_text(token) or "" for token in shown_special_tokens}
         self._strip, self._strips_left = vocabulary.strip
         self._first = True
         """Whether prompt and text have no token yet that is text."""
@@ -176,7 +179,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Take the next token. Returns the text that is final now."""
         self.place = self._length
-        if not (found := self._bytes(token)):
+        if not (found := self._shown[token].encode() if token in self._shown else self._bytes(token)):
             return ""
         if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:  # `token` does not continue it
             self.place += len(self._held.decode(errors=self._errors)) - len(self._shown_before)

@@ -95,7 +95,8 @@ class TextStream:
     """The text of one request, token by token.
 
     stop: strings that end the text and are not part of it. A stop string that is the text of a special token ends the
-    text at that token, although special tokens are not shown. min_tokens: how many tokens do not end the text at first.
+    text at that token, although special tokens are not shown, but for shown_special_tokens. min_tokens: how many tokens
+    do not end the text at first.
     """
 
     def __init__(
@@ -104,12 +105,13 @@ class TextStream:
         prompt_ids: Sequence[int],
         stop: Sequence[str] = (),
         min_tokens: int = 0,
+        shown_special_tokens: Sequence[int] = (),
     ) -> None:
         """tokenizer: a tokenizer, from which a vocabulary is made in milliseconds, or a vocabulary."""
         self._vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         self._filter = StopFilter(stop)
         self._special = {token for string in stop if (token := self._vocabulary.special(string)) is not None}
-        self._detokenizer = Detokenizer(self._vocabulary, prompt_ids)
+        self._detokenizer = Detokenizer(self._vocabulary, prompt_ids, shown_special_tokens)
         self._tokens_before_stop = min_tokens
         """How many more tokens do not end the text."""
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, check_onnx_runtime, doublings
+from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import Memory, wide_chunks
-from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
 from pass_runtime.backends.ort.kernels import EXACT, find_kernels
 from pass_runtime.backends.ort.packed_weights import WeightCache

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.cuda import Cuda, find_device, has_driver, import_api, require_device, why_no_device
+from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
-from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.external_data import resolve_links
 from pass_runtime.backends.packages import why_no_cuda
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import Memory
-from pass_runtime.backends.open import split_device
 from pass_runtime.backends.ort.engine import PROVIDERS, check_graph, open_session
 from pass_runtime.backends.ort.kernels import find_kernels
 from pass_runtime.backends.ort.packed_weights import WeightCache

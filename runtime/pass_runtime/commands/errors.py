@@ -13,7 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from pass_runtime.backends.packages import MISSING
-from pass_runtime.cli.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
+from pass_runtime.commands.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -64,7 +64,7 @@ def report(problem: object) -> None:
     click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
 
 
-class _Command(click.Command):
+class OneLineCommand(click.Command):
     """Sets the context, which names the command, in every usage error: click leaves it out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -75,10 +75,10 @@ class _Command(click.Command):
             raise
 
 
-class OneLineGroup(_Command, click.Group):
+class OneLineGroup(OneLineCommand, click.Group):
     """A command group that reports its own and its commands' usage errors in one line."""
 
-    command_class = _Command
+    command_class = OneLineCommand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("no_args_is_help", False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pass_runtime.cli import flags as opts
-
-if TYPE_CHECKING:
-    from pass_server.serve_options import ServeOptions
+from pass_server.serve_options import ServeOptions, read_keys
 
 
 def server_options(command: opts.F) -> opts.F:
@@ -42,8 +40,6 @@ def server_options(command: opts.F) -> opts.F:
 
 def serve_options(options: dict[str, Any]) -> ServeOptions:
     """The `ServeOptions` of a command's options, which are removed from `options`."""
-    from pass_server.serve_options import ServeOptions, read_keys
-
     file = options.pop("api_key_file")
     return opts.take(ServeOptions, options, keys=read_keys(file) if file is not None else ())
 
