@@ -12,7 +12,7 @@ from pass_server.serve_options import ServeOptions, read_keys
 
 def server_options(command: opts.F) -> opts.F:
     """The flags of an address, of every field of `ServeOptions` that has one, and of a session that serves."""
-    return opts.combined(
+    decorated: opts.F = opts.combined(
         click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on."),
         click.option("--port", type=int, default=8000, show_default=True, help="The port. 0: any free one."),
         click.option("--api-key-file", type=opts.PATH, help="File of API keys, one per line. Clients need one."),
@@ -36,6 +36,7 @@ def server_options(command: opts.F) -> opts.F:
         opts.NO_PREFIX_CACHE,
         opts.LOGPROBS_MODE,
     )(command)
+    return decorated
 
 
 def serve_options(options: dict[str, Any]) -> ServeOptions:
