@@ -64,7 +64,9 @@ def serve(bundle: Path, **options: Any) -> None:
         raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
     key_file = options.pop("api_key_file")
     where = opts.take(ListenOptions, options)
-    limits = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())
+    serve_options = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())
     opened = opts.load_options(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, report=lambda line: click.echo(line, err=True))
+    run_server(
+        lambda: opts.open_bundle(bundle, opened), serve_options, where, report=lambda line: click.echo(line, err=True)
+    )
