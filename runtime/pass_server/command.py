@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +13,26 @@ import click
 from pass_runtime import PassError
 from pass_runtime.cli import flags as opts
 from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors
-from pass_server.serve_options import ServeOptions, read_keys
+from pass_server.serve_options import ListenOptions
+from pass_server.server_flags import serve_options, server_options
 
 
 @click.command(cls=OneLineCommand)
 @opts.BUNDLE
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=int, default=8000, show_default=True, help="The port. 0: any free one; it is printed.")
-@click.option("--api-key-file", type=opts.PATH, help="File of API keys, one per line. Clients need one.")
-@click.option("--allow-no-key", is_flag=True, help="Allow a --host that other machines reach, without keys.")
-@click.option("--served-model-name", "model_name", help="What clients call the model.  [default: the bundle's name]")
+@server_options
 @opts.MAX_BATCH_SIZE
-@click.option("--max-queue", default=64, show_default=True, help="Sequences that may wait; more get status 429.")
-@click.option("--max-prompt-tokens", type=int, help="Most tokens of a prompt.  [default: the KV capacity]")
-@click.option("--max-output-tokens", type=int, help="Most tokens of an answer.  [default: the KV capacity]")
-@click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Largest request body.")
-@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond these, idle ones are closed.")
-@click.option("--request-seconds", type=float, default=600, show_default=True, help="Limit for request and answer.")
-@click.option("--client-seconds", type=float, default=20, show_default=True, help="Limit for a client to send or read.")
-@click.option("--drain-seconds", type=float, default=30, show_default=True, help="To finish requests after SIGTERM.")
-@click.option("--keep-alive-seconds", type=float, default=15, show_default=True, help="Silence before a comment.")
-@click.option("--cors-origin", "cors_origins", multiple=True, help="Origin of web pages that may use the server; or *.")
-@click.option("--reuse-prefix", is_flag=True, help="Share K/V of prefixes on GPUs too, which changes rounding.")
 @click.option(
-    "--no-client-plan",
-    "client_plans",
-    is_flag=True,
-    flag_value=False,
-    default=True,
-    help="Refuse requests that name a plan or set speculative to false.",
+    "--max-connections",
+    default=ListenOptions.max_connections,
+    show_default=True,
+    help="Beyond these, idle ones are closed.",
 )
-@click.option("--no-page", "page", is_flag=True, flag_value=False, default=True, help="Do not serve the web page at /.")
-@click.option("--allow-special-tokens", "special_tokens", is_flag=True, help="Let messages contain special tokens.")
-@opts.SPECULATIVE_MAX_CONCURRENCY
-@opts.NO_PREFIX_CACHE
-@opts.LOGPROBS_MODE
-@click.option("--tool-call-parser", default="auto", show_default=True, help="auto, none, hermes, llama3_json, mistral.")
-@click.option("--reasoning-parser", default="auto", show_default=True, help="auto, none, or think: <think>...</think>.")
+@click.option(
+    "--drain-seconds",
+    default=ListenOptions.drain_seconds,
+    show_default=f"{ListenOptions.drain_seconds:g}",
+    help="To finish requests after SIGTERM.",
+)
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
@@ -58,15 +42,11 @@ def serve(bundle: Path, **options: Any) -> None:
     """
     try:
         with importing():
-            from pass_server.server import ListenOptions, run_server
+            from pass_server.server import run_server
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
-    key_file = options.pop("api_key_file")
-    where = opts.take(ListenOptions, options)
-    serve_options = opts.take(ServeOptions, options, keys=read_keys(key_file) if key_file is not None else ())
+    where, served = opts.take(ListenOptions, options), serve_options(options)
     opened = opts.load_options(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    run_server(
-        lambda: opts.open_bundle(bundle, opened), serve_options, where, report=lambda line: click.echo(line, err=True)
-    )
+    run_server(lambda: opts.open_bundle(bundle, opened), served, where, report=partial(click.echo, err=True))

@@ -22,7 +22,13 @@ from pass_runtime import (
 )
 from pass_server.api_error import ApiError, as_api_error, not_supported
 from pass_server.fields import unsupported_field
-from pass_server.schemas import ChatRequest, CompletionRequest, GenerationRequest, constraint_of
+from pass_server.schemas import (
+    DEFAULT_TEMPERATURE,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    constraint_of,
+)
 from pass_server.serve_options import ServeOptions
 from pass_server.turns import ChatFormat, TurnFormat, content_texts, other_prompt_texts, template_messages
 
@@ -297,7 +303,7 @@ def _options(request: GenerationRequest, constraint: Constraint | None, salt: st
     if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
         raise ApiError("stop is not valid Unicode text", param="stop")
     fields = {field.name: getattr(request, field.http) for field in REQUEST_FIELDS if field.http is not None}
-    given = {"temperature": 1.0} | {name: value for name, value in fields.items() if value is not None}
+    given = {"temperature": DEFAULT_TEMPERATURE} | {name: value for name, value in fields.items() if value is not None}
     given.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
     given["top_k"] = max(given.get("top_k", 0), 0)
     if "seed" in given:
