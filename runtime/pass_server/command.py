@@ -29,8 +29,9 @@ from pass_server.server_flags import serve_options, server_options
 )
 @click.option(
     "--drain-seconds",
+    type=float,
     default=ListenOptions.drain_seconds,
-    show_default=f"{ListenOptions.drain_seconds:g}",
+    show_default=True,
     help="To finish requests after SIGTERM.",
 )
 @opts.engine_options

@@ -45,9 +45,9 @@ class ServeOptions:
     max_output_tokens: int | None = option(None, "Most tokens of an answer.", if_none="the KV capacity", least=1)
     max_body_bytes: int = option(1 << 20, "Largest request body.", least=1)
     max_sequences: int = 128
-    request_seconds: float = option(600.0, "Limit for request and answer.")
-    client_seconds: float = option(20.0, "Limit for a client to send or read.")
-    keep_alive_seconds: float = option(15.0, "Silence of a stream before a comment.")
+    request_seconds: float = option(600, "Limit for request and answer.")
+    client_seconds: float = option(20, "Limit for a client to send or read.")
+    keep_alive_seconds: float = option(15, "Silence of a stream before a comment.")
     cors_origins: tuple[str, ...] = option(
         (), "Origin of web pages that may use the server; or *.", flag="--cors-origin"
     )
@@ -88,7 +88,7 @@ class ListenOptions:
     port: int = 8000
     allow_no_key: bool = False
     max_connections: int = 512
-    drain_seconds: float = 30.0
+    drain_seconds: float = 30
 
     def __post_init__(self) -> None:
         if self.max_connections < 1:

@@ -22,7 +22,7 @@ def field_option(name: str, *, unset: bool = False) -> Any:
     default, flag = field.default, field.metadata["flag"] or f"--{name.replace('_', '-')}"
     help, meaning = field.metadata["help"], field.metadata["if_none"]
     if meaning is None and unset and default:
-        meaning = f"{default:g}"
+        meaning = str(default)
     if meaning is not None:
         help += f"  [default: {meaning}]"
     if isinstance(default, bool):
@@ -33,8 +33,7 @@ def field_option(name: str, *, unset: bool = False) -> Any:
     kind = TYPES[str(field.type).partition(" ")[0]]
     if unset or default is None:
         return click.option(flag, name, type=kind, help=help)
-    shown = f"{default:g}" if kind is float else True  # 600, not 600.0
-    return click.option(flag, name, type=kind, default=default, show_default=shown, help=help)
+    return click.option(flag, name, type=kind, default=default, show_default=True, help=help)
 
 
 def server_options(command: opts.F) -> opts.F:
