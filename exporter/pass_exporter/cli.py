@@ -27,7 +27,7 @@ from pass_runtime.bundle.sampling import RULES
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LOGPROBS_MODES
-from pass_server.server_flags import field_option
+from pass_server.flags import field_option
 from pass_server.triton.config import DRAIN_SECONDS
 
 if TYPE_CHECKING:

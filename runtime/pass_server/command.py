@@ -13,8 +13,8 @@ import click
 from pass_runtime import PassError
 from pass_runtime.cli import flags as opts
 from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors
+from pass_server.flags import serve_options, server_options
 from pass_server.serve_options import ListenOptions
-from pass_server.server_flags import serve_options, server_options
 
 
 @click.command(cls=OneLineCommand)
