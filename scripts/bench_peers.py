@@ -1,6 +1,6 @@
 """Compares the speed of a bundle's plans with plain decoding and with other engines, prompt by prompt.
 
-    pip install -e '.[export,peers]'
+    pip install -e '.[cpu,export,peers]'
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --genai build/genai/int4
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --clients 1 --clients 8
 
@@ -194,14 +194,18 @@ def open_llama_cpp(model: Path, threads: int) -> Write:
     return write
 
 
-def build_genai(bundle: Path, directory: Path) -> Path:
-    """Return `directory`. If it has no onnxruntime-genai model, export the bundle's base model into it for the CPU.
+GENAI_PRECISIONS: Mapping[str, Sequence[str]] = {"cpu": ("int4", "fp32"), "cuda": ("int4", "fp16")}
 
-    The directory's name is the precision of an export: int4 or fp32. Raises PassError for any other name.
+
+def build_genai(bundle: Path, directory: Path, device: str = "cpu") -> Path:
+    """Return `directory`. If it has no onnxruntime-genai model, export the bundle's base model into it for `device`.
+
+    The directory's name is the precision of an export, one of GENAI_PRECISIONS. Raises PassError for any other name.
     """
     if not (directory / "genai_config.json").is_file():
-        if directory.name not in ("int4", "fp32"):
-            raise PassError(f"{directory} has no genai_config.json; name a directory int4 or fp32, and it will be made")
+        if directory.name not in GENAI_PRECISIONS[device]:
+            names = " or ".join(GENAI_PRECISIONS[device])
+            raise PassError(f"{directory} has no genai_config.json; name a directory {names}, and it will be made")
         os.environ["TQDM_DISABLE"] = "1"
         from pass_exporter.model.load import load_model
         from pass_exporter.model.registry import resolve
@@ -211,7 +215,9 @@ def build_genai(bundle: Path, directory: Path) -> Path:
         loaded.model.save_pretrained(base)
         loaded.tokenizer.save_pretrained(base)
         builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", base, "-o", directory]
-        subprocess.run([*builder, "-p", directory.name, "-e", "cpu"], check=True, stdout=subprocess.DEVNULL)
+        graphs = ["--extra_options", "enable_cuda_graph=true"] if device == "cuda" else []
+        command = [*builder, "-p", directory.name, "-e", device, *graphs]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return directory
 
 

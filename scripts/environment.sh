@@ -8,7 +8,12 @@ environment() {
         echo "error: $python is not Python 3.11 or newer; install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
         exit 2
     fi
+    # Of ONNX Runtime an environment has one build: both write the same files.
     extras=$({ sed -n 's/^extras //p' "$venv/pass-stamp" 2>/dev/null || true; echo "$*"; } | xargs -n 1 | sort -u | xargs)
+    if [[ " $extras " = *" cpu "*" gpu "* ]]; then
+        echo "error: $venv has the extra cpu or gpu, and the other one needs an environment of its own: VENV=.venv-gpu $0" >&2
+        exit 2
+    fi
     stamp="$("$python" -c 'import sys; print(sys.version)') $(cat pyproject.toml constraints.txt | cksum)"
     stamp+=$'\n'"extras $extras"
     if [ "$(cat "$venv/pass-stamp" 2>/dev/null)" != "$stamp" ]; then
@@ -21,4 +26,15 @@ environment() {
     PATH="$PWD/$venv/bin:$PATH"
 }
 
-test_environment() { environment export train serve tensorrt-rtx dev peers; }
+# Whether nvidia-smi or the driver's library shows an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide.
+has_gpu() {
+    case ${CUDA_VISIBLE_DEVICES-all} in '' | -1) return 1 ;; esac
+    [[ $(nvidia-smi --list-gpus 2>/dev/null) = "GPU "* ]] || "${PYTHON:-python3}" - 2>/dev/null <<'END'
+import ctypes
+
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+raise SystemExit(cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value)
+END
+}
+
+test_environment() { environment cpu export train serve tensorrt-rtx dev peers; }

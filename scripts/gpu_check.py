@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from gpu_report import VERDICTS, Machine, Result, inspect_machine, verdict, write_report
+from gpu_report import VERDICTS, Machine, Result, inspect_machine, read_figures, verdict, write_report
 from rich.console import Console
 from rich.text import Text
 
@@ -37,6 +37,9 @@ MODEL, BUNDLE, LOOKAHEAD = "smollm2-135m", ROOT / "build/smollm2-135m-fp16", 4
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
 PLAN_FLAGS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
 DEVICES = ("cuda", *LIBRARIES)
+MEASURED = ("device", "layers cuda", "export", "rows cuda", "kernels cuda", "batch cuda", "bench cuda", "genai cuda")
+MEASURED += ("attention cuda",)
+"""Beginnings of the names of the steps that --measure runs."""
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
 """The prompt for the C++ runtime, as token ids of SmolLM2, because it needs another library for text."""
@@ -45,7 +48,8 @@ OUTPUT_PLACEHOLDER = "{output}"
 MAX_SEQ_LEN, LAYER_GIB = 2048, 0.65
 """The longest sequence of engines in tokens; the GPU memory that a layer of the random 7B model needs."""
 STEP_SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (40, 240), "export": (40, 180), "build": (30, 180)}
-STEP_SECONDS |= {"rows": (15, 60), "batch": (15, 60), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
+STEP_SECONDS |= {"kernels": (15, 60), "genai": (40, 120)}
+STEP_SECONDS |= {"rows": (15, 60), "batch": (20, 120), "bench": (20, 100), "cpp": (20, 100), "tests": (20, 150)}
 STEP_SECONDS |= {"attention": (40, 240)}
 """By the first word of a step's name: the seconds that must be left to start it, and its time limit in seconds. If the
 budget of --minutes is larger than DEFAULT_BUDGET_SECONDS, the limits grow in proportion."""
@@ -68,7 +72,7 @@ class Step:
 
 def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
     """Return all steps in order: check the device, compare backends with the CPU, time rows; build engines, and measure
-    the bundle on every device; run tests; time another attention operator. Steps that cannot run have `blocked` set."""
+    the bundle and its kernels; run tests; time another attention operator. Steps that cannot run have `blocked` set."""
     no_device, need, memory = machine.missing.get("cuda-python"), LAYER_GIB * layers, machine.memory
     too_small = f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
     steps = [Step("device", _gpu_step("device"), no_device)]
@@ -91,11 +95,11 @@ def _gpu_step(*words: str) -> tuple[str, ...]:
 
 
 def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
-    """Return the steps that build engines for the bundle and measure it on every device."""
+    """Return the steps that build engines for the bundle, and measure it on every device."""
     manifest, missing = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None, machine.missing
     length = min(MAX_SEQ_LEN, manifest.model.max_capacity) if manifest else MAX_SEQ_LEN
-    export = f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 -o".split()
-    steps = [] if manifest else [Step("export", (*PYTHON_MODULE, *export, str(bundle)))]
+    export = f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 --cuda-attention group-query -o"
+    steps = [] if manifest else [Step("export", (*PYTHON_MODULE, *export.split(), str(bundle)))]
     exported = () if manifest else ("export",)
     for name in LIBRARIES:
         flags = f"--engine {name} --max-seq-len {length}".split()
@@ -109,10 +113,10 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     for name in DEVICES:
         rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
-    batch = (
-        f"--plan ar --plan fused --batch 1,8 --device cuda --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
-    )
-    steps.append(Step("batch cuda", (*bench, *batch), missing.get("cuda"), after["cuda"]))
+    kernels = _gpu_step("kernels", str(bundle))
+    steps.append(Step("kernels cuda", kernels, missing.get("cuda") or missing.get("profiler"), exported))
+    batch = f"--plan ar --plan fused --batch 1,8,32 --device cuda --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}"
+    steps.append(Step("batch cuda", (*bench, *batch.split()), missing.get("cuda"), exported))
     for name in DEVICES:
         flags = f"{PLAN_FLAGS} --device {name} --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
         for kind, sampling in {"greedy": "", "sampled": "--temperature 0.8 --seed 1"}.items():
@@ -120,6 +124,8 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after[name]))
         command = (str(PROGRAM), "bench", str(bundle), *flags, "--prompt-ids", PROMPT)
         steps.append(Step(f"cpp {name}", command, missing.get(name) or no_program, after[name]))
+    genai = _gpu_step("genai", str(bundle), f"--tokens={tokens}")
+    steps.append(Step("genai cuda", genai, missing.get("genai"), exported))
     return steps
 
 
@@ -212,9 +218,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     help="Layers of a random 7B model (32 are all); more layers need more --minutes.",
 )
 @click.option("--only", multiple=True, help="Run only steps whose names begin with this; repeatable.  [default: all]")
+@click.option("--measure", is_flag=True, help="Run only the steps that say how fast ONNX Runtime is on this GPU.")
+@click.option(
+    "--before", type=click.Path(path_type=Path), help="report.json of an earlier run, whose figures are shown beside."
+)
 @one_line_errors
-def main(bundle: Path, output: Path, minutes: float, tokens: int, layers: int, only: tuple[str, ...]) -> None:
+def main(
+    bundle: Path,
+    output: Path,
+    minutes: float,
+    tokens: int,
+    layers: int,
+    only: tuple[str, ...],
+    measure: bool,
+    before: Path | None,
+) -> None:
     """Run every check that needs a GPU, on BUNDLE and on random models, and print a verdict."""
+    earlier, only = read_figures(before), only + (MEASURED if measure else ())
     bundle, output = bundle.absolute(), output.absolute()
     if bundle != BUNDLE and not (bundle / FILE_NAME).is_file():
         raise PassError(f"{bundle} is not a bundle; make one with pass-export")
@@ -224,12 +244,12 @@ def main(bundle: Path, output: Path, minutes: float, tokens: int, layers: int, o
     progress = Console(stderr=True)
 
     def report(results: list[Result]) -> None:
-        write_report(output, bundle, machine, results)
+        write_report(output, bundle, machine, results, earlier)
         last = results[-1]
         progress.print(Text(f"{last.name:27} {last.status:8} {last.seconds:4.0f} s  {last.reason}"))
 
     results = run_steps(steps, 60 * minutes, output / "gpu_check.log", report)
-    click.echo(write_report(output, bundle, machine, results))
+    click.echo(write_report(output, bundle, machine, results, earlier))
     name, why = verdict(machine, results)
     click.echo(f"VERDICT: {name} ({why})")
     sys.exit(VERDICTS[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import re
 import shutil
@@ -13,16 +14,23 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from gpu_figures import compared, figures
+from gpu_kernels import why_no_profiler
+
 from pass_runtime.backends.cuda import find_device, why_no_device
+from pass_runtime.backends.packages import why_no_cuda
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.cli.bench import write_json
-from pass_runtime.files import write_whole
+from pass_runtime.errors import PassError
+from pass_runtime.files import read_text, write_whole
 
 SMI_FIELDS = (
     "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
 )
+NOTHING: Mapping[str, float] = MappingProxyType({})
 PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|numpy"
 BENCH_FIELDS = ("plan", "tokens_per_second", "ratio", "milliseconds_per_pass", "host_milliseconds_per_pass", "tau")
 TABLES = {
@@ -32,12 +40,16 @@ TABLES = {
     "rows": ("rows", ("window", "rows", "lookahead_rows", "trunk_milliseconds", "tail_milliseconds")),
     "batch": ("plans", ("plan", "batch", *BENCH_FIELDS[1:])),
     "bench": ("plans", BENCH_FIELDS),
+    "kernels": ("kernels", ("plan", "kernel", "launches", "microseconds")),
+    "genai": ("plans", ("plan", "tokens_per_second", "milliseconds_per_pass")),
     "cpp": ("plans", BENCH_FIELDS),
 }
 """By the first word of a step's name, the list in its JSON that the report shows, and the fields of its entries."""
 TABLES["attention"] = TABLES["layers"]
-GPU_STEPS = (*TABLES, "tests")
-"""Steps that run on the GPU, by the first word of their names."""
+ASIDE = ("attention", "kernels", "genai")
+"""Steps whose failure says nothing against the toolkit: a choice, a profiler, another engine."""
+GPU_STEPS = (*(name for name in TABLES if name != "genai"), "tests")
+"""Steps that run the toolkit on the GPU, by the first word of their names."""
 VERDICTS = {"works": 0, "wrong": 1, "nothing ran": 3, "works but not captured": 4}
 """Verdicts and their exit statuses."""
 LAYERS_OF_7B, GROUP_QUERY_FLAG = 32, "--cuda-attention group-query"
@@ -52,8 +64,8 @@ class Machine:
 
     gpu: nvidia-smi's fields of GPU 0; empty without a GPU. target: such as `sm90`. memory: GiB.
     versions: of installed packages.
-    missing: the reasons why some of cuda (ONNX Runtime), tensorrt, tensorrt-rtx and cuda-python cannot be used, by
-    name. If there is no GPU, the only key is gpu.
+    missing: the reasons why some of cuda (ONNX Runtime), tensorrt, tensorrt-rtx, cuda-python, profiler and genai cannot
+    be used, by name. If there is no GPU, the only key is gpu.
     """
 
     gpu: Mapping[str, str] = field(default_factory=dict)
@@ -88,9 +100,10 @@ def find_machine() -> Machine:
     gpu = gpu or {"name": device.name, "memory.total": f"{device.total >> 20} MiB"}
     target = device.target if device else "sm" + gpu["compute_cap"].replace(".", "")
     missing = {"cuda": why_not("cuda"), "cuda-python": "" if device else why_no_device()}
+    missing |= {"profiler": why_no_profiler(), "genai": why_no_genai()}
     for name, library in LIBRARIES.items():
-        if library.targets and target not in library.targets:
-            missing[name] = f"{name} has no target {target}; it has {', '.join(library.targets)}"
+        if unknown := library.unknown_target([target]):
+            missing[name] = unknown
         else:
             missing[name] = missing["cuda-python"] or why_not(name)
     installed = dict(sorted((d.name, d.version) for d in distributions() if re.fullmatch(PACKAGES, d.name or "", re.I)))
@@ -114,15 +127,25 @@ def why_not(name: str) -> str:
         if name in LIBRARIES:
             import_library(LIBRARIES[name])
         elif "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
-            return "this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu in its place"
+            return why_no_cuda()
     except Exception as error:  # an incomplete installation can raise any error
         return " ".join(str(error).split()) or type(error).__name__
     return ""
 
 
+def why_no_genai() -> str:
+    """The reason why onnxruntime-genai cannot be measured on the GPU, or ""."""
+    install = "run: pip install onnxruntime-genai-cuda"
+    try:
+        genai = importlib.import_module("onnxruntime_genai")
+    except Exception as error:  # without CUDA's libraries any error
+        return f"onnxruntime-genai cannot be imported ({' '.join(str(error).split())}); {install}"
+    return "" if genai.is_cuda_available() else f"this onnxruntime-genai has no CUDA; uninstall it, and {install}"
+
+
 def verdict(machine: Machine, results: Sequence[Result]) -> tuple[str, str]:
     """Return one of VERDICTS, and its reason."""
-    failed = [result for result in results if result.status == "failed" and not result.name.startswith("attention")]
+    failed = [result for result in results if result.status == "failed" and not result.name.startswith(ASIDE)]
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     if failed:
         return "wrong", f"{failed[0].name} failed: {failed[0].reason}{more}"
@@ -138,8 +161,11 @@ def verdict(machine: Machine, results: Sequence[Result]) -> tuple[str, str]:
     return "works", f"{len(ran)} steps on the GPU" + (f", {len(skipped)} skipped" if skipped else "")
 
 
-def tables(machine: Machine, results: Sequence[Result]) -> dict[str, list[dict[str, str]]]:
-    """Return the rows of each table of the report by its title: the machine, the steps, and their measurements."""
+def tables(
+    machine: Machine, results: Sequence[Result], before: Mapping[str, float] = NOTHING
+) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each table of the report by its title: the machine, the steps, the figures to compare, and all
+    measurements. before: figures of an earlier report."""
     unusable = {name: f"not usable: {why}" for name, why in machine.missing.items()}
     facts = {**machine.gpu, **machine.versions, **unusable}
     shown = {"GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()], "steps": []}
@@ -149,6 +175,9 @@ def tables(machine: Machine, results: Sequence[Result]) -> dict[str, list[dict[s
         reason = attention_advice(step, data.get("layers cuda")) if step.name.startswith("attention") else step.reason
         row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}", "reason": reason}
         shown["steps"].append(row)
+    if chosen := compared(before, figures(data)):
+        shown["figures"] = chosen
+    for step in results:
         entries, keys = TABLES.get(step.name.split()[0], ("", ()))
         for entry in step.data[entries] if entries and step.data else ():
             line = entry | (_extrapolate(entry, bandwidth) if "layer_bytes" in entry else {})
@@ -189,13 +218,26 @@ def _cell(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
 
 
-def write_report(directory: Path, bundle: Path, machine: Machine, results: Sequence[Result]) -> str:
-    """Write report.json and report.md atomically. Return the text of report.md."""
+def read_figures(report: Path | None) -> Mapping[str, float]:
+    """The figures in a report.json; none without one. Raises PassError if the file has none."""
+    if report is None:
+        return NOTHING
+    try:
+        return {name: float(value) for name, value in json.loads(read_text(report))["figures"].items()}
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise PassError(f"{report} is no report.json of this script") from None
+
+
+def write_report(
+    directory: Path, bundle: Path, machine: Machine, results: Sequence[Result], before: Mapping[str, float] = NOTHING
+) -> str:
+    """Write report.json and report.md atomically. Return the text of report.md. before: as for `tables`."""
     name, why = verdict(machine, results)
     report = {"verdict": name, "why": why, "bundle": str(bundle), **asdict(machine)}
+    report["figures"] = figures({step.name: step.data for step in results if step.data})
     write_json(report | {"steps": [asdict(result) for result in results]}, directory / "report.json")
     text = f"**VERDICT: {name}** ({why})\n\n"
-    for title, rows in tables(machine, results).items():
+    for title, rows in tables(machine, results, before).items():
         headings = [*rows[0]] if rows else []
         lines = [headings, ["---"] * len(headings), *(row.values() for row in rows)]
         shown = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)

@@ -1,6 +1,7 @@
 """Steps of scripts/gpu_check.py that are not commands of the toolkit.
 
-They check that the device works, compare the text of a tiny model with the CPU's, and time passes by rows.
+They check that the device works, compare the text of a tiny model with the CPU's, and time passes by rows, kernels by
+name and onnxruntime-genai.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
+from bench_peers import build_genai, open_genai, rate
+from gpu_kernels import time_kernels, why_no_profiler
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
 from pass_runtime.backends.cuda import ON_DEVICE, Cuda, find_device, import_api, unwrap, why_no_device
@@ -25,6 +28,7 @@ from pass_runtime.cli.bench import write_json
 from pass_runtime.cli.bench_rows import RowsOptions, measure_rows
 from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.measuring.lossless import first_difference, run_tokens, token_scores
+from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, read_prompt_set
 
 SCRIPTS = Path(__file__).resolve().parent
 COPY_BYTES, TIMED_COPY_BYTES, TIMED_COPIES = 1 << 20, 1 << 30, 10
@@ -169,6 +173,9 @@ def main() -> None:
 
 OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the results here, as JSON.")
 DEVICE = click.option("--device", default="cuda", show_default=True)
+KEEP = click.option(
+    "--keep", type=click.Path(path_type=Path), default=Path("build/gpu"), help="Directory for models, which are reused."
+)
 
 
 @main.command()
@@ -206,9 +213,7 @@ def tiny(device: str, output: Path | None) -> None:
 @click.option("--cuda-attention", default="attention", show_default=True, help="As for pass-export.")
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 25), show_default=True)
 @click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192), show_default=True)
-@click.option(
-    "--keep", type=click.Path(path_type=Path), default=Path("build/gpu"), help="Directory for models, which are reused."
-)
+@KEEP
 @OUTPUT
 @one_line_errors
 def layers(device: str, layers: int, cuda_attention: str, keep: Path, output: Path | None, **given: Any) -> None:
@@ -221,6 +226,41 @@ def layers(device: str, layers: int, cuda_attention: str, keep: Path, output: Pa
         cells = [cell for size in given["capacities"] for cell in time_rows(session, given["rows"], size, sizes)]
         report = {"cells": cells, "logits": logits, "uncaptured": session.backend.uncaptured}
     write_json(report, output)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@DEVICE
+@OUTPUT
+@one_line_errors
+def kernels(bundle: Path, device: str, output: Path | None) -> None:
+    """Time the kernels of passes of BUNDLE by name."""
+    if why := why_no_profiler():
+        raise PassError(why)
+    with load(bundle, device, max_batch_size=1) as session:
+        write_json(time_kernels(session), output)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@DEVICE
+@click.option("--precision", default="fp16", show_default=True, help="Of its weights: int4, fp16 (CUDA), fp32 (CPU).")
+@click.option("--tokens", default=64, show_default=True, help="Length of each answer.")
+@KEEP
+@OUTPUT
+@one_line_errors
+def genai(bundle: Path, device: str, precision: str, tokens: int, keep: Path, output: Path | None) -> None:
+    """Time onnxruntime-genai, without drafts, on the prompts of pass-run bench, with the base model of BUNDLE."""
+    directory = build_genai(bundle, keep / f"genai-{device}" / precision, device)
+    with load(bundle, "cpu") as session:
+        prompts = [encode(session, prompt) for prompt in read_prompt_set(FIRST_LOOK_PROMPTS)]
+    write, times = open_genai(directory, 0), []
+    for ids in prompts:
+        write(ids, tokens, ignore_eos=True)  # to warm up
+        times.append(write(ids, tokens, ignore_eos=True))
+    speed = rate(times)
+    shown = {"plan": f"genai {precision}", "tokens_per_second": speed, "milliseconds_per_pass": 1000 / speed}
+    write_json({"plans": [shown]}, output)
 
 
 if __name__ == "__main__":

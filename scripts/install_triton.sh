@@ -57,7 +57,7 @@ fi
 echo "installing an environment for models into $into/venv" >&2
 "$python" -m venv "$into/venv"
 grep -v '^numpy==' constraints.txt >"$into/constraints.txt"
-pip_install "$into/venv/bin/python" -m pip install --constraint "$into/constraints.txt" 'numpy>=1.26,<2' --editable .
+pip_install "$into/venv/bin/python" -m pip install --constraint "$into/constraints.txt" 'numpy>=1.26,<2' --editable '.[cpu]'
 echo "installing ${client[0]} into $into/client" >&2
 pip_install "$python" -m pip install --no-deps --target "$into/client" "${client[@]}"
 

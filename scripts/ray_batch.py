@@ -1,7 +1,7 @@
 """`pass-run batch` on a Ray cluster. ray.data gives blocks of lines to actors, gives blocks of dead actors to new ones,
 and holds back blocks that no actor has room for.
 
-    pip install 'pass-toolkit[ray]'
+    pip install 'pass-toolkit[cpu,ray]'
     python scripts/ray_batch.py build/smollm2-135m in.jsonl out.jsonl --actors 8
 
 Requests, seeds and results are those of `pass-run batch`, but results have no fingerprint, so a run that was stopped

@@ -1,6 +1,6 @@
 """The server of `pass-run serve` as a Ray Serve deployment: replicas on a cluster, autoscaling, health checks.
 
-    pip install 'pass-toolkit[serve,ray]'
+    pip install 'pass-toolkit[cpu,serve,ray]'
     python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
 
 Every replica runs the whole app with its own session, slots, queue and metrics. The script joins the cluster that
@@ -26,7 +26,8 @@ from pass_runtime.cli import flags as opts
 from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LoadOptions
-from pass_server.serve_options import ServeOptions, check_exposure, read_keys
+from pass_server import flags as server_flags
+from pass_server.serve_options import ServeOptions, check_exposure
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -67,48 +68,30 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, options: ServeOpti
 
 @click.command()
 @opts.BUNDLE
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on, on every node.")
-@click.option("--port", type=int, default=8000, show_default=True)
-@click.option(
-    "--api-key-file", type=click.Path(path_type=Path), help="File with one API key per line; clients need one."
-)
-@click.option("--allow-no-key", is_flag=True, help="Allow a --host that other machines reach, without keys.")
-@click.option("--served-model-name", "model_name", help="The model's name for clients.  [default: the bundle's name]")
+@server_flags.server_options
 @click.option("--replicas", type=int, default=1, show_default=True, help="Fewest replicas.")
 @click.option("--max-replicas", type=int, help="Most replicas.  [default: --replicas]")
 @click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Slots per replica.")
-@click.option("--max-queue", type=int, default=64, show_default=True, help="Most waiting sequences per replica.")
-@click.option("--no-client-plan", is_flag=True, help="Refuse requests that name a plan, or turn speculation off.")
-@click.option("--no-page", is_flag=True, help="Serve no page at /.")
-@opts.NO_PREFIX_CACHE
 @opts.engine_options
 @one_line_errors
-def main(
-    bundle: Path, host: str, port: int, api_key_file: Path | None, allow_no_key: bool, replicas: int, **options: Any
-) -> None:
+def main(bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, **options: Any) -> None:
     """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each uses --threads CPUs (default: 1), and a GPU if --device
-    names one."""
+    names one. The options are those of pass-run serve; limits and queues are of each replica."""
     most, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
     if not 1 <= replicas <= most or slots < 1:
         raise PassError("--replicas and --max-batch-size must be at least 1, and --max-replicas at least --replicas")
-    serve_options = ServeOptions(
-        keys=read_keys(api_key_file) if api_key_file is not None else (),
-        model_name=options.pop("model_name"),
-        max_queue=options.pop("max_queue"),
-        client_plans=not options.pop("no_client_plan"),
-        page=not options.pop("no_page"),
-    )
+    limits = server_flags.serve_options(options)
     opened = opts.load_options(options)
     opened = replace(opened, threads=opened.threads or 1)
     gpus_of_replica(opened.device)
-    check_exposure(host, serve_options.keys, allow_no_key=allow_no_key)
+    check_exposure(host, limits.keys, allow_no_key=allow_no_key)
     try:
         import ray
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
     opts.open_bundle(bundle, opened).close()  # reports errors of the bundle here, not in a replica's log
-    made = deployment(bundle.absolute(), opened, slots, serve_options, {"min_replicas": replicas, "max_replicas": most})
+    made = deployment(bundle.absolute(), opened, slots, limits, {"min_replicas": replicas, "max_replicas": most})
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})

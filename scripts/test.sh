@@ -65,7 +65,7 @@ triton() {
 }
 
 ray() {
-    VENV=.venv-ray environment train serve ray dev
+    VENV=.venv-ray environment cpu train serve ray dev
     pytest tests/serve/test_ray.py "$@"
 }
 
@@ -118,7 +118,8 @@ ranges() {
     mkdir -p build/ranges
     python - >build/ranges/oldest.txt <<'E2'
 import re, tomllib
-for requirement in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]:
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+for requirement in project["dependencies"] + project["optional-dependencies"]["cpu"]:
     name, bound = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,.*)?", requirement).groups()
     print(f"{name}=={bound}")
 E2
@@ -129,7 +130,7 @@ E2
         echo "installing into .venv-oldest: $(paste -sd' ' build/ranges/oldest.txt)" >&2
         "$python" -m venv --clear .venv-oldest
         .venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
-            --constraint build/ranges/oldest.txt --requirement build/ranges/tools.txt --editable .
+            --constraint build/ranges/oldest.txt --requirement build/ranges/tools.txt --editable '.[cpu]'
         echo "$stamp" >.venv-oldest/pass-stamp
     fi
     echo "exporting and decoding with the newest versions" >&2

@@ -19,7 +19,7 @@ esac
 # With --minutes, the text has no other end.
 [[ " ${options[*]} " = *" --minutes "* ]] || options=(--sequences 4096 "${options[@]}")
 . scripts/environment.sh
-environment train
+environment cpu train
 
 corpus=${CORPUS:-build/corpus} output=${OUTPUT:-build/train/$model} target=${TARGET:-models/$model}
 [ -f "$corpus/train/tasks.jsonl" ] || python scripts/fetch_corpus.py "$corpus"

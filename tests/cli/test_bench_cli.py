@@ -69,7 +69,8 @@ def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
     named = read_prompt_set(FIRST_LOOK_PROMPTS)
     assert [prompt.kind for prompt in named] == [kind for kind in CORE_KINDS for _ in range(3)]
     text = output("bench", tiny_bundle, "--max-new-tokens", "8", "--repeat", "1")
-    assert all(prompt.id in text for prompt in named) and max(map(len, text.splitlines()[:-2])) <= 80
+    tables, _ = text.split("look-ahead embeddings: ")  # below, a line for each plan that was slower has its own length
+    assert all(prompt.id in tables for prompt in named) and max(map(len, tables.splitlines())) <= 80
     assert text.splitlines()[-1].startswith("auto is ")
     assert text.endswith(
         " times as fast as plain decoding (ar) here; every plan wrote the same text, token for token\n"
@@ -155,10 +156,12 @@ def test_a_near_tie_is_excused_only_where_rows_may_round_differently(
 
 
 def test_table(tiny_bundle: Path):
-    table = output("bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4")
-    for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4", "same text"):
+    """A row and a bar for each plan, and no table by prompt of so many. Whether drafts paid is the machine's matter."""
+    text = output("bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4")
+    table, rest = text.split("look-ahead embeddings: ")
+    for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4"):
         assert word in table
-    assert table.count("two-pass L=") == 4  # in the table and at the bars: no table by prompt of so many plans
+    assert table.count("two-pass L=") == 4 and "same text" in rest
 
 
 def test_draft_sources(tiny_bundle: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from click import Context
 from click.testing import CliRunner
 from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
+from server_cases import SERVER_CASES
 
 from pass_runtime.cli.batch import Tally
 from pass_runtime.cli.flags import CONSTRAINT_FIELDS
@@ -94,19 +96,6 @@ GENERATION = {
     **constrained(),
 }
 OPENED = under("LoadOptions", ENGINE)
-SERVED = {
-    name: Case([f"--{name.replace('_', '-')}", value], {f"ServeOptions.{name}": value})
-    for name, value in {
-        "max_queue": 5,
-        "max_prompt_tokens": 6,
-        "max_output_tokens": 7,
-        "max_body_bytes": 8,
-        "request_seconds": 9.0,
-        "client_seconds": 10.0,
-        "tool_call_parser": "hermes",
-        "reasoning_parser": "think",
-    }.items()
-}
 PROMPT = [BUNDLE, "-p", "a"]
 ROWS = [BUNDLE, "--rows", "1,2"]
 COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
@@ -166,24 +155,13 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
         [BUNDLE],
         {
             **OPENED,
-            **under("LoadOptions", LIMITS | LOGPROBS_MODE | NO_PREFIX_CACHE),
-            **SERVED,
+            **SERVER_CASES,
+            **under("LoadOptions", {"max_batch_size": LIMITS["max_batch_size"]}),
             "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
             "host": Case(["--host", "0.0.0.0"], {"listen.host": "0.0.0.0", "check_exposure.host": "0.0.0.0"}),
             "port": Case(["--port", 5], {"listen.port": 5}),
-            "api_key_file": Case(
-                ["--api-key-file", "keys"], {"ServeOptions.keys": ("k",), "check_exposure.keys": ("k",)}
-            ),
-            "allow_no_key": Case(["--allow-no-key"], {"check_exposure.allow_no_key": True}),
-            "model_name": Case(["--served-model-name", "m"], {"ServeOptions.model_name": "m"}),
             "max_connections": Case(["--max-connections", 5], {"serve.max_connections": 5}),
             "drain_seconds": Case(["--drain-seconds", 5], {"serve.drain_seconds": 5.0}),
-            "reuse_prefix": Case(["--reuse-prefix"], {"ServeOptions.reuse_prefix": True}),
-            "client_plans": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
-            "special_tokens": Case(["--allow-special-tokens"], {"ServeOptions.special_tokens": True}),
-            "page": Case(["--no-page"], {"ServeOptions.page": False}),
-            "cors_origins": Case(["--cors-origin", "*"], {"ServeOptions.cors_origins": ("*",)}),
-            "keep_alive_seconds": Case(["--keep-alive-seconds", 5], {"ServeOptions.keep_alive_seconds": 5.0}),
         },
     ),
     "bench": (
@@ -252,6 +230,7 @@ def prepare_server(calls: Calls) -> None:
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
     calls.replace("pass_server.server.listen", listening)
     calls.replace("pass_server.server.serve")
+    calls.replace("pass_server.server.answering", nullcontext(), noted=False)  # it needs a real listener
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
     calls.replace("pass_server.server.make_app", app)
     calls.replace("pass_server.server.check_exposure")

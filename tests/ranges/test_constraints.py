@@ -9,6 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pass_runtime.backends.packages import PACKAGES
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CHOSEN_BY_USERS = "tensorrt-cu13"
@@ -38,7 +40,7 @@ def test_it_is_pinned_inside_its_range(line: str):
         assert constraints()[name] in requirement.specifier
 
 
-@pytest.mark.parametrize("line", PROJECT["dependencies"])
+@pytest.mark.parametrize("line", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["cpu"]])
 def test_the_runtime_pins_nobody(line: str):
     """A lower bound, which scripts/test.sh ranges installs; and room above it."""
     specifiers = Requirement(line).specifier
@@ -46,3 +48,14 @@ def test_the_runtime_pins_nobody(line: str):
     (least,) = (found.version for found in specifiers if found.operator == ">=")
     name = canonicalize_name(Requirement(line).name)
     assert (least == constraints()[name]) == (name == SAFE_FROM_THE_NEWEST)
+
+
+def test_only_cpu_and_gpu_bring_an_onnxruntime():
+    """One each: the two packages write the same files. The peer onnxruntime-genai is another package."""
+    groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    found = {name: [Requirement(line).name for line in lines] for name, lines in groups.items()}
+    names = {name: [each for each in lines if each in PACKAGES] for name, lines in found.items()}
+    assert {name: lines for name, lines in names.items() if lines} == {
+        "cpu": ["onnxruntime"],
+        "gpu": ["onnxruntime-gpu"],
+    }

@@ -152,5 +152,5 @@ def test_the_gpu_extra_holds_what_the_device_needs():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     names = {re.split("[<>=]", requirement)[0] for requirement in extras["gpu"]}
-    assert names == {"onnxruntime-gpu", "cuda-python"}
+    assert names == {"onnxruntime-gpu[cuda,cudnn]", "cuda-python"}
     assert set(extras["gpu"]) & set(extras["cuda"])  # the same versions of it

@@ -309,10 +309,16 @@ LOOP = {"$defs": {"L": {"$ref": "#/$defs/L"}, "N": {"type": "object", "propertie
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#/$defs/E"}}, "required": ["n"]}
 FLAG = {"type": "boolean"}
 OPEN = {"type": "object", "properties": {"a": FLAG}, "additionalProperties": False}
+ENDLESS_REF = {"$ref": "#/$defs/E"}
+LISTED = {"$defs": {"E": ENDLESS}}
 STUCK = {
     "a pattern of a property": (OPEN | {"patternProperties": {"^a$": FLAG}}, {"a"}),
     "a pattern of both": (OPEN | {"patternProperties": {"^(a|b)$": FLAG}}, {"a", "b"}),
     "a pattern of few names": (OPEN | {"patternProperties": {"^[a-c]d?$": FLAG}}, {"a", "ad", "b", "bd", "c", "cd"}),
+    "alternatives with ends of their own": (OPEN | {"patternProperties": {"^a$|^b$": FLAG}}, {"a", "b"}),
+    "either case": (OPEN | {"patternProperties": {"^(?i:ab)$": FLAG}}, {"a", "AB", "Ab", "aB", "ab"}),
+    "no Latin letter": (OPEN | {"patternProperties": {'^[\u00e9"]$': FLAG}}, {"a", "\u00e9", '"'}),
+    "a pattern of nothing": (OPEN | {"patternProperties": {r"^[^\s\S]$": FLAG}}, {"a"}),
     "two patterns": (OPEN | {"patternProperties": {"^a$": FLAG, "^(?:b)$": FLAG}}, {"a", "b"}),
     "a loop": (OPEN | LOOP | {"properties": {"a": FLAG, "b": {"$ref": "#/$defs/L"}}}, {"a"}),
     "an endless object": (
@@ -329,6 +335,31 @@ STUCK = {
         OPEN | {"$defs": {"E": ENDLESS}, "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/E"}}}},
         {"a"},
     ),
+    "endless items in their places": (
+        OPEN | LISTED | {"properties": {"a": {"prefixItems": [FLAG, ENDLESS_REF]}}},
+        {"a"},
+    ),
+    "a list of items": (OPEN | LISTED | {"properties": {"a": {"items": [FLAG, ENDLESS_REF]}}}, {"a"}),
+    "additionalItems": (
+        OPEN | LISTED | {"properties": {"a": {"items": [FLAG], "additionalItems": ENDLESS_REF}}},
+        {"a"},
+    ),
+    "by $anchor": (
+        OPEN | {"$defs": {"L": {"$anchor": "l", "$ref": "#l"}}, "properties": {"a": FLAG, "b": {"$ref": "#l"}}},
+        {"a"},
+    ),
+    "by $id": (
+        OPEN
+        | {"$id": "http://example.org/s", "$defs": {"L": {"$id": "l", "$ref": "l"}}}
+        | {"properties": {"a": FLAG, "b": {"$ref": "l"}, "c": {"$ref": "http://example.org/s#/$defs/L"}}},
+        {"a"},
+    ),
+    "by an escaped path": (
+        OPEN
+        | {"$defs": {"L /": {"$ref": "#/$defs/L%20~1"}}, "properties": {"a": FLAG, "b": {"$ref": "#/$defs/L%20~1"}}},
+        {"a"},
+    ),
+    "by a property": (OPEN | {"properties": {"a": FLAG, "b": {"$ref": "#/properties/b"}}}, {"a"}),
     "inside": (
         {
             "type": "object",
@@ -366,6 +397,19 @@ def test_what_cannot_end_is_not_begun(schema, names):
                 seen.add(more)
                 left.append(more)
     assert {name for end in ends for name in end} <= names
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        OPEN | {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"$defs": {"E": ENDLESS}} | ENDLESS,
+    ],
+)
+def test_a_schema_without_a_finite_value_is_refused(shared, schema):
+    with pytest.raises(PassError, match="json_schema is not valid: no value of it ends"):
+        shared.start(Constraint(json_schema=schema))
 
 
 def test_finite_recursion_is_kept():

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, choose_device, open_session
+from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, open_session
 from pass_runtime.bundle.head import HEAD_FILE
 from pass_runtime.bundle.noise import TABLES_FILE
 from pass_runtime.errors import PassError
@@ -68,17 +68,6 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
         session.generate("The quick", GenerateOptions(max_new_tokens=2, plan="ar")).result()
         found = session.backend.uncaptured
         assert found == {file: f"no capture of {file}" for file in (trunk, "tail.ar.greedy.onnx")}
-
-
-def test_the_error_names_the_command_that_installs_the_gpu_package(monkeypatch: pytest.MonkeyPatch):
-    """Both packages are removed: installed over each other, neither is whole."""
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    command = (
-        "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu && "
-        "pip install cuda-python"
-    )
-    with pytest.raises(PassError, match=f"run: {command}$"):
-        choose_device("cuda")
 
 
 def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):

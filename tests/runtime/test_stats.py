@@ -67,6 +67,14 @@ def test_narrower_windows_at_the_end_count_under_the_requested_lookahead():
     assert stats.drafted == 4
     assert stats.acceptance_histogram == [0, 1, 0, 1]
     assert stats.acceptance_per_position == pytest.approx([1.0, 0.5, 0.5])
+    assert stats.acceptance_of_tried == [1.0, 1.0, 1.0]
+
+
+def test_a_draft_that_was_never_tried_has_no_share():
+    stats = two_pass_stats([])
+    stats.record(1, 1)
+    stats.record(2, 2)
+    assert stats.acceptance_of_tried == [0.5, 0.0, None, None]
 
 
 def test_nothing_has_run():

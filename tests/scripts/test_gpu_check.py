@@ -128,6 +128,7 @@ def test_a_library_without_the_target_is_skipped(
                 assert not found[step].blocked
             else:
                 assert f"tensorrt-rtx has no target {target}; it has sm75, " in found[step].blocked
+                assert "refuses these GPUs (Hopper)" in found[step].blocked
     assert found["build tensorrt"].after == ("export",) and not found["export"].blocked
     assert found["bench tensorrt greedy"].after == ("build tensorrt",)
     assert not found["attention cuda"].blocked and found["attention cuda"].after == ("layers cuda",)
@@ -142,9 +143,11 @@ def test_what_tells_most_comes_first(tmp_path: Path):
         "export",
         "build",
         "rows",
+        "kernels",
         "batch",
         "bench",
         "cpp",
+        "genai",
         "tests",
         "attention",
     ]

@@ -15,11 +15,11 @@ RECORDER = (
 )
 PYTHON = """#!/usr/bin/env bash
 [ "$1" = -c ] && { echo "${VERSION:-3.12}"; exit; }
-[ "$1" = - ] && { cat >/dev/null; exit; }
+[ "$1" = - ] && { cat >/dev/null; exit "${STATUS_OF_STDIN:-0}"; }
 echo "$(basename "$(dirname "$(dirname "$0")")")/python $*" | sed "s|$PWD/||g" >>"$CALLS"
 if [ "$1 $2" = "-m venv" ]; then
     mkdir -p "${@: -1}/bin"
-    for name in pytest ruff mypy; do cp "$RECORDERS" "${@: -1}/bin/$name"; done
+    for name in pytest ruff mypy pass-export pass-run; do cp "$RECORDERS" "${@: -1}/bin/$name"; done
     cp "$0" "${@: -1}/bin/python"
 fi
 [ -z "${SAYS_BUNDLES:-}" ] || [ "${3:-}" != pytest ] || echo "$PASS_TEST_BUNDLE" >>"$CALLS"
@@ -35,7 +35,7 @@ class Checkout:
         (root / ".ci").mkdir()
         (root / "tests").mkdir()
         for name in ("scripts/test.sh", "scripts/environment.sh", ".ci/run", "pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / name, root / name)
+            self.copy(name)
         for name in ("build_cpp.sh", "check_cpp.sh", "demo.sh", "docs.sh", "install_triton.sh"):
             self.program(root / "scripts" / name, RECORDER)
         self.program(root / "recorder", RECORDER)
@@ -44,6 +44,10 @@ class Checkout:
             self.program(root / "build/cpp" / kind / "pass-tests", RECORDER)
         for name in ("clang-format", "clang-tidy", "chromium", "qemu-x86_64"):
             self.program(root / "bin" / name, "#!/bin/sh\necho version 14.0\n")
+
+    def copy(self, name: str) -> None:
+        """Make a file the repository's own."""
+        shutil.copy(ROOT / name, self.root / name)
 
     def program(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +88,7 @@ def test_without_a_suite(checkout: Checkout):
     status, calls, said = checkout.run("scripts/test.sh")
     assert status == 0, said
     assert calls[-4:] == [*USUAL, f"{PYTEST} --no-loadscope-reorder"]
-    assert "installing into .venv (versions of constraints.txt; extras: dev export peers serve tensorrt-rtx" in said
+    assert "installing into .venv (versions of constraints.txt; extras: cpu dev export peers serve tensorrt-rtx" in said
     status, calls, said = checkout.run("scripts/test.sh", "-m", "not slow", "--all", PYTEST_WORKERS="3")
     assert status == 0 and said == ""
     assert calls == [*USUAL, "pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --all"]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import pytest
 from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
+from server_cases import SERVER_CASES
+
+from pass_server.flags import server_options
+from pass_server.serve_options import ServeOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "serve_ray.py"
 LOADED = {
@@ -18,9 +24,9 @@ LOADED = {
     "capacity": (["--capacity", 64], {"capacity": 64}),
     "trust_bundle": (["--trust-bundle"], {"verify": False}),
     "no_weight_cache": (["--no-weight-cache"], {"weight_cache": False}),
-    "no_prefix_cache": (["--no-prefix-cache"], {"prefix_cache": False}),
 }
 CASES = {
+    **SERVER_CASES,
     **{
         name: Case(given, {f"LoadOptions.{key}": value for key, value in found.items()})
         for name, (given, found) in LOADED.items()
@@ -32,14 +38,8 @@ CASES = {
         {"check_exposure.host": "0.0.0.0", "start.http_options": {"host": "0.0.0.0", "port": 8000}},
     ),
     "port": Case(["--port", 5], {"start.http_options": {"host": "127.0.0.1", "port": 5}}),
-    "api_key_file": Case(["--api-key-file", "keys"], {"ServeOptions.keys": ("k",), "check_exposure.keys": ("k",)}),
-    "allow_no_key": Case(["--allow-no-key"], {"check_exposure.allow_no_key": True}),
-    "model_name": Case(["--served-model-name", "m"], {"ServeOptions.model_name": "m"}),
     "replicas": Case(["--replicas", 2], {"deployment.scaling": {"min_replicas": 2, "max_replicas": 2}}),
     "max_replicas": Case(["--max-replicas", 2], {"deployment.scaling": {"min_replicas": 1, "max_replicas": 2}}),
-    "max_queue": Case(["--max-queue", 5], {"ServeOptions.max_queue": 5}),
-    "no_client_plan": Case(["--no-client-plan"], {"ServeOptions.client_plans": False}),
-    "no_page": Case(["--no-page"], {"ServeOptions.page": False}),
 }
 
 
@@ -79,6 +79,13 @@ def prepare(calls: Calls) -> None:
 
 def test_there_is_a_case_for_every_option(script):
     assert set(CASES) == option_names(script.main)
+
+
+def test_every_field_of_the_options_has_a_flag():
+    """But for `keys`, which come from --api-key-file, and `max_sequences`."""
+    names = {field.name for field in fields(ServeOptions)}
+    found = option_names(click.command()(server_options(lambda: None)))
+    assert names - found == {"keys", "max_sequences"}
 
 
 @pytest.mark.parametrize("option", CASES)

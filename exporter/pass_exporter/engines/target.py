@@ -35,8 +35,8 @@ def choose_targets(library: Library, config: EngineConfig, device: DeviceInfo | 
             f"visible: {why_no_device()}"
         )
     wanted = set(requested) if device is None or requested else {device.target}
-    if unknown := sorted(wanted - set(library.targets)):
-        raise PassError(f"{library.name} has no target {unknown[0]}; it has {', '.join(library.targets)}")
+    if unknown := library.unknown_target(wanted):
+        raise PassError(unknown)
     return tuple(target for target in library.targets if target in wanted)
 
 

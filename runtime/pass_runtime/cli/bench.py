@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import onnxruntime as ort
 from rich.console import Console
 from rich.progress import track
 
+from pass_runtime.backends.packages import installed
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench_rows import Breakdown, SaveReport
@@ -139,6 +139,7 @@ class Contender:
             "mean_acceptance_length": total.mean_acceptance_length,
             "draft_acceptance_rate": total.draft_acceptance_rate,
             "acceptance_per_position": total.acceptance_per_position,
+            "acceptance_of_tried": total.acceptance_of_tried,
         }
         if self.batch is None:
             entry["by_prompt"] = [
@@ -165,6 +166,7 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
             setattr(total, name, getattr(total, name) + getattr(stats, name))
         total.histogram += stats.histogram
+        total.widths += stats.widths
     return total
 
 
@@ -236,8 +238,13 @@ def about(session: Session) -> dict[str, Any]:
         "weights": session.manifest.model.weights,
         "device": session.backend.capabilities.device,
         "uncaptured": session.backend.uncaptured,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {ort.__version__}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_onnx_runtime()}",
     }
+
+
+def _onnx_runtime() -> str:
+    """Its packages and their versions. Engines need none."""
+    return " and ".join(f"{name} {number}" for name, number in installed().items()) or "onnxruntime of no known package"
 
 
 def write_json(report: dict[str, Any], output: Path | None) -> None:

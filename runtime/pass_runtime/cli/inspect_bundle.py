@@ -211,7 +211,8 @@ def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tupl
         limits = session.backend.capabilities
         if limits.device == "cpu":
             raise PassError(
-                "no CUDA graphs: no engines fit this machine, and this onnxruntime has no CUDA; run pass-export build"
+                "no CUDA graphs: no engines fit this machine, and ONNX Runtime uses the CPU; run pass-export build, "
+                "or use --device cuda, which says what it lacks"
             )
         session.warm_up(*SAMPLINGS)
         if not limits.keeps_graphs:  # the warm-up ran only the passes that `auto` times

@@ -123,7 +123,8 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
 
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
-    """Return a row of the table of plans. acceptance by position: of drafts 1 to L."""
+    """Return a row of the table of plans. acceptance by position: the share of drafts 1 to L that were
+    accepted where they were tried."""
     cells = {"plan": plan["plan"], "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}"}
     if batched:
         cells["each"] = f"{plan['tokens_per_second_each']:.1f}"
@@ -140,7 +141,8 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
             "measured / predicted": predicted and plan["tokens_per_second_each"] / predicted,
         }
         cells |= {heading: "-" if figure is None else f"{figure:.2f}" for heading, figure in figures.items()}
-    cells["acceptance by position"] = " ".join(f"{rate:.2f}" for rate in plan["acceptance_per_position"]) or "-"
+    rates = plan["acceptance_of_tried"]
+    cells["acceptance by position"] = " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates) or "-"
     return cells
 
 

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from pass_runtime.backends.packages import MISSING
 from pass_runtime.commands.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
 
@@ -45,10 +46,17 @@ def _signals_handled_by(handler: Handler) -> Iterator[None]:
                 signal.signal(number, previous_handler)
 
 
-def importing() -> AbstractContextManager[None]:
+@contextmanager
+def importing() -> Iterator[None]:
     """A context for imports, before a command has written anything: a signal ends the process at once, with one line.
-    An exception in the middle of an import would print a traceback."""
-    return _signals_handled_by(quit_at_once)
+    An exception in the middle of an import would print a traceback. Raises PassError if ONNX Runtime is missing."""
+    with _signals_handled_by(quit_at_once):
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise
+            raise PassError(MISSING) from None
 
 
 def report(problem: object) -> None:

@@ -30,6 +30,9 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
+    """Steps, by the drafts that they accepted."""
+    widths: Counter[int] = field(default_factory=Counter)
+    """Steps, by the drafts that they verified."""
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -46,6 +49,7 @@ class Stats:
             self.drafted += drafted
             self.accepted += count - 1
             self.histogram[count - 1] += 1
+            self.widths[drafted] += 1
 
     @property
     def tau(self) -> float:
@@ -69,6 +73,17 @@ class Stats:
             return []
         steps = tuple(self.histogram.items())  # a copy, as another thread may be recording a pass
         return [sum(times for accepted, times in steps if accepted > i) / self.steps for i in range(self.lookahead)]
+
+    @property
+    def acceptance_of_tried(self) -> list[float | None]:
+        """[L]: the fraction of the steps that verified draft i in which it was accepted; None if no step did."""
+        found: list[float | None] = []
+        for i in range(self.lookahead):
+            tried = sum(times for drafted, times in self.widths.items() if drafted > i)
+            found.append(
+                sum(times for accepted, times in self.histogram.items() if accepted > i) / tried if tried else None
+            )
+        return found
 
     @property
     def acceptance_histogram(self) -> list[int]:

@@ -186,7 +186,7 @@ def _grammar(constraint: Constraint) -> str:
     if constraint.json_object:
         return str(LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_FORM))
     if constraint.schema:
-        schema = json.dumps(without_dead_ends(json.loads(constraint.schema)), ensure_ascii=False)
+        schema = _finite(json.loads(constraint.schema))
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM))
     if constraint.regex is not None:
         return str(LLMatcher.grammar_from_regex(constraint.regex))
@@ -201,9 +201,20 @@ _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
 
 def _without_dead_ends(rule: re.Match[str]) -> str:
     try:
-        return rule[1] + json.dumps(without_dead_ends(json.loads(rule[2])), ensure_ascii=False)
+        return rule[1] + _finite(json.loads(rule[2]))
     except ValueError:  # llguidance says what is wrong
         return rule[0]
+
+
+def _finite(schema: Any) -> str:
+    """A schema without dead ends. Raises PassError if it has no finite value."""
+    if (found := without_dead_ends(schema)) is False and schema is not False:
+        title = f" of {schema['title']}" if isinstance(schema.get("title"), str) else ""
+        raise PassError(
+            f"the json_schema{title} is not valid: no value of it ends, because a required part contains itself by "
+            "$ref; leave that part out of required"
+        )
+    return json.dumps(found, ensure_ascii=False)
 
 
 def _refused(constraint: Constraint, why: str) -> PassError:

@@ -7,29 +7,34 @@ names are used already. Here such parts become `false`, and patterns with few na
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from re import _parser  # type: ignore[attr-defined]  # what `re` reads a pattern with
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache
 from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
 
-MAX_NAMES = 64
-"""A pattern with more names than this stays one."""
+MAX_NAMES, MAX_NAME_BYTES = 64, 256
+"""A pattern with more names, or longer ones, stays a pattern."""
 MAX_STEPS = 100_000
 """How many parts of a schema are looked at, counting each time. Schemas can refer to one another without bound."""
 PARTS = ("properties", "patternProperties", "$defs", "definitions")
-SINGLE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-OPTIONAL = ("additionalProperties", "items")
+SINGLE = (
+    *("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames"),
+)
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+OPTIONAL = ("additionalProperties", "additionalItems", "items")
 """Keywords whose schema need not be met by anything."""
 
 
 def without_dead_ends(schema: Any) -> Any:
-    """A schema with the same finite values. It is not changed itself. A schema that takes more than MAX_STEPS, or is
-    nested too deep, is returned as it is: llguidance has limits, too."""
+    """A schema with the same finite values; False if there are none. It is not changed itself. A schema that takes more
+    than MAX_STEPS, or is nested too deep, is returned as it is: llguidance has limits, too."""
     try:
         found = _with_names_of_patterns(schema)
         finite = _Finite(found)
-        return _without_endless(found, finite) if finite.endless else found
+        if not finite.endless:
+            return found
+        return _without_endless(found, finite) if finite.has(found) else False
     except (_TooMuch, RecursionError):
         return schema
 
@@ -76,24 +81,48 @@ class _Finite:
         return all(self.has(properties.get(name, other)) for name in _list(schema, "required") if isinstance(name, str))
 
     def _has_array(self, schema: Mapping[str, Any]) -> bool:
-        least, first = schema.get("minItems", 0), _list(schema, "prefixItems")
+        least, (first_name, rest_name) = schema.get("minItems", 0), _item_keywords(schema)
         if not isinstance(least, int | float) or least <= 0:
             return True
-        rest = True if least <= len(first) else self.has(schema.get("items", True))
+        first = _list(schema, first_name)
+        rest = True if least <= len(first) else self.has(schema.get(rest_name, True))
         return rest and all(self.has(each) for each in first[: int(least)])
 
     def _target(self, ref: str) -> Any:
         """What a `$ref` in this schema leads to; True if it leads elsewhere."""
+        base = _text(self._root, "$id")
+        url, fragment = urldefrag(urljoin(base, ref))
         found = self._root
-        for part in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ():
-            key = part.replace("~1", "/").replace("~0", "~")
+        if url != urldefrag(base).url:
+            found = _first_part(self._root, lambda part: urljoin(base, _text(part, "$id")) == url)
+        begin, *keys = unquote(fragment).split("/")
+        if begin:
+            found = _first_part(found, lambda part: _text(part, "$anchor") == begin)
+        for key in (each.replace("~1", "/").replace("~0", "~") for each in keys):
             if isinstance(found, list) and key.isdigit() and int(key) < len(found):
                 found = found[int(key)]
             elif isinstance(found, dict) and key in found:
                 found = found[key]
             else:
                 return True  # llguidance says what is wrong
-        return found if ref.startswith("#") else True
+        return found
+
+
+def _first_part(schema: Any, is_it: Callable[[Any], bool]) -> Any:
+    """The first part of a schema that is sought; True if there is none."""
+    if isinstance(schema, dict) and is_it(schema):
+        return schema
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    return next((found for part in parts if (found := _first_part(part, is_it)) is not True), True)
+
+
+def _text(schema: Any, name: str) -> str:
+    return found if isinstance(schema, dict) and isinstance(found := schema.get(name), str) else ""
+
+
+def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
+    """The keywords of an array's first items, one by one, and of the others: those of JSON Schema 2019, or 2020."""
+    return ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("prefixItems", "items")
 
 
 def _without_endless(schema: Any, finite: _Finite) -> Any:
@@ -113,12 +142,15 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
                 key: part(each, optional=of_objects and key not in required) for key, each in schema[name].items()
             }
     for name in SINGLE:
-        if name in schema:
+        if isinstance(schema.get(name), dict):
             found[name] = part(schema[name], optional=name in OPTIONAL)
     for name in LISTS:
         if isinstance(schema.get(name), list):
             parts = [part(each, optional=name in ("anyOf", "oneOf")) for each in schema[name]]
             found[name] = [each for each in parts if each is not False or name not in ("anyOf", "oneOf")] or [False]
+    first, rest = _item_keywords(schema)
+    if (end := next((i for i, each in enumerate(_list(schema, first)) if not finite.has(each)), None)) is not None:
+        found |= {first: found[first][:end], rest: False}  # an array ends before it
     return found
 
 
@@ -145,51 +177,44 @@ def _with_names_of_patterns(schema: Any) -> Any:
     return found | {"properties": properties, "patternProperties": left}
 
 
+@lru_cache(1024)
 def _names(pattern: str) -> list[str] | None:
-    """All names that a pattern matches, in its order; None if they are more than MAX_NAMES."""
-    if not (pattern.startswith("^") and pattern.endswith("$")):
-        return None
-    try:
-        parsed = list(_parser.parse(pattern))
-        if str(parsed[0]) != "(AT, AT_BEGINNING)" or str(parsed[-1]) != "(AT, AT_END)":
-            return None
-        return list(dict.fromkeys(_words(parsed[1:-1])))
-    except (re.error, RecursionError, OverflowError, ValueError):
-        return None
+    """All names that a pattern matches; None if there are more than MAX_NAMES, or a longer one than MAX_NAME_BYTES.
+    llguidance itself writes them, byte by byte, so they are those that it would let a text have."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(
+        _bytes(), LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}), log_level=0
+    )
+    if matcher.is_error():
+        return [] if "Regex is empty" in matcher.get_error() else None
+    found: list[str] = []
+    begun = [(matcher, b"")]
+    for _ in range(MAX_NAME_BYTES):
+        longer: list[tuple[Any, bytes]] = []
+        for matcher, text in begun:
+            if matcher.is_accepting():
+                found.append(json.loads(text))
+            for byte in _allowed_bytes(matcher):
+                if len(found) + len(longer) == MAX_NAMES:  # every beginning has an end of its own
+                    return None
+                longer.append((matcher.deep_copy(), text + bytes([byte])))
+                longer[-1][0].consume_token(byte)
+        begun = longer
+    return None if begun else found
 
 
-def _words(parts: Any) -> list[str]:
-    """All texts that a parsed pattern matches. Raises ValueError if they are too many, or it has other elements."""
-    found = [""]
-    for kind, value in parts:
-        found = [begin + end for begin in found for end in _choices(str(kind), value)]
-        if len(found) > MAX_NAMES:
-            raise ValueError
-    return found
+@cache
+def _bytes() -> Any:
+    """A tokenizer whose tokens are the 256 bytes, and one that ends a text."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
-def _choices(kind: str, value: Any) -> list[str]:
-    if kind == "LITERAL":
-        return [chr(value)]
-    if kind == "IN":
-        return list(_characters(value))
-    if kind == "BRANCH":
-        return [word for branch in value[1] for word in _words(branch)]
-    if kind == "SUBPATTERN":
-        return _words(value[-1])
-    if kind in ("MAX_REPEAT", "MIN_REPEAT") and value[1] <= MAX_NAMES:
-        return [word for times in range(value[0], value[1] + 1) for word in _words(list(value[2]) * times)]
-    raise ValueError
-
-
-def _characters(parts: Any) -> Iterator[str]:
-    for kind, value in parts:
-        if str(kind) == "LITERAL":
-            yield chr(value)
-        elif str(kind) == "RANGE" and value[1] - value[0] < MAX_NAMES:
-            yield from map(chr, range(value[0], value[1] + 1))
-        else:
-            raise ValueError
+def _allowed_bytes(matcher: Any) -> list[int]:
+    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    return [byte for byte in range(256) if mask >> byte & 1]
 
 
 def _refs(schema: Any) -> Iterator[str]:

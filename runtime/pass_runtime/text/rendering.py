@@ -36,10 +36,12 @@ class Renderer:
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]
         self._time = 0.0
+        self._written: list[WrittenArguments] = []
+        """Those of the messages that are rendered."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = self._tojson
         environment.globals |= {
             "raise_exception": _raise,
             "strftime_now": lambda form: datetime.fromtimestamp(self._time).strftime(form),
@@ -56,14 +58,14 @@ class Renderer:
         template = self._compiled(call["template"])
         if call["messages"] is None:
             return ""
-        self._time = call["time"]
+        self._time, self._written = call["time"], []
         variables = {
             **self._tokens,
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
             **call["variables"],
-            "messages": [_message(each) for each in call["messages"]],
+            "messages": [_message(each, self._written) for each in call["messages"]],
         }
         try:
             text = template.render(variables)
@@ -73,6 +75,23 @@ class Renderer:
             raise PassError(f"the chat template refuses these messages: {_one_line(error)}") from None
         if len(text.encode(errors="replace")) > MAX_BYTES:
             raise PassError(f"the chat template cannot be used: it writes more than {MAX_BYTES >> 20} MiB")
+        return text
+
+    def _tojson(
+        self,
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Plain JSON; jinja's own filter escapes it for HTML. `WrittenArguments` are written as they are."""
+        found: dict[str, WrittenArguments] = {}
+        if self._written:
+            x = _without_written(x, found)
+        text = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        for stand_in, arguments in found.items():
+            text = text.replace(f'"{stand_in}"', arguments)
         return text
 
     def _compile(self, file: str) -> Template:
@@ -106,24 +125,25 @@ class WrittenArguments(str):
 Mapping.register(WrittenArguments)  # for jinja's `is mapping` and `items`
 
 
-def _message(message: Any) -> Any:
+def _message(message: Any, written: list[WrittenArguments]) -> Any:
     """A message as transformers hands it to a template: without fields that are None, and with the reasoning under the
-    names that templates read."""
+    names that templates read. Its `WrittenArguments` are added to `written`."""
     if not isinstance(message, dict):
         raise PassError(f"a message must be an object with a role and content, not {str(message)[:40]!r}")
     found = {name: value for name, value in message.items() if value is not None}
     reasoning = next((found[name] for name in REASONING_FIELDS if name in found), None)
     if isinstance(found.get("tool_calls"), list):
-        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
+        found["tool_calls"] = [_call(call, written) for call in found["tool_calls"]]
     return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
 
-def _call(call: Any) -> Any:
+def _call(call: Any, written: list[WrittenArguments]) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or WRITTEN_ARGUMENTS not in function:
         return call
+    written.append(WrittenArguments(function[WRITTEN_ARGUMENTS]))
     others = {name: value for name, value in function.items() if name != WRITTEN_ARGUMENTS}
-    return {**call, "function": {**others, "arguments": WrittenArguments(function[WRITTEN_ARGUMENTS])}}
+    return {**call, "function": {**others, "arguments": written[-1]}}
 
 
 def _one_line(error: Exception) -> str:
@@ -132,22 +152,6 @@ def _one_line(error: Exception) -> str:
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _tojson(
-    x: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; jinja's own filter escapes it for HTML. `WrittenArguments` are written as they are."""
-    written: dict[str, WrittenArguments] = {}
-    x = _without_written(x, written)
-    text = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    for stand_in, arguments in written.items():
-        text = text.replace(f'"{stand_in}"', arguments)
-    return text
 
 
 def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:

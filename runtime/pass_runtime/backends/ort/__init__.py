@@ -1,1 +1,9 @@
-"""The backend for ONNX Runtime."""
+"""The backend for ONNX Runtime. Importing it raises PassError if ONNX Runtime is not installed."""
+
+from pass_runtime.backends.packages import MISSING
+from pass_runtime.errors import PassError
+
+try:
+    import onnxruntime  # noqa: F401
+except ModuleNotFoundError:
+    raise PassError(MISSING) from None

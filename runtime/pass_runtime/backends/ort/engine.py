@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.cuda import Cuda, import_api, require_device
+from pass_runtime.backends.cuda import Cuda, find_device, has_driver, import_api, require_device, why_no_device
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.ort.external_data import resolve_links
+from pass_runtime.backends.packages import why_no_cuda
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.noise import ROW_SIZE, TABLES, TABLES_FILE
@@ -30,10 +31,6 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
     "cpu": ("CPUExecutionProvider", "cpu"),
     "cuda": ("CUDAExecutionProvider", "cuda"),
 }
-
-INSTALL_GPU_BUILD = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install --no-deps onnxruntime-gpu"
-"""The two packages write the same files, so neither works if both were installed. They have the same dependencies, so
---no-deps is enough, and leaves other packages as they are."""
 
 CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
@@ -55,18 +52,30 @@ do not sum products of uint8 and int8 codes exactly, and fails if a weight's zer
 
 
 def choose_device(device: str) -> str:
-    """The device to use, which may end in a GPU's number; `auto` is CUDA if this onnxruntime has it, else the CPU."""
-    available = ort.get_available_providers()
+    """The device to use, which may end in a GPU's number. `auto` is CUDA if this onnxruntime has it and CUDA sees a
+    GPU, else the CPU. Raises PassError if a device that is named cannot be used."""
+    has_cuda = PROVIDERS["cuda"][0] in ort.get_available_providers()
     if device == "auto":
-        return "cuda" if PROVIDERS["cuda"][0] in available else "cpu"
-    kind, _ = split_device(device)
+        return "cuda" if _sees_gpu(has_cuda) else "cpu"
+    kind, ordinal = split_device(device)
     if kind not in PROVIDERS:
         raise PassError(f"unknown device {device!r}: choose one of auto, {', '.join(PROVIDERS)}")
-    if PROVIDERS[kind][0] not in available:
-        raise PassError(
-            f"this onnxruntime has no {PROVIDERS[kind][0]}; run: {INSTALL_GPU_BUILD} && pip install cuda-python"
-        )
+    if kind == "cuda":
+        if not has_cuda:
+            raise PassError(why_no_cuda())
+        require_device(import_api(), ordinal)
     return device
+
+
+def _sees_gpu(has_cuda: bool) -> bool:
+    """Whether there is a GPU and this onnxruntime can use it. If only one of both is the case, the log says so."""
+    gpu = find_device()
+    if gpu is not None and not has_cuda:
+        log.warning("%s is not used: %s", gpu.name, why_no_cuda())
+    elif gpu is None and has_cuda:
+        # With a driver, the user probably expects that the GPU is used.
+        log.log(logging.WARNING if has_driver() else logging.INFO, "no GPU is used: %s", why_no_device())
+    return gpu is not None and has_cuda
 
 
 def provider_options(device: str) -> Sequence[Mapping[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -37,7 +37,18 @@ class Library:
     timing_cache: bool
     compiles_kernels: bool
 
+    def unknown_target(self, wanted: Iterable[str]) -> str:
+        """A message about the first target of `wanted` that engines cannot be built for; "" if there is none."""
+        unknown = sorted(set(wanted) - set(self.targets)) if self.targets else []
+        if not unknown:
+            return ""
+        # Without a target it builds on these GPUs, too, and refuses the engine when it is loaded.
+        other = "; it refuses these GPUs (Hopper): use tensorrt, or ONNX Runtime (--device cuda)"
+        told = other if unknown[0] == HOPPER else ""
+        return f"{self.name} has no target {unknown[0]}; it has {', '.join(self.targets)}{told}"
 
+
+HOPPER = "sm90"
 LIBRARIES: Mapping[str, Library] = {
     "tensorrt": Library(
         name="tensorrt",

@@ -9,6 +9,7 @@
 #include "backends/capabilities.h"
 #include "backends/cuda.h"
 #include "errors.h"
+#include "log.h"
 
 namespace pass {
 
@@ -38,6 +39,18 @@ bool has_provider(const OrtLibrary& library, const char* provider) {
     return std::find(names.begin(), names.end(), provider) != names.end();
 }
 
+// Whether the CUDA library is there and sees a GPU; if not, the log says why.
+bool sees_gpu() {
+    try {
+        const CudaApi api = CudaApi::open();
+        if (find_gpu(api, 0)) return true;
+        log(LogLevel::info, "device auto: CUDA is not used: " + why_no_gpu(api));
+    } catch (const Error& error) {
+        log(LogLevel::info, "device auto: CUDA is not used: " + std::string(error.what()));
+    }
+    return false;
+}
+
 std::string plugin_path(const LoadOptions& options) {
     if (!options.plugin.empty()) return options.plugin.string();
     const char* named = std::getenv("PASS_TENSORRT_RTX_PLUGIN");
@@ -54,7 +67,8 @@ bool Device::captures(std::size_t index) const {
 
 Device choose_device(const OrtLibrary& library, const std::string& name) {
     const auto [kind, ordinal] = split_device(name);
-    const std::string wanted = kind != "auto" ? kind : has_provider(library, devices()[1].provider) ? "cuda" : "cpu";
+    const auto automatic = [&] { return has_provider(library, devices()[1].provider) && sees_gpu() ? "cuda" : "cpu"; };
+    const std::string wanted = kind != "auto" ? kind : automatic();
     for (Device device : devices()) {
         if (wanted != device.name) continue;
         device.ordinal = ordinal;

@@ -28,7 +28,8 @@ struct Device {
     bool captures(std::size_t index = 0) const;
 };
 
-// The device to use; `auto` is CUDA if this ONNX Runtime has it, else the CPU. Throws Error without its provider.
+// The device to use; `auto` is CUDA if this ONNX Runtime has it and there is a GPU, else the CPU. Throws Error
+// without its provider.
 Device choose_device(const OrtLibrary& library, const std::string& name);
 
 // Register the plugin of `device`, if it has one. Throws Error if it cannot be registered.
