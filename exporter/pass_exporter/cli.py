@@ -27,6 +27,8 @@ from pass_runtime.bundle.sampling import RULES
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.options import LOGPROBS_MODES
+from pass_server.flags import field_option
+from pass_server.triton.config import DRAIN_SECONDS
 
 if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
@@ -246,19 +248,14 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
 @click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with its own session.")
 @click.option("--device", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--max-batch-size", type=int, help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]")
-@click.option("--max-queue", type=int, help="Most waiting sequences; further requests are refused.  [default: 64]")
-@click.option("--max-prompt-tokens", type=int, help="Longest prompt.  [default: what the KV cache holds]")
-@click.option("--max-output-tokens", type=int, help="Longest answer.  [default: what the KV cache holds]")
-@click.option("--request-seconds", type=float, help="Time limit from arrival to the last token.  [default: 600]")
-@click.option("--drain-seconds", type=float, help="Time limit for running answers after a stop signal.  [default: 20]")
+@field_option("max_queue", unset=True)
+@field_option("max_prompt_tokens", unset=True)
+@field_option("max_output_tokens", unset=True)
+@field_option("request_seconds", unset=True)
+@click.option("--drain-seconds", type=float, help=f"To finish requests after SIGTERM.  [default: {DRAIN_SECONDS:g}]")
 @click.option("--threads", type=int, help="CPU threads of an instance.  [default: ONNX Runtime's choice]")
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
-@click.option(
-    "--reuse-prefix",
-    is_flag=True,
-    default=None,
-    help="Reuse K/V of earlier prompts on all devices, even if the results then differ by rounding.",
-)
+@field_option("reuse_prefix", unset=True)
 @click.option(
     "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU.  [default: yes]"
 )

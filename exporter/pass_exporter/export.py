@@ -6,6 +6,8 @@ import gc
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir as ir
+
 from pass_exporter import bundle
 from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.opens import check_opens
@@ -28,9 +30,9 @@ from pass_exporter.quantize.source import check_gguf_types
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
-from pass_exporter.trunk.pad_queries import pad_trunk
+from pass_exporter.trunk.pad_queries import pad_queries
 from pass_exporter.trunk.trace import trace_trunk
-from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.manifest import DerivedTrunk, Manifest
 from pass_runtime.measuring.lossless import Difference
 
 TRUNK_FILE = "trunk.onnx"
@@ -79,21 +81,23 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         bundle.write_metadata(graph, info, config.lookahead, config.rule)
         path = directory / TRUNK_FILE
         with one_thread():
-            save(graph, path, progress.phase("writing the trunk"))
+            written = save(graph, path, progress.phase("writing the trunk"))
         windows = loaded.geometry.windows
         trunk = bundle.graph_info(graph, TRUNK_FILE)
         spare_rows = quantized.spec.rounds_activations  # see trunk/pad_queries.py
-        for_cpu = config.dtype == "fp32"
-        derived = () if not for_cpu else write_trunks_for_cpu(path, info.max_capacity, windows, spare_rows=spare_rows)
+        derived: tuple[DerivedTrunk, ...] = ()
+        if config.dtype == "fp32":
+            derived = write_trunks_for_cpu(written, directory, info.max_capacity, windows, spare_rows=spare_rows)
         if config.cuda_attention == "group-query":
             derived += write_trunk_for_cuda(path, info.max_capacity)
         if spare_rows:
-            pad_trunk(path)
+            pad_queries(written.graph)
+            ir.save(written, path)
         progress.phase("writing tails, tokenizer and manifest")
         plans = bundle.write_tails(directory, config.lookahead, info.vocab_size, config.rule, lookahead.head)
         bundle.write_tokenizer(directory, loaded.tokenizer)
         manifest = bundle.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
-        del loaded, graph, quantized  # frees memory: ONNX Runtime loads the weights again for the checks
+        del loaded, graph, written, quantized  # frees memory: ONNX Runtime loads the weights again for the checks
         gc.collect()
         quality, limits = None, limits_of(manifest.model)
         with runnable_on_cpu(directory, manifest) as checked:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan
-from pass_runtime.decode.draft_policy import make_mode
+from pass_runtime.decode.draft_policy import choose_drafts
 from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
@@ -35,28 +35,29 @@ class Resolver:
 
     def resolve(self, options: GenerateOptions) -> Request:
         """The request for `options`, without its prompt. Raises PassError if the bundle cannot run it."""
-        available = self._manifest.lookahead.length
-        lookahead = available if options.lookahead is None else options.lookahead
-        if not 0 <= lookahead <= available:
-            raise PassError(f"look-ahead must be 0 to {available}, the look-ahead of the bundle, not {lookahead}")
-        only = self._backend.capabilities.lookahead
-        if only is not None and (options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, only)):
+        longest = self._manifest.lookahead.length
+        wanted = longest if options.lookahead is None else options.lookahead
+        if not 0 <= wanted <= longest:
+            raise PassError(f"look-ahead must be 0 to {longest}, the look-ahead of the bundle, not {wanted}")
+        fixed = self._backend.capabilities.fixed_lookahead
+        if fixed is not None and (options.plan.startswith(("fused:", "tree:")) or wanted not in (0, fixed)):
             raise PassError(
-                f"the engines run only look-ahead {only} without group sizes; use --plan fused, --lookahead {only} or 0"
+                f"the engines run only look-ahead {fixed} without group sizes; use --plan fused, --lookahead {fixed} "
+                "or 0"
             )
-        name, cycle, lookahead, ngram_drafts = make_mode(options.plan, lookahead, options.draft)
+        mode, cycle, lookahead_drafts, ngram_drafts = choose_drafts(options.plan, wanted, options.draft)
         if cycle is not None and cycle.is_tree:
             self._check_tree(cycle.plans[0])
-        if max(lookahead, ngram_drafts) > available:
-            raise PassError(f"{options.plan} has more drafts than the bundle's {available}; use --plan fused")
+        if max(lookahead_drafts, ngram_drafts) > longest:
+            raise PassError(f"{options.plan} has more drafts than the bundle's {longest}; use --plan fused")
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         return Request(
             prompt_ids=(),
             sampling=options.sampling.seeded(),
             max_new_tokens=options.max_new_tokens,
-            name=name,
+            mode=mode,
             cycle=cycle,
-            lookahead=lookahead,
+            lookahead_drafts=lookahead_drafts,
             ngram_drafts=ngram_drafts,
             stop_token_ids=frozenset((*options.stop_token_ids, *stops)),
             stop=options.stop_strings,

@@ -35,7 +35,7 @@ from pass_runtime.text.detokenizer import Vocabulary, decode, encode
 from pass_runtime.text.grammar import GrammarState
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.text.stream import TextStream
-from pass_runtime.tuning.tuner import PlanTuner, Tuners
+from pass_runtime.tuning.tuner import Tuner, Tuners
 
 T = TypeVar("T")
 
@@ -204,7 +204,7 @@ class Session:
         """The request that `generate` would start. Requests that hold the same tuple object of ids share its K/V."""
         return self._resolver.request(_token_ids(prompt_ids), options)
 
-    def tuner(self, sampling: SamplingParams) -> PlanTuner:
+    def tuner(self, sampling: SamplingParams) -> Tuner:
         """The tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first call for a sampler times
         passes, for about a second. Raises PassError if the KV cache has no room for that."""
         tuner = self._worker.call(lambda: self._tuners.get(sampling.sampler))

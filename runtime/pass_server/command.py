@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,26 @@ from pass_runtime import PassError
 from pass_runtime.cli import flags as opts
 from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors
 from pass_server.flags import serve_options, server_options
+from pass_server.serve_options import ListenOptions
 
 
 @click.command(cls=OneLineCommand)
 @opts.BUNDLE
 @server_options
 @opts.MAX_BATCH_SIZE
-@click.option("--max-connections", type=int, default=512, show_default=True, help="Beyond these, idle ones are closed.")
-@click.option("--drain-seconds", type=float, default=30, show_default=True, help="To finish requests after SIGTERM.")
+@click.option(
+    "--max-connections",
+    default=ListenOptions.max_connections,
+    show_default=True,
+    help="Beyond these, idle ones are closed.",
+)
+@click.option(
+    "--drain-seconds",
+    type=float,
+    default=ListenOptions.drain_seconds,
+    show_default=True,
+    help="To finish requests after SIGTERM.",
+)
 @opts.engine_options
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
@@ -30,12 +43,11 @@ def serve(bundle: Path, **options: Any) -> None:
     """
     try:
         with importing():
-            from pass_server.server import ListenOptions, run_server
+            from pass_server.server import run_server
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
-    where = opts.take(ListenOptions, options)
-    limits = serve_options(options)
+    where, served = opts.take(ListenOptions, options), serve_options(options)
     opened = opts.load_options(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    run_server(lambda: opts.open_bundle(bundle, opened), limits, where, report=lambda line: click.echo(line, err=True))
+    run_server(lambda: opts.open_bundle(bundle, opened), served, where, report=partial(click.echo, err=True))

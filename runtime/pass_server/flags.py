@@ -1,7 +1,8 @@
-"""The flags of a server: those of `pass-run serve`, which scripts/serve_ray.py has, too."""
+"""The flags of a server, made from the table `ServeOptions`, for every command that serves or configures a server."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -9,50 +10,47 @@ import click
 from pass_runtime.cli import flags as opts
 from pass_server.serve_options import ServeOptions, read_keys
 
+TYPES = {"int": int, "float": float, "str": str}
+"""The type of a flag's value, by the first word of its field's annotation."""
+FIELDS = {each.name: each for each in fields(ServeOptions) if each.metadata}
+"""The fields with a flag."""
+
+
+def field_option(name: str, *, unset: bool = False) -> Any:
+    """The flag of a field of `ServeOptions`. unset: it is None if it is not given, and the help names the default."""
+    field = FIELDS[name]
+    default, flag = field.default, field.metadata["flag"] or f"--{name.replace('_', '-')}"
+    help, meaning = field.metadata["help"], field.metadata["if_none"]
+    if meaning is None and unset and default:
+        meaning = str(default)
+    if meaning is not None:
+        help += f"  [default: {meaning}]"
+    if isinstance(default, bool):
+        value = not default
+        return click.option(flag, name, is_flag=True, flag_value=value, default=None if unset else default, help=help)
+    if isinstance(default, tuple):
+        return click.option(flag, name, multiple=True, help=help)
+    kind = TYPES[str(field.type).partition(" ")[0]]
+    if unset or default is None:
+        return click.option(flag, name, type=kind, help=help)
+    return click.option(flag, name, type=kind, default=default, show_default=True, help=help)
+
 
 def server_options(command: opts.F) -> opts.F:
-    """The flags of an address, of every field of `ServeOptions` that has one, and of a session that serves."""
-    decorated: opts.F = opts.combined(
+    """The flags of an address, of `ServeOptions`, and of a session that serves."""
+    return opts.combined(
         click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on."),
         click.option("--port", type=int, default=8000, show_default=True, help="The port. 0: any free one."),
         click.option("--api-key-file", type=opts.PATH, help="File of API keys, one per line. Clients need one."),
         click.option("--allow-no-key", is_flag=True, help="Allow a --host that other machines reach, without keys."),
-        click.option("--served-model-name", "model_name", help="The model's name.  [default: its name in the bundle]"),
-        click.option("--max-queue", default=64, show_default=True, help="Sequences that may wait; more get a 429."),
-        click.option("--max-prompt-tokens", type=int, help="Most tokens of a prompt.  [default: the KV capacity]"),
-        click.option("--max-output-tokens", type=int, help="Most tokens of an answer.  [default: the KV capacity]"),
-        click.option("--max-body-bytes", type=int, default=1 << 20, show_default=True, help="Largest request body."),
-        _seconds("--request-seconds", 600, "Limit for request and answer."),
-        _seconds("--client-seconds", 20, "Limit for a client to send or read."),
-        _seconds("--keep-alive-seconds", 15, "Silence of a stream before a comment."),
-        click.option("--cors-origin", "cors_origins", multiple=True, help="Origin of pages that may use it; or *."),
-        click.option("--reuse-prefix", is_flag=True, help="Share K/V of prefixes on GPUs too, which changes rounding."),
-        _off("--no-client-plan", "client_plans", "Refuse requests that name a plan or set speculative to false."),
-        _off("--no-page", "page", "Do not serve the web page at /."),
-        click.option("--allow-special-tokens", "special_tokens", is_flag=True, help="Let messages contain them."),
-        _parser("--tool-call-parser", "auto, none, hermes, llama3_json, mistral."),
-        _parser("--reasoning-parser", "auto, none, or think: <think>...</think>."),
+        *map(field_option, FIELDS),
         opts.SPECULATIVE_MAX_CONCURRENCY,
         opts.NO_PREFIX_CACHE,
         opts.LOGPROBS_MODE,
     )(command)
-    return decorated
 
 
 def serve_options(options: dict[str, Any]) -> ServeOptions:
-    """The `ServeOptions` of a command's options, which are removed from `options`."""
+    """Make ServeOptions of a command's options, and remove these from `options`."""
     file = options.pop("api_key_file")
     return opts.take(ServeOptions, options, keys=read_keys(file) if file is not None else ())
-
-
-def _seconds(flag: str, default: float, help: str) -> Any:
-    return click.option(flag, type=float, default=default, show_default=True, help=help)
-
-
-def _off(flag: str, name: str, help: str) -> Any:
-    """A flag that sets `name` to False."""
-    return click.option(flag, name, is_flag=True, flag_value=False, default=True, help=help)
-
-
-def _parser(flag: str, help: str) -> Any:
-    return click.option(flag, default="auto", show_default=True, help=help)

@@ -22,7 +22,13 @@ from pass_runtime import (
 )
 from pass_server.api_error import ApiError, as_api_error, not_supported
 from pass_server.fields import unsupported_field
-from pass_server.schemas import ChatRequest, CompletionRequest, GenerationRequest, constraint_of
+from pass_server.schemas import (
+    DEFAULT_TEMPERATURE,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    constraint_of,
+)
 from pass_server.serve_options import ServeOptions
 from pass_server.turns import ChatFormat, TurnFormat, content_texts, other_prompt_texts, template_messages
 
@@ -86,9 +92,9 @@ class RequestParser:
     """Parses the requests of one server. Any thread may call its methods, which raise ApiError if a request is invalid
     or exceeds a limit."""
 
-    def __init__(self, session: Session, limits: ServeOptions) -> None:
-        self._session, self._limits = session, limits
-        self._chat_format = ChatFormat(session, limits)
+    def __init__(self, session: Session, serve_options: ServeOptions) -> None:
+        self._session, self._serve_options = session, serve_options
+        self._chat_format = ChatFormat(session, serve_options)
 
     def tokenize(self, request: GenerationRequest, arrived: float, salt: str = "") -> TokenizedRequest:
         """Check a request, tokenize its prompts, and begin to compile its constraints, which may take seconds. salt:
@@ -110,7 +116,7 @@ class RequestParser:
             else:
                 assert isinstance(request, CompletionRequest)
                 prompts = self._completion_ids(request)
-            per_prompt, most = count_per_prompt(request), self._limits.max_sequences
+            per_prompt, most = count_per_prompt(request), self._serve_options.max_sequences
             if len(prompts) * per_prompt > most:
                 raise ApiError(
                     f"{len(prompts)} prompts with {per_prompt} sequences each are more than {most}, the limit of this "
@@ -123,7 +129,7 @@ class RequestParser:
                 options = replace(options, shown_special_tokens=turn_format.marker_tokens)
         except PassError as error:
             raise ApiError(str(error)) from None
-        if not self._limits.client_plans and (options.plan != "auto" or options.lookahead == 0):
+        if not self._serve_options.client_plans and (options.plan != "auto" or options.lookahead == 0):
             raise ApiError(
                 "this server decides how to decode: leave out plan, speculative, lookahead and draft",
                 param="plan" if request.plan else "speculative" if request.speculative is False else "lookahead",
@@ -140,7 +146,7 @@ class RequestParser:
             least = request.min_tokens or 0
             if least > most:
                 raise ApiError(f"min_tokens is {least}, but must be at most {most}", param="min_tokens")
-            reuse = self._limits.reuse_prefix
+            reuse = self._serve_options.reuse_prefix
             options = replace(tokenized.options, max_new_tokens=most, min_tokens=least, reuse_prefix=reuse)
             try:
                 first = self._session.request(ids, options)  # its tuple of ids is that of all: they share its K/V
@@ -162,7 +168,7 @@ class RequestParser:
         """The prompt of a chat."""
         variables = self._chat_format.variables(request)
         messages = template_messages(request, calls=self._chat_format.calls is not None)
-        allowed = self._limits.special_tokens
+        allowed = self._serve_options.special_tokens
         return self._session.encode_chat(messages, allow_special_tokens=allowed, variables=variables)
 
     def _completion_ids(self, request: CompletionRequest) -> list[list[int]]:
@@ -198,7 +204,7 @@ class RequestParser:
     def _max_new_tokens(self, request: GenerationRequest, prompt: int) -> int:
         """The most tokens to generate after a prompt of `prompt` tokens."""
         context = self._session.capacity
-        if prompt > (most := min(self._limits.max_prompt_tokens or context, context - 1)):
+        if prompt > (most := min(self._serve_options.max_prompt_tokens or context, context - 1)):
             raise ApiError(
                 f"the prompt has {prompt} tokens, but may have {most} on this server; shorten it",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
@@ -211,7 +217,7 @@ class RequestParser:
             if wanted not in (None, request.max_completion_tokens):
                 raise ApiError("max_tokens and max_completion_tokens differ: give one", param="max_tokens")
             param, wanted = "max_completion_tokens", request.max_completion_tokens
-        most = min(self._limits.max_output_tokens or context, context)
+        most = min(self._serve_options.max_output_tokens or context, context)
         if wanted is None:
             return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
         if wanted > most:
@@ -297,7 +303,7 @@ def _options(request: GenerationRequest, constraint: Constraint | None, salt: st
     if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
         raise ApiError("stop is not valid Unicode text", param="stop")
     fields = {field.name: getattr(request, field.http) for field in REQUEST_FIELDS if field.http is not None}
-    given = {"temperature": 1.0} | {name: value for name, value in fields.items() if value is not None}
+    given = {"temperature": DEFAULT_TEMPERATURE} | {name: value for name, value in fields.items() if value is not None}
     given.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
     given["top_k"] = max(given.get("top_k", 0), 0)
     if "seed" in given:

@@ -22,7 +22,7 @@ from pass_server.responses_fields import (
     ResultItem,
     TextFormat,
 )
-from pass_server.schemas import ChatRequest, CommonFields
+from pass_server.schemas import DEFAULT_TEMPERATURE, ChatRequest, CommonFields
 
 Message = dict[str, Any]
 _ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "content": "content"}
@@ -197,7 +197,7 @@ def _echo(request: ResponsesRequest) -> Json:
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": DEFAULT_TEMPERATURE if request.temperature is None else request.temperature,
         "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": chosen.model_dump() if isinstance(chosen, NamedFunction) else chosen or "auto",
         "tools": [tool.model_dump() for tool in request.tools or ()],

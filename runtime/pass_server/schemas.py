@@ -24,6 +24,8 @@ from pass_server.fields import (
     only,
 )
 
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's default of `temperature`; that of the library and of other commands is 0."""
 ChoiceTexts = Annotated[list[Text], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 

@@ -1,11 +1,12 @@
-"""The limits of a server, and its API keys."""
+"""The options of a server: a table of its limits, its address, its API keys."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from pass_runtime import PassError
 from pass_server.call_formats import FORMATS
@@ -14,60 +15,91 @@ TOOL_CALL_PARSERS = ("auto", "none", *FORMATS)
 REASONING_PARSERS = ("auto", "none", "think")
 
 
+def option(
+    default: Any, help: str, *, flag: str | None = None, if_none: str | None = None, least: int | None = None
+) -> Any:
+    """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it is not the field's. if_none:
+    what the default None means. least: the least value; fields in seconds must be above 0."""
+    return field(default=default, metadata={"help": help, "flag": flag, "if_none": if_none, "least": least})
+
+
 @dataclass(frozen=True)
 class ServeOptions:
-    """The limits that every request is held to.
+    """The limits that every request is held to: the table from which the flags of servers are made.
 
-    model_name: what clients call the model (None: its name in the bundle). keys: the valid API keys; if there are none,
-    requests need no key. max_queue: how many sequences may wait for a slot before requests are refused with 429.
-    max_prompt_tokens and max_output_tokens: of one sequence (None: as many as the KV cache holds). max_body_bytes: of
-    one request's JSON. max_sequences: the prompts of one request times its n or best_of. request_seconds: from the
-    arrival of a request to the last byte of its answer. client_seconds: how long a client may take to send the head of
-    a request, to send its JSON, or to read server.MIN_READ_BYTES. reuse_prefix: reuse the K/V of an earlier request for
-    the common prefix of both prompts. client_plans: whether requests may name a plan, which the whole batch is then
-    decoded with (see GenerateOptions). special_tokens: whether the text of a special token in a chat message is encoded
-    as that token (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of tool calls and of
-    reasoning ("auto": that of the model's chat template). page: whether `/` is answered with the page. cors_origins:
-    the origins whose pages may use the server from a browser; "*" is any. keep_alive_seconds: how long a stream may be
-    silent before it gets a comment.
+    keys: the valid API keys; if there are none, requests need no key. max_prompt_tokens and max_output_tokens: of one
+    sequence. max_sequences: the prompts of one request times its n or best_of. request_seconds: from the arrival of a
+    request to the last byte of its answer. client_seconds: how long a client may take to send the head of a request, to
+    send its JSON, or to read server.MIN_READ_BYTES. client_plans: whether requests may name a plan, which the whole
+    batch is then decoded with (see GenerateOptions). special_tokens: whether the text of a special token in a chat
+    message is encoded as that token (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of
+    tool calls and of reasoning ("auto": that of the model's chat template).
     """
 
-    model_name: str | None = None
+    model_name: str | None = option(
+        None, "What clients call the model.", flag="--served-model-name", if_none="the bundle's name"
+    )
     keys: tuple[str, ...] = ()
-    max_queue: int = 64
-    max_prompt_tokens: int | None = None
-    max_output_tokens: int | None = None
-    max_body_bytes: int = 1 << 20
+    max_queue: int = option(64, "Sequences that may wait; more get status 429.", least=0)
+    max_prompt_tokens: int | None = option(None, "Most tokens of a prompt.", if_none="the KV capacity", least=1)
+    max_output_tokens: int | None = option(None, "Most tokens of an answer.", if_none="the KV capacity", least=1)
+    max_body_bytes: int = option(1 << 20, "Largest request body.", least=1)
     max_sequences: int = 128
-    request_seconds: float = 600.0
-    client_seconds: float = 20.0
-    reuse_prefix: bool = False
-    client_plans: bool = True
-    special_tokens: bool = False
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    page: bool = True
-    cors_origins: tuple[str, ...] = ()
-    keep_alive_seconds: float = 15.0
+    request_seconds: float = option(600, "Limit for request and answer.")
+    client_seconds: float = option(20, "Limit for a client to send or read.")
+    keep_alive_seconds: float = option(15, "Silence of a stream before a comment.")
+    cors_origins: tuple[str, ...] = option(
+        (), "Origin of web pages that may use the server; or *.", flag="--cors-origin"
+    )
+    reuse_prefix: bool = option(False, "Share K/V of prefixes on GPUs too, which changes rounding.")
+    client_plans: bool = option(
+        True, "Refuse requests that name a plan or set speculative to false.", flag="--no-client-plan"
+    )
+    page: bool = option(True, "Do not serve the web page at /.", flag="--no-page")
+    special_tokens: bool = option(False, "Let messages contain special tokens.", flag="--allow-special-tokens")
+    tool_call_parser: str = option("auto", "auto, none, hermes, llama3_json, mistral.")
+    reasoning_parser: str = option("auto", "auto, none, or think: <think>...</think>.")
 
     def __post_init__(self) -> None:
-        for name in ("max_prompt_tokens", "max_output_tokens", "max_body_bytes", "max_sequences"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PassError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+        for each in fields(self):
+            name, value, least = each.name.replace("_", "-"), getattr(self, each.name), each.metadata.get("least")
+            if least is not None and value is not None and value < least:
+                raise PassError(f"{name} must be at least {least}, not {value}")
+            if name.endswith("-seconds") and not 0 < value < float("inf"):
+                raise PassError(f"{name} must be a finite number above 0, not {value}")
+        if self.max_sequences < 1:
+            raise PassError(f"max-sequences must be at least 1, not {self.max_sequences}")
         for name, values in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
             if (value := getattr(self, name)) not in values:
                 raise PassError(f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}")
-        if self.max_queue < 0:
-            raise PassError(f"max-queue must be at least 0, not {self.max_queue}")
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise PassError(
                     f"cors-origin must be * or like https://chat.example.org, without a path, not {origin!r}"
                 )
-        for name in ("request_seconds", "client_seconds", "keep_alive_seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise PassError(f"{name.replace('_', '-')} must be a finite number above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class ListenOptions:
+    """Address and connections of a server. allow_no_key: serve without keys even if other machines reach `host`.
+    drain_seconds: how long requests may go on after a signal. Raises PassError if a number is out of range."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    allow_no_key: bool = False
+    max_connections: int = 512
+    drain_seconds: float = 30
+
+    def __post_init__(self) -> None:
+        if self.max_connections < 1:
+            raise PassError(f"max-connections must be at least 1, not {self.max_connections}")
+        check_drain(self.drain_seconds)
+
+
+def check_drain(seconds: float) -> None:
+    """Raises PassError if `drain_seconds` is out of range."""
+    if not 0 <= seconds < float("inf"):
+        raise PassError(f"drain-seconds must be a finite number of at least 0, not {seconds}")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -24,7 +23,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from pass_runtime import PassError, Session
 from pass_server.app import make_app
 from pass_server.middleware import CONNECTION
-from pass_server.serve_options import ServeOptions, check_exposure
+from pass_server.serve_options import ListenOptions, ServeOptions, check_exposure
 from pass_server.service import Service
 from pass_server.warming_up import warming_up
 
@@ -120,24 +119,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             return bool(self.pipeline)
         done = self.conn.their_state is self.conn.our_state  # h11: bytes after the body are the next request's
         return done and bool(self.conn.trailing_data[0])
-
-
-@dataclass(frozen=True)
-class ListenOptions:
-    """Address and connections of a server. allow_no_key: serve without keys even if other machines reach `host`.
-    drain_seconds: how long requests may go on after a signal. Raises PassError if a number is out of range."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    allow_no_key: bool = False
-    max_connections: int = 512
-    drain_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.max_connections < 1:
-            raise PassError(f"max-connections must be at least 1, not {self.max_connections}")
-        if not 0 <= self.drain_seconds < float("inf"):
-            raise PassError(f"drain-seconds must be a finite number of at least 0, not {self.drain_seconds}")
 
 
 def run_server(

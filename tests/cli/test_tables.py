@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pass_runtime.cli.tables import print_reasoning, show_table
-from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuner import Tuner
 
 
 def shown(table: Table, width: int) -> str:
@@ -42,7 +42,7 @@ def test_no_word_is_cut(width: int, boxed: bool):
 def test_the_menu_of_auto_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """With the longest names of plans that are on it, and what ran is told apart."""
     monkeypatch.setenv("COLUMNS", "80")
-    tuner = PlanTuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
+    tuner = Tuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
     for plan in tuner.decide(8).cycle.plans:
         tuner.observe(plan, 1, 0.1)
     print_reasoning(tuner, None)

@@ -238,6 +238,6 @@ def test_triton_reads_every_parameter_that_is_written():
     written = dict(re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config)))
     settings = read_settings(written)
     found = {name: getattr(settings.load, name) for name in LOAD_NAMES}
-    found |= {name: getattr(settings.limits, name) for name in LIMIT_NAMES} | {"drain_seconds": settings.drain_seconds}
+    found |= {name: getattr(settings.serve, name) for name in LIMIT_NAMES} | {"drain_seconds": settings.drain_seconds}
     assert found == {name: value for name, (_, value) in SERVED.items()}
     assert {each.name for each in fields(LoadOptions)} - set(LOAD_NAMES) == {"max_queue", "verify"}

@@ -42,7 +42,8 @@ def arrays(vocab: int, batch: int, rows: int, seed: int = 0) -> tuple[DraftHead,
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.9, seed=3), SamplingParams(0.9, 40, 0.9, 3)])
 @pytest.mark.parametrize("vocab", [24, 37, 512, 520, 2048, 2049])
 def test_torch_and_numpy_agree(vocab: int, params: SamplingParams):
-    """Torch's is given numpy's drafts as the tokens before, as in training."""
+    """In numpy the head chooses each draft by the one before it. In torch it scores all rows at once, as in training,
+    and gets as tokens before the rows what numpy has chosen."""
     head, hidden, logits, root = arrays(vocab, 3, 5)
     at = np.arange(5)[None] + np.array([[3], [40], [700]])
     drafts = head_drafts(head.arrays(), hidden, logits, root, at, params)
@@ -62,7 +63,7 @@ def test_torch_and_numpy_agree(vocab: int, params: SamplingParams):
 
 
 def test_drafts_depend_on_the_ones_before():
-    """The same rows behind another root: other drafts, also where the root is two places away."""
+    """40 roots before the same three rows: each row has several different drafts, also the third, two rows later."""
     head, hidden, logits, root = arrays(2048, 1, 3)
     head, at = head.arrays(), np.array([[5, 6, 7]])
     found = np.array([head_drafts(head, hidden, logits, root + i, at, SamplingParams())[0] for i in range(40)])
@@ -94,7 +95,7 @@ def test_a_bundle_of_before_there_were_heads_loads(tiny_bundle: Path, tmp_path: 
 
 
 def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundle: Path):
-    """Those that leave drafts; the others are what they are without one."""
+    """Tails that make drafts read the head's file; the others are byte for byte those of a bundle without a head."""
     for path in sorted(head_bundle.glob("tail.*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph
         names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(HEAD_PREFIX)}
@@ -133,7 +134,7 @@ def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
 
 
 def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
-    """By what it was trained on; and where that is not known, by its size."""
+    """Weights name the model that they were trained on; those that do not are refused by their size."""
     other = make_model(tmp_path / "other", vocab_size=1024)
     weights = write_random_weights(other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8)
     with pytest.raises(PassError, match="was trained for another model"):

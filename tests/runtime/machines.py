@@ -16,7 +16,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import ExpectedRate, next_pass
 from pass_runtime.decode.sequence import Request, SequenceState, Slot
 from pass_runtime.tuning.estimates import PassShape, PassTimes, cumulative_acceptance, probe_plans, shape_of
-from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuner import Tuner
 
 
 class Given(PassTimes):
@@ -104,7 +104,7 @@ MACHINES = {
 
 def decode(
     machine: Machine,
-    tuner: PlanTuner | None,
+    tuner: Tuner | None,
     rates: Sequence[float],
     tokens: int,
     seed: int = 1,
@@ -130,7 +130,7 @@ def decode(
         left, window = plan.next_draft_depth(accepted), plan.next
         if tuner is not None:
             tuner.observe(plan, 1, took)
-            for counted in (tuner.lookahead_drafts, acceptance):
+            for counted in (tuner.lookahead_acceptance, acceptance):
                 assert counted is not None
                 if drafted:
                     counted.record(drafted, accepted)
@@ -176,7 +176,7 @@ class Place:
     survive: int = 0
 
 
-def replay(machine: Machine, tuner: PlanTuner, text: Sequence[Place]) -> float:
+def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
     """Seconds for a text by `auto`, n-gram drafts included."""
     able, acceptance = Capabilities("formula", 100, (4096,), (64, 1)), tuner.new_acceptance()
     request = Request((1, 2), SamplingParams(), len(text), "auto", None, tuner.lookahead, tuner.lookahead, frozenset())
@@ -197,10 +197,10 @@ def replay(machine: Machine, tuner: PlanTuner, text: Sequence[Place]) -> float:
                 tuner.ngram(place.matched, own).record(len(ngram), accepted)
         elif window == plan and slot.num_drafts:
             accepted = min(slot.num_drafts, text[at - 1].lookahead)
-            for counted in (tuner.lookahead_drafts, acceptance):
+            for counted in (tuner.lookahead_acceptance, acceptance):
                 counted.record(slot.num_drafts, accepted)
         elif not plan.groups:
-            tuner.lookahead_drafts.forget()
+            tuner.lookahead_acceptance.forget()
             acceptance.forget()
         seconds, at, window = seconds + took, at + 1 + accepted, plan.next
         slot.num_drafts = plan.next_draft_depth(accepted)

@@ -14,7 +14,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.estimates import PassTimes, cumulative_acceptance, shape_of
-from pass_runtime.tuning.tuner import PlanTuner, Tuners, stated_acceptance
+from pass_runtime.tuning.tuner import Tuner, Tuners, stated_acceptance
 
 GOOD = (0.7, 0.45, 0.2, 0.06)
 
@@ -26,27 +26,27 @@ def slow_passes(monkeypatch):
 
 
 def test_dear_rows_mean_plain_decoding():
-    tuner = PlanTuner(DEAR, 4, GOOD)
+    tuner = Tuner(DEAR, 4, GOOD)
     assert tuner.decide(4).cycle.name == "ar"
     assert tuner.candidates(4)[0].cycle.name == "ar"
 
 
 def test_free_rows_mean_full_groups():
-    decided = PlanTuner(FREE, 4, GOOD).decide(4)
+    decided = Tuner(FREE, 4, GOOD).decide(4)
     assert decided.cycle == make_cycle("fused", 4)
     assert decided.tokens == pytest.approx(1 + sum(GOOD))
 
 
 def test_rows_at_a_price_mean_pruned_groups():
     times = times_of({1: 1.0, 25: 3.0})
-    plan = PlanTuner(times, 4, GOOD).decide(4).cycle.plans[0]
+    plan = Tuner(times, 4, GOOD).decide(4).cycle.plans[0]
     assert plan.is_fused and plan.width < 20
     assert plan.groups[0] == plan.drafts and list(plan.groups) == sorted(plan.groups, reverse=True)
 
 
 def test_two_pass_where_only_narrow_windows_are_cheap():
     times = times_of({1: 1.0, 5: 1.0, 7: 50.0})
-    assert PlanTuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in (
+    assert Tuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in (
         "two-pass",
         "fused:1,0",
         "fused-1",
@@ -55,21 +55,21 @@ def test_two_pass_where_only_narrow_windows_are_cheap():
 
 
 def test_a_requests_lookahead_is_a_limit():
-    tuner = PlanTuner(FREE, 4, GOOD)
+    tuner = Tuner(FREE, 4, GOOD)
     assert tuner.decide(2).cycle == make_cycle("fused", 2)
     assert tuner.decide(0).cycle.name == "ar"
     assert tuner.decide(4).cycle == make_cycle("fused", 4)
 
 
 def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
-    assert PlanTuner(times_of({1: 1.0, 25: 2.5}), 4, ()).decide(4).cycle.name == "ar"
+    assert Tuner(times_of({1: 1.0, 25: 2.5}), 4, ()).decide(4).cycle.name == "ar"
 
 
 def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
     """And so is a promise that only a slow machine broke: what slows every pass changes no decision."""
     for factor, kept in ((1.0, True), (3.0, False)):
         times = timed({1: 1.0, 25: 1.3})
-        tuner, promised = PlanTuner(times, 4, GOOD), times_of({1: 1.0, 25: 1.3})
+        tuner, promised = Tuner(times, 4, GOOD), times_of({1: 1.0, 25: 1.3})
         first = tuner.decide(4).cycle
         assert first.lookahead
         for _ in range(30):
@@ -80,7 +80,7 @@ def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
 
 
 def test_one_pause_says_nothing():
-    tuner = PlanTuner(timed({1: 1.0, 25: 1.0}), 4, GOOD)
+    tuner = Tuner(timed({1: 1.0, 25: 1.0}), 4, GOOD)
     tuner.observe(ar_plan(), 1, 1.0)
     tuner.observe(ar_plan(), 1, 500.0)
     tuner.decide(4)
@@ -88,22 +88,22 @@ def test_one_pause_says_nothing():
 
 
 def test_it_stays_with_its_choice_until_another_is_clearly_better():
-    tuner = PlanTuner(times_of({1: 1.0, 25: 3.0}), 4, GOOD)
+    tuner = Tuner(times_of({1: 1.0, 25: 3.0}), 4, GOOD)
     first = tuner.decide(4)
     for _ in range(3):
-        tuner.lookahead_drafts.record(4, 2)
+        tuner.lookahead_acceptance.record(4, 2)
         assert tuner.decide(4).cycle.plans[0].is_fused
     for _ in range(400):  # text that cannot be drafted
-        tuner.lookahead_drafts.record(first.cycle.lookahead, 0)
+        tuner.lookahead_acceptance.record(first.cycle.depth, 0)
     assert tuner.decide(4).cycle.name == "ar"
     for _ in range(20_000):  # long after, what the bundle states is believed again
-        tuner.lookahead_drafts.forget()
+        tuner.lookahead_acceptance.forget()
     assert tuner.decide(4).cycle.plans[0].is_fused
 
 
 def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
     """If it promises as much as the plan in use; and plain decoding, whatever it promises."""
-    tuner, names = PlanTuner(FREE, 4, GOOD), []
+    tuner, names = Tuner(FREE, 4, GOOD), []
 
     def run(lookahead, passes):
         for _ in range(passes):
@@ -124,7 +124,7 @@ def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
 def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
     """Its time was estimated from those of other windows. Nothing is known of it until it is tried."""
     times, truth = timed({1: 1.0, 25: 1.0}), times_of({1: 1.0, 25: 1.0})
-    tuner = PlanTuner(times, 4, GOOD)
+    tuner = Tuner(times, 4, GOOD)
     tuner.next_candidate(3, 1, [])
     for _ in range(200):
         plan = tuner.next_candidate(4, 1, []).cycle.plans[0]
@@ -133,7 +133,7 @@ def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
 
 
 def test_observed_rates_come_to_be_the_true_ones():
-    drafts = PlanTuner(FREE, 4, GOOD).lookahead_drafts
+    drafts = Tuner(FREE, 4, GOOD).lookahead_acceptance
     for step in range(3000):
         drafts.record(4, (0, 1, 1, 4)[step % 4])
     assert drafts.rates == pytest.approx([3 / 4, 1 / 3, 1, 1], abs=0.03)
@@ -141,7 +141,7 @@ def test_observed_rates_come_to_be_the_true_ones():
 
 def test_a_sequence_learns_by_itself_what_its_ngrams_are_worth():
     """From what others taught, and faster. runtime/cpp/tests/parts_test.cpp has the same figures."""
-    tuner, own = PlanTuner(FREE, 4, GOOD), {}
+    tuner, own = Tuner(FREE, 4, GOOD), {}
     for drafted, accepted in ((4, 3), (4, 4), (2, 0)):
         tuner.ngram(3).record(drafted, accepted)
     for drafted, accepted in ((4, 0), (3, 0), (4, 1)):
@@ -164,9 +164,9 @@ def test_each_kind_starts_from_what_is_stated_for_it():
     assert stated_acceptance(stated, "greedy") == (0.5, 0.4, 0.3)
     assert stated_acceptance(stated, "sample") == stated_acceptance(stated, "truncated") == (0.4, 0.1)
     greedy_alone = stated.model_copy(update={"acceptance_per_position_sampled": ()})
-    derived = PlanTuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).lookahead_drafts.rates
+    derived = Tuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).lookahead_acceptance.rates
     assert derived[:3] == pytest.approx(
-        [0.6 * rate for rate in PlanTuner(FREE, 4, (0.5, 0.4, 0.3)).lookahead_drafts.rates[:3]]
+        [0.6 * rate for rate in Tuner(FREE, 4, (0.5, 0.4, 0.3)).lookahead_acceptance.rates[:3]]
     )
 
 
@@ -176,14 +176,14 @@ def test_a_session_has_a_tuner_for_each_kind_that_starts_so(tiny_bundle):
     lookahead = session.manifest.lookahead.model_copy(update=shares)
     manifest = session.manifest.model_copy(update={"lookahead": lookahead})
     tuners = Tuners(manifest, session.backend.capabilities, lambda kind: (1.0, 1.0), lambda: 1000)
-    assert tuners.get("greedy").lookahead_drafts.rates[:2] == pytest.approx([0.5, 0.8])
-    assert tuners.get("truncated").lookahead_drafts.rates[:2] == pytest.approx([0.3, 0.1])
+    assert tuners.get("greedy").lookahead_acceptance.rates[:2] == pytest.approx([0.5, 0.8])
+    assert tuners.get("truncated").lookahead_acceptance.rates[:2] == pytest.approx([0.3, 0.1])
 
 
 def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
     """What a request decodes, the plans it ran, and its tuner."""
     names = plans_run(session)
-    tuner = PlanTuner(times, 6, acceptance)
+    tuner = Tuner(times, 6, acceptance)
     session._tuners._tuners["greedy"] = tuner
     stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)).result()
     return stream, names, tuner
@@ -214,7 +214,7 @@ def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
     stream, names, tuner = auto_run(session, times_of({1: 1.0, 49: 4.0}), 100, draft="ngram")
     assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
-    assert stream.stats.tau > 3 and max(tuner.ngrams[4].rates) > 0.8
+    assert stream.stats.tau > 3 and max(tuner.ngram_acceptance[4].rates) > 0.8
 
 
 NARROW = times_of({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})
@@ -223,37 +223,37 @@ NARROW = times_of({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})
 
 def test_rows_of_a_batch_are_dear_where_rows_are():
     """Eight slots already fill the rows that are free: drafts that pay for one slot do not pay for all."""
-    tuner = PlanTuner(NARROW, 4, GOOD)
-    assert tuner.decide(4, batch=1).cycle.lookahead > 0
-    assert PlanTuner(NARROW, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
+    tuner = Tuner(NARROW, 4, GOOD)
+    assert tuner.decide(4, batch=1).cycle.depth > 0
+    assert Tuner(NARROW, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
     rates = [max(tuner.candidates(4, batch), key=lambda c: c.rate).rate for batch in (1, 2, 4, 8)]
     assert rates == sorted(rates, reverse=True)
 
 
 def test_a_batch_that_was_measured_counts_as_measured():
-    tuner = PlanTuner(times_of({1: 1.0, 50: 1.0}), 4, GOOD)
+    tuner = Tuner(times_of({1: 1.0, 50: 1.0}), 4, GOOD)
     tuner.times_by_batch[8] = times_of({8: 1.0, 200: 25.0})
     assert tuner.decide(4, batch=8).cycle.name == "ar"
-    assert tuner.decide(4, batch=2).cycle.lookahead == 4
+    assert tuner.decide(4, batch=2).cycle.depth == 4
 
 
 def test_modes_are_kept_by_request_and_batch():
-    tuner = PlanTuner(NARROW, 4, GOOD)
+    tuner = Tuner(NARROW, 4, GOOD)
     one, eight = tuner.next_candidate(4, 1, []), tuner.next_candidate(4, 8, [])
-    assert (one.cycle.lookahead > 0, eight.cycle.name) == (True, "ar")
-    assert tuner.next_candidate(4, 1, []) == one and tuner.next_candidate(2, 1, []).cycle.lookahead <= 2
+    assert (one.cycle.depth > 0, eight.cycle.name) == (True, "ar")
+    assert tuner.next_candidate(4, 1, []) == one and tuner.next_candidate(2, 1, []).cycle.depth <= 2
 
 
 def test_every_sequence_has_an_acceptance_of_its_own():
     """One that drafts badly is decoded plainly while another, by the same tuner, drafts; together it is the mean."""
-    tuner = PlanTuner(times_of({1: 1.0, 25: 2.0}), 4, GOOD)
+    tuner = Tuner(times_of({1: 1.0, 25: 2.0}), 4, GOOD)
     good, bad = tuner.new_acceptance(), tuner.new_acceptance()
     for _ in range(300):
         good.record(4, 4)
         bad.record(4, 0)
-    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.lookahead_drafts.rates == tuner.new_acceptance().rates
+    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.lookahead_acceptance.rates == tuner.new_acceptance().rates
     assert tuner.decide(4, 1, [bad]).cycle.name == "ar"
-    assert tuner.decide(4, 1, [good]).cycle.lookahead == 4
+    assert tuner.decide(4, 1, [good]).cycle.depth == 4
     alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_acceptance(good.rates))}
     tuner.decide(4, 2, [good, bad])
     assert 1 < tuner.decided.tokens < max(alone.values())
@@ -265,7 +265,7 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
     clock = [0.0]
     monkeypatch.setattr(tuner_module.time, "perf_counter", lambda: clock[0])
     times = times_of({1: 1e-3, 81: 2e-3})
-    tuner = PlanTuner(times, lookahead, GOOD[:lookahead])
+    tuner = Tuner(times, lookahead, GOOD[:lookahead])
     decide, decided = tuner.decide, []
 
     def slowly(*asked):
@@ -287,7 +287,7 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
 def test_decisions_measured(lookahead):
     """The same by the clock: passes of a millisecond, in this machine's own time of decisions."""
     times = times_of({1: 1e-3, 81: 2e-3})
-    tuner = PlanTuner(times, lookahead, (*GOOD, 0.05, 0.04, 0.03, 0.02)[:lookahead])
+    tuner = Tuner(times, lookahead, (*GOOD, 0.05, 0.04, 0.03, 0.02)[:lookahead])
     decoding, deciding, longest = 0.0, 0.0, 0.0
     for _ in range(20_000):
         passes, started = tuner._passes, time.thread_time()

@@ -15,7 +15,7 @@ from machines import MACHINES, Machine, Place, decode, fastest, plainly, replay,
 
 from pass_runtime.bundle.plan import ar_plan, verify_plan
 from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuner import Tuner
 
 STATED = tuple(accumulate((0.6, 0.55, 0.5, 0.5), mul))
 RATES = {"good": (0.75, 0.65, 0.55, 0.5), "fair": (0.5, 0.45, 0.4, 0.3), "none": (0.03, 0.03, 0.03, 0.03)}
@@ -40,7 +40,7 @@ def against(rates: str, change: str) -> tuple[list[float], list[float]]:
     best, plain = [], []
     for seed, machine in enumerate(MACHINES.values()):
         noisy, more = replace(machine, noise=0.03, pauses=0.005), {"seed": seed, "change": CHANGES[change]}
-        spent = decode(noisy, PlanTuner(noisy.times(), 4, STATED), RATES[rates], TOKENS, **more)
+        spent = decode(noisy, Tuner(noisy.times(), 4, STATED), RATES[rates], TOKENS, **more)
         plainly_spent = plainly(noisy, TOKENS, **more)
         noise = plainly(machine, TOKENS, **more) / plainly_spent
         best.append(noise * spent / fastest(machine, RATES[rates], TOKENS, **more))
@@ -73,7 +73,7 @@ def test_auto_takes_hardly_more_than_the_best_plan_on_average():
 def test_where_drafts_do_not_pay_little_is_lost(row, tile, adapter, noise, seed):
     """Drafts are stated to be good and are never accepted."""
     machine = Machine(steps(1.0, tile, row), adapter, 0.0, 0.1, 0.02, 0.05, noise, 0.005)
-    spent = decode(machine, PlanTuner(machine.times(), 4, STATED), (0.0,) * 4, TOKENS, seed)
+    spent = decode(machine, Tuner(machine.times(), 4, STATED), (0.0,) * 4, TOKENS, seed)
     assert spent < 1.08 * plainly(machine, TOKENS, seed)
 
 
@@ -86,7 +86,7 @@ def text(survive: int, tokens: int = 128) -> list[Place]:
 def test_a_text_whose_drafts_never_survive(costs):
     """It learns that by itself, although in all texts before it all drafts survived."""
     for tokens, most in ((128, 1.17), (1024, 1.08)):
-        tuner = PlanTuner(costs.times(), 4, STATED)
+        tuner = Tuner(costs.times(), 4, STATED)
         for _ in range(3):
             replay(costs, tuner, text(4))
         assert replay(costs, tuner, text(0, tokens)) < most * tokens * costs.seconds(ar_plan())
@@ -98,7 +98,7 @@ def test_a_text_whose_drafts_all_survive(costs):
     plain = costs.seconds(ar_plan())
     best = min(costs.seconds(verify_plan(drafts)) / (drafts + 1) for drafts in range(1, 5))
     for before in ([], [text(0)]):
-        tuner = PlanTuner(costs.times(), 4, STATED)
+        tuner = Tuner(costs.times(), 4, STATED)
         for one in before:
             replay(costs, tuner, one)
         assert plain - replay(costs, tuner, text(4)) / 128 > 0.75 * (plain - best)

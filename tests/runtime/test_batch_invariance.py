@@ -27,7 +27,7 @@ from pass_runtime.decode.sequence import Piece, SequenceState
 from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.estimates import PassTimes
-from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuner import Tuner
 
 SLOTS = (1, 3, 8)
 TIMES = {
@@ -43,7 +43,7 @@ class FixedTuners:
     def __init__(self, session: Session, times: PassTimes) -> None:
         lookahead = session.manifest.lookahead.length
         self._tuners = {
-            sampler: PlanTuner(times, lookahead, (0.6, 0.5, 0.3)) for sampler in ("greedy", "sample", "truncated")
+            sampler: Tuner(times, lookahead, (0.6, 0.5, 0.3)) for sampler in ("greedy", "sample", "truncated")
         }
         self._asked: set[tuple[str, int]] = set()
 

@@ -11,7 +11,7 @@ from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, next_pass
 from pass_runtime.decode.sequence import Request, SequenceState, Slot
-from pass_runtime.tuning.tuner import PlanTuner
+from pass_runtime.tuning.tuner import Tuner
 
 L = 6
 SHAPES = ("ar", "two-pass", "fused", "fused:3,1,0,2", "fused:1,0", "fused:2,2,1")
@@ -21,7 +21,7 @@ SHAPES = ("ar", "two-pass", "fused", "fused:3,1,0,2", "fused:1,0", "fused:2,2,1"
 def capabilities(draw: st.DrawFn) -> Capabilities:
     lookahead = draw(st.sampled_from([None, None, 2, 4, L]))
     least = draw(st.sampled_from([1, 1, 8, 16]))
-    return Capabilities("test", 320, (256,), (64, 1), lookahead=lookahead, least_width=least)
+    return Capabilities("test", 320, (256,), (64, 1), fixed_lookahead=lookahead, least_width=least)
 
 
 def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Slot]:
@@ -33,11 +33,11 @@ def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int,
 @st.composite
 def situations(draw: st.DrawFn):
     able = draw(capabilities())
-    if able.lookahead is None:
+    if able.fixed_lookahead is None:
         cycle = make_cycle(draw(st.sampled_from(SHAPES)), draw(st.integers(0, L)))
     else:
-        cycle = make_cycle(draw(st.sampled_from(SHAPES[:3])), draw(st.sampled_from([0, able.lookahead])))
-    longest = able.lookahead or L
+        cycle = make_cycle(draw(st.sampled_from(SHAPES[:3])), draw(st.sampled_from([0, able.fixed_lookahead])))
+    longest = able.fixed_lookahead or L
     plans = [ar_plan(), *cycle.plans, *cycle.narrower().plans, verify_plan(longest)]
     window: Plan | None = draw(st.sampled_from([None, *(plan for plan in plans if able.allows([plan]))]))
     texts = st.lists(st.integers(0, 319), max_size=L).map(tuple)
@@ -48,7 +48,7 @@ def situations(draw: st.DrawFn):
     policy = DraftPolicy()
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
-        tuner = PlanTuner(times_of({1: 1.0, 65: 1.0 + 64 * row}), L, (0.6, 0.4))
+        tuner = Tuner(times_of({1: 1.0, 65: 1.0 + 64 * row}), L, (0.6, 0.4))
         policy = ExpectedRate(tuner, tuner.decide(L), len(states))
     return cycle, window, draw(st.integers(0, 70)), able, states, policy
 

@@ -20,9 +20,10 @@ from reciting import assert_idle, runner_of
 from pass_runtime import GenerateOptions, PassError, Session, load
 
 REQUESTS, WAVE = 2000, 25
-FLAT = {"resident": 4 << 20, "heap": 256 << 10, "objects": 1000}
-"""What these may grow by behind the warm-up: pages come and go as the allocator likes, blocks in use do not; and a
-request is dozens of Python objects."""
+ALLOWED_GROWTH = {"resident": 4 << 20, "heap": 256 << 10, "objects": 1000}
+"""By how much the values of `memory_now` may grow after the warm-up, in bytes or objects. The allocator keeps pages or
+gives them back as it likes, so that the resident size varies; the heap counts only blocks in use. 2,000 requests that
+were kept would be tens of thousands of Python objects."""
 
 
 class HeapInfo(ctypes.Structure):
@@ -33,6 +34,7 @@ class HeapInfo(ctypes.Structure):
 
 
 def memory_now() -> dict[str, int]:
+    """Bytes of memory pages and of heap blocks in use, and the number of Python objects."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = HeapInfo
     gc.collect()
@@ -45,7 +47,7 @@ def memory_now() -> dict[str, int]:
 
 
 def one_of_each() -> Iterator[Asked]:
-    """Requests that open every tail there is: each of them keeps memory of its own from its first batch on."""
+    """Requests that need every tail that there is. A tail takes memory when it is first used, and keeps it."""
     for sampling in SAMPLING:
         for plan, logprobs in product(PLANS, (None, 2)):
             yield Asked(TEXTS[1], sampling, 8, plan=plan, logprobs=logprobs)
@@ -72,7 +74,8 @@ def some_request(chance: random.Random) -> Asked:
 
 
 def wave(session: Session, chance: random.Random) -> dict[str, int]:
-    """Some requests at once, of which some are cancelled, or dropped unread, or fail."""
+    """Begin WAVE requests at once, and wait for them. Two are cancelled, one is dropped unread, and a pass may fail.
+    Returns how many ended for each reason."""
     session.backend.fuses["run_trunk"] = Fuse(PassError("out of luck"), chance.randrange(1, 200))  # type: ignore
     streams = [session.generate((asked := some_request(chance)).text, asked.options()) for _ in range(WAVE)]
     for stream in chance.sample(streams, 2):
@@ -91,7 +94,8 @@ def wave(session: Session, chance: random.Random) -> dict[str, int]:
 
 
 def test_two_thousand_requests(tiny_bundle: Path):
-    """In a process of its own: what other tests freed, and the allocator takes into use again, is no growth."""
+    """Memory does not grow. In a process of its own: heap that other tests freed, and that is used again here, would
+    look like growth."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         fresh.submit(serve_many, tiny_bundle).result()
 
@@ -99,7 +103,7 @@ def test_two_thousand_requests(tiny_bundle: Path):
 def serve_many(tiny_bundle: Path) -> None:
     chance, backend = random.Random(0), FaultyBackend(tiny_bundle, slots=4)
     session, ends, capacities = session_of(backend), dict[str, int](), set[int]()
-    sizes = list[dict[str, int]]()
+    measured = list[dict[str, int]]()
     warm_up(session, 4)
     for number in range(REQUESTS // WAVE):
         for reason, count in wave(session, chance).items():
@@ -107,15 +111,14 @@ def serve_many(tiny_bundle: Path) -> None:
         capacities.add(backend.capacity)
         if number % 4 == 3:
             backend.fuses.clear()
-            session.generate(TEXTS[0], GenerateOptions(1)).result()  # the cache is now as long as for this one
-            sizes.append(memory_now())
-            # What the prefix cache keeps grows up to its budget.
-            sizes[-1]["heap"] -= runner_of(session)._store.used
+            session.generate(TEXTS[0], GenerateOptions(1)).result()  # so that the KV cache always has the same capacity
+            measured.append(memory_now())
+            measured[-1]["heap"] -= runner_of(session)._store.used  # the prefix cache may grow, up to its budget
     assert set(ends) == {"stop", "length", "cancelled", "error"} and min(ends.values()) >= 20, ends
     assert len(capacities) > 1
-    for name, flat in FLAT.items():
-        of_this = [size[name] for size in sizes]
-        assert min(of_this[-3:]) - min(of_this[3:6]) < flat, (name, of_this)
+    for name, allowed in ALLOWED_GROWTH.items():
+        values = [each[name] for each in measured]
+        assert min(values[-3:]) - min(values[3:6]) < allowed, (name, values)
     assert_idle(session)
     assert not runner_of(session).busy
     asked = Asked(TEXTS[1], SAMPLING[2], 12, plan="fused")

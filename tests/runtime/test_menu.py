@@ -90,7 +90,7 @@ def test_figures_that_cpp_has_too():
     }
     found = {}
     for cycle in menu(4, replace(TREES, trees=(3, 5, 8))):
-        name = f"two-pass {cycle.lookahead}" if len(cycle.plans) == 2 else cycle.plans[0].name
+        name = f"two-pass {cycle.depth}" if len(cycle.plans) == 2 else cycle.plans[0].name
         found[name] = expected_tokens(cycle, np.array([1, 0.7, 0.45, 0.18, 0.054]))
     assert list(found) == list(expected) and found == pytest.approx(expected)
 
@@ -102,7 +102,7 @@ def test_tokens_are_those_of_the_stationary_distribution(rates):
     cumulative = cumulative_acceptance(rates)
     for cycle in menu(len(rates)):
         tokens = expected_tokens(cycle, cumulative)
-        assert 1 <= tokens <= 1 + cumulative[1 : cycle.lookahead + 1].sum() + 1e-9
+        assert 1 <= tokens <= 1 + cumulative[1 : cycle.depth + 1].sum() + 1e-9
         if cycle.plans[0].is_fused:
             assert tokens == pytest.approx(fused_tokens(np.array([cycle.plans[0].groups]), cumulative)[0])
 
@@ -135,7 +135,7 @@ def test_it_is_short_and_has_every_kind(lookahead):
     found = menu(lookahead, TREES)
     assert found[0].plans == (ar_plan(),) and len(found) == len(set(found)) <= 27 and len(menu(lookahead)) <= 19
     assert {len(cycle.plans) for cycle in found} == ({1, 2} if lookahead else {1})
-    assert all(cycle.lookahead <= lookahead for cycle in found)
+    assert all(cycle.depth <= lookahead for cycle in found)
     for mode in ("two-pass", "fused"):
         assert make_cycle(mode, lookahead) in found
     assert {len(cycle.plans[0].parents) for cycle in found} >= {size for size in (3, 5, 8) if lookahead >= 4}

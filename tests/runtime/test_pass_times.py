@@ -19,7 +19,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning.estimates import MAX_TIMED_ROWS, PassShape, PassTimes, measure, probe_plans, shape_of
-from pass_runtime.tuning.tuner import PlanTuner, Tuners
+from pass_runtime.tuning.tuner import Tuner, Tuners
 
 
 def test_probes_leave_no_trace(tiny_bundle):
@@ -288,4 +288,4 @@ def test_one_timed_width_makes_no_draft_look_free(seconds, rows, plan):
     plain, found = shape_of(ar_plan(), rows), shape_of(plan, rows)
     assert times.seconds(plain) == pytest.approx(1.1 * seconds, rel=0.01)
     assert times.seconds(found) > 1.3 * times.seconds(plain)
-    assert PlanTuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4, rows).cycle.name == "ar"
+    assert Tuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4, rows).cycle.name == "ar"

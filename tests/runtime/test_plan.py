@@ -145,7 +145,7 @@ def test_cycles_repeat_and_are_in_the_bundle(length):
     bundle = bundle_plans(length)
     for mode in MODES:
         cycle = make_cycle(mode, length)
-        assert cycle.lookahead == (0 if mode == "ar" else length)
+        assert cycle.depth == (0 if mode == "ar" else length)
         for i, plan in enumerate(cycle.plans):
             assert plan.next == cycle.plans[(i + 1) % len(cycle.plans)]
             assert plan in bundle
@@ -171,7 +171,7 @@ def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
 def test_a_cycle_grows_narrower_until_it_is_plain(sizes):
     cycle = make_cycle("fused:" + ",".join(map(str, sizes)), 1)
     reach = [cycle.reach(cycle.plans[0])]
-    while cycle.lookahead:
+    while cycle.depth:
         assert cycle.plans[0].drafts == len(cycle.plans[0].groups) - 1
         cycle = cycle.narrower()
         reach.append(cycle.reach(cycle.plans[0]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_errors
 
 
-def parse(session, limits, request, arrived=0.0) -> ParsedRequest:
-    parser = RequestParser(session, limits)
+def parse(session, serve_options, request, arrived=0.0) -> ParsedRequest:
+    parser = RequestParser(session, serve_options)
     found = parser.tokenize(request, arrived)
     for future, param in found.compiling:
         with constraint_errors(param):

@@ -95,8 +95,8 @@ def test_settings_are_those_of_sessions_and_servers():
             "FORCE": "x",
         }
     )
-    assert (settings.tokens, settings.load.max_batch_size, settings.limits.max_queue) == (True, 4, 2)
-    assert settings.limits.request_seconds == 1.5 and not settings.load.prefix_cache and settings.load.weight_cache
+    assert (settings.tokens, settings.load.max_batch_size, settings.serve.max_queue) == (True, 4, 2)
+    assert settings.serve.request_seconds == 1.5 and not settings.load.prefix_cache and settings.load.weight_cache
     assert settings.load.speculative_max_concurrency == 3
     assert settings.load.max_queue > 2  # what has a slot does not wait
 

@@ -29,22 +29,23 @@ BATCHED_STEM, SINGLE_STEM = "trunk.cpu", "trunk.cpu.one"
 
 
 def write_trunks_for_cpu(
-    trunk: Path, max_capacity: int, windows: Sequence[int | None], *, spare_rows: bool
+    trunk: ir.Model, directory: Path, max_capacity: int, windows: Sequence[int | None], *, spare_rows: bool
 ) -> tuple[DerivedTrunk, ...]:
-    """Writes the derived graphs beside `trunk`, a graph without spare rows. They share its weights file.
+    """Write the derived graphs to `directory`. They share the weights file of `trunk`, a graph without spare rows that
+    was written there.
 
     spare_rows: whether attention without groups gets spare rows, so that windows of all widths agree bit for bit.
     windows: each layer's sliding window in positions, None if the layer has none.
     """
-    model = ir.load(trunk)
+    model = trunk.clone()
     split_heads_together(model.graph)
     if not fold_groups(model.graph) and spare_rows:
         pad_queries(model.graph)
-    derived = _write(model, trunk.with_name(BATCHED_STEM), None)
-    model = ir.load(trunk)
+    derived = _write(model, directory / BATCHED_STEM, None)
+    model = trunk.clone()
     norm_before_transpose(model.graph)
     if use_group_query_attention(model, max_capacity, windows):
-        derived += _write(model, trunk.with_name(SINGLE_STEM), 1)
+        derived += _write(model, directory / SINGLE_STEM, 1)
     return derived
 
 

@@ -1,4 +1,10 @@
-"""Rewrites the trunk's MatMuls of quantized weights: DequantizeLinear of the codes replaces each weight."""
+"""Rewrites the trunk's MatMuls of quantized weights: DequantizeLinear of the codes replaces each weight.
+
+Some weights are scale * code + offset, with a scale and an offset for each block of inputs (`QuantizedWeight`), which
+DequantizeLinear does not compute. An offset is multiplied with every input of its block alike, so the product of a row
+x with such a weight has two parts: x times scale * code, and for each block the *block sum*, the sum of x over the
+inputs of the block, times the offset. Weights that read the same rows share their block sums.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +56,7 @@ def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedMode
 
 
 class _Rewriter:
-    """Rewrites MatMuls in a graph. Those with the same input share its rounded rows and block sums."""
+    """Rewrites MatMuls in a graph. Those that read the same rows share the rounded rows and the block sums."""
 
     def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
         self._graph, self._quantized = graph, quantized
@@ -151,11 +157,12 @@ class _Rewriter:
         return dequantized.outputs[0]
 
     def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
-        """The sum of each block of the input rows [...,in] of `node`, padded with zeros: [...,sums].
+        """The block sums of the input rows [...,in] of `node`: [...,sums]. There may be fewer blocks than sums; the
+        sums after the last block are 0.
 
-        The sums are a product with a quantized matrix of ones: ONNX Runtime rounds the rows of such products to 8 bits,
-        so the sums are of the same rounded rows as in `node`. Each input has its own matrix, because ONNX Runtime does
-        not fuse a DequantizeLinear that has several readers.
+        They are a product with a matrix that has ones at the inputs of a block, in int4: ONNX Runtime rounds the rows
+        of a product with codes to 8 bits, in `node` too, and both products must be of the same rounded rows. Rows of
+        each product have their own matrix, because ONNX Runtime does not fuse a DequantizeLinear with several readers.
         """
         rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sum_columns(packed)
         assert rows is not None and rows.dtype is not None
@@ -175,7 +182,7 @@ class _Rewriter:
         return product.outputs[0]
 
     def _add_offsets(self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> None:
-        """Turns `node` into the sum of two products: rows by weight, and block sums by offsets."""
+        """Turn `node` into the sum of two products: rows by scaled codes, and block sums by offsets."""
         dtype, shape = weight.dtype, (_sum_columns(parts[0]), sum(len(part.data) for part in parts))
         assert dtype is not None
 
@@ -204,7 +211,7 @@ class _Rewriter:
 
 
 def _sum_columns(packed: QuantizedWeight) -> int:
-    """The number of columns of block sums."""
+    """How many block sums a row has, padding included."""
     return max(packed.scales.shape[1], MIN_SUM_COLUMNS)
 
 

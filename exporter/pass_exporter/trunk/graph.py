@@ -150,8 +150,9 @@ def _drop_metadata(model: ir.Model) -> None:
         value.metadata_props.clear()
 
 
-def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Writes the graph to `path` and its weights to `<path>.data`. progress: called with (done, total) tensors."""
+def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None) -> ir.Model:
+    """Write the graph to `path` and its weights to `<path>.data`. Return the written graph, whose weights are those of
+    the file: copies of it that are saved beside it share them. progress: called with (done, total) tensors."""
 
     def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
         if progress is not None:
@@ -167,3 +168,4 @@ def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | Non
         alignment=4096,  # page-aligned, so that engines can map the file
         align_threshold=EXTERNAL_DATA_MIN_BYTES,
     )
+    return ir.load(path)

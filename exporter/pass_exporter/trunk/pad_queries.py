@@ -7,19 +7,10 @@ with one row and one with several. With a spare row no Attention has a single ro
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.trunk.graph import initializer
-
-
-def pad_trunk(trunk: Path) -> None:
-    """Adds spare rows to a trunk file. Its weights file stays as it is."""
-    model = ir.load(trunk)
-    pad_queries(model.graph)
-    ir.save(model, trunk)
 
 
 def pad_queries(graph: ir.Graph) -> None:

@@ -38,7 +38,8 @@ class Capabilities:
     prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width of a wide chunk ->
     the largest KV capacity with which it may run, because it needs much memory.
     batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
-    lookahead: drafts of a chain, and rows of each of its look-ahead groups (`Plan`), in engines; None allows any plan.
+    fixed_lookahead: the number of drafts of every chain, and of rows of its look-ahead groups, if engines run no other
+    number; None allows any plan.
     trees: the sizes, in drafts, of the trees that there are tails for; in a tree several drafts may follow one row.
     rounds_activations: whether activations are rounded to 8 bits.
     same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a tree, only
@@ -56,7 +57,7 @@ class Capabilities:
     capacities: tuple[int, ...]
     prefill_widths: tuple[int, ...]
     batch_sizes: tuple[int, ...] = (1,)
-    lookahead: int | None = None
+    fixed_lookahead: int | None = None
     trees: tuple[int, ...] = ()
     rounds_activations: bool = False
     same_entries: bool = False
@@ -115,14 +116,14 @@ class Capabilities:
 
     def allows(self, plans: Sequence[Plan]) -> bool:
         """Whether the backend can run all of `plans`."""
-        if self.lookahead is None:
+        if self.fixed_lookahead is None:
             return True
-        chains = {plan for mode in MODES for plan in make_cycle(mode, self.lookahead).plans}
-        return set(plans) <= chains | {full_tree(size, self.lookahead) for size in self.trees}
+        chains = {plan for mode in MODES for plan in make_cycle(mode, self.fixed_lookahead).plans}
+        return set(plans) <= chains | {full_tree(size, self.fixed_lookahead) for size in self.trees}
 
     def verify_plan(self, drafts: int) -> Plan:
         """A plan that verifies `drafts` drafts. It may have more draft rows."""
-        return verify_plan(drafts if self.lookahead is None else self.lookahead)
+        return verify_plan(drafts if self.fixed_lookahead is None else self.fixed_lookahead)
 
 
 @dataclass(frozen=True)

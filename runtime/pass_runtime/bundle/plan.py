@@ -12,7 +12,8 @@ they cannot disagree.
     tree-N      as fused, with a tree of N drafts instead of a chain, and a group after the root and after each draft
     tree:2,2,1,0 a tree of 3 drafts, with the size of the root's group and of every draft's group
 
-Decoding runs a cycle of plans: `ar` and `fused` repeat one, `two-pass` alternates draft and verify.
+Decoding runs a cycle of plans: those of the modes `ar` and `fused` repeat one, that of `two-pass` alternates draft and
+verify.
 """
 
 from __future__ import annotations
@@ -216,18 +217,19 @@ def full_tree(drafts: int, lookahead: int) -> Plan:
 
 
 MODES = ("ar", "two-pass", "fused")
+"""The modes of which every bundle with look-ahead rows has all plans."""
 _TREE_NAME = re.compile(f"tree-({'|'.join(map(str, TREE_SIZES))})")
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """A decoding mode: its passes use these plans in turn."""
+    """Plans that passes use in turn. name: the mode that stands for it (see `make_cycle`)."""
 
     name: str
     plans: tuple[Plan, ...]
 
     @property
-    def lookahead(self) -> int:
+    def depth(self) -> int:
         """The most drafts that one pass can accept."""
         return max((plan.depth for plan in self.plans), default=0)
 
@@ -242,8 +244,8 @@ class Cycle:
     def narrower(self) -> Cycle:
         """The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of the same depth."""
         if self.is_tree:
-            return make_cycle("fused", self.lookahead)
-        drafts = self.lookahead - 1
+            return make_cycle("fused", self.depth)
+        drafts = self.depth - 1
         if drafts < 1 or self.name in MODES:
             return make_cycle(self.name, max(drafts, 0))
         return fused_cycle([min(size, drafts) for size in self.plans[0].groups[:-1]])

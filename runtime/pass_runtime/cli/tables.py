@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pass_runtime.tuning.estimates import shape_of
-from pass_runtime.tuning.tuner import SWITCH_MARGIN, PlanTuner
+from pass_runtime.tuning.tuner import SWITCH_MARGIN, Tuner
 
 
 class OutputConsole(Console):
@@ -157,10 +157,10 @@ def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
         yield row
 
 
-def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
+def print_reasoning(tuner: Tuner, depth: int | None) -> None:
     """Print on stderr the plans that `auto` compares, best first, and the measurements behind their estimates."""
     console = Console(stderr=True, highlight=False)
-    candidates, times = tuner.candidates(tuner.lookahead if lookahead is None else lookahead), tuner.times()
+    candidates, times = tuner.candidates(tuner.lookahead if depth is None else depth), tuner.times()
     plain = next(c for c in candidates if c.cycle.name == "ar")
     table = Table(title="plan auto: expected tokens per second", title_justify="left")
     for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
@@ -181,9 +181,9 @@ def print_reasoning(tuner: PlanTuner, lookahead: int | None) -> None:
         "~ has not run yet: its time is estimated from passes that were timed at the start",
         f"in use: {tuner.decided.cycle.plans[0].name}; another plan is used if it is {SWITCH_MARGIN:.2f} times as fast",
         f"passes now take {times.slowness:.2f} times as long as at the start",
-        "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_drafts.rates),
+        "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_acceptance.rates),
     ]
-    for matched, acceptance in sorted(tuner.ngrams.items()):
+    for matched, acceptance in sorted(tuner.ngram_acceptance.items()):
         lines.append(f"conditional acceptance of n-gram draft i, {matched} tokens matched: {_rates(acceptance.rates)}")
     for line in lines:
         console.print(line, soft_wrap=not console.is_terminal)

@@ -12,7 +12,7 @@ from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
 from pass_runtime.decode.sequence import Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_acceptance
-from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, PlanTuner
+from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, Tuner
 
 NGRAM_MARGIN = 1.10
 """If the next plan of the cycle can verify some n-gram drafts, a separate pass that verifies more of them is run only
@@ -40,12 +40,12 @@ class DraftPolicy:
 class ExpectedRate(DraftPolicy):
     """Verifies n-gram drafts if more tokens per second are expected with them than from `candidate` without them."""
 
-    def __init__(self, tuner: PlanTuner, candidate: Candidate, batch: int) -> None:
+    def __init__(self, tuner: Tuner, candidate: Candidate, batch: int) -> None:
         self._tuner, self._candidate, self._batch = tuner, candidate, batch
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
         ngram = cumulative_acceptance(self._acceptance(slot).rates)[1 : plan.depth + 1]
-        lookahead = cumulative_acceptance(self._tuner.lookahead_drafts.rates)[1 : slot.num_drafts + 1]
+        lookahead = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)[1 : slot.num_drafts + 1]
         return float(ngram.sum()) > float(lookahead.sum())
 
     def ngram_count(self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]) -> int:
@@ -111,7 +111,7 @@ def _with_ngrams(
         plan = cycle.plans[0] if cycle.plans[0].is_fused else None
     if plan is not None and capabilities.padded_width(plan.width) > room:
         plan = None
-    longest = min(max(len(slot.ngram) for slot in slots), capabilities.lookahead or MAX_LOOKAHEAD)
+    longest = min(max(len(slot.ngram) for slot in slots), capabilities.fixed_lookahead or MAX_LOOKAHEAD)
     if plan is None or longest > plan.depth:
         verifying = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
         plans = [each for each in verifying if capabilities.padded_width(each.width) <= room]
@@ -134,25 +134,25 @@ def _from_cycle(
             fits = plan in cycle.plans and capabilities.padded_width(cycle.reach(plan)) <= room
             if plan is not None and fits and capabilities.allows(cycle.plans):
                 return plan, (None,) * num_slots
-        if cycle.lookahead == 0:
+        if cycle.depth == 0:
             return None
         cycle = cycle.narrower()
 
 
-def make_mode(plan: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
-    """How a request is decoded: the fields `name`, `cycle`, `lookahead` and `ngram_drafts` of `Request`.
+def choose_drafts(mode: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
+    """How a request is decoded: the fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts` of `Request`.
 
-    plan, lookahead: as for `make_cycle`; plan may also be "auto". draft: one of DRAFT_SOURCES (None: "both" for auto,
+    mode, lookahead: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES (None: "both" for auto,
     else "lookahead").
     """
-    if plan == "auto" and lookahead:
+    if mode == "auto" and lookahead:
         draft = draft or "both"
         return "auto", None, 0 if draft == "ngram" else lookahead, 0 if draft == "lookahead" else lookahead
-    cycle = make_cycle("ar" if plan == "auto" else plan, lookahead)
+    cycle = make_cycle("ar" if mode == "auto" else mode, lookahead)
     if draft in (None, "lookahead") or lookahead == 0:
-        return cycle.name, cycle, cycle.lookahead, 0
-    if plan == "ar":
+        return cycle.name, cycle, cycle.depth, 0
+    if mode == "ar":
         raise PassError(f"the plan ar takes no drafts, so --draft {draft} needs another one: two-pass, fused or auto")
     if draft == "ngram":
-        return "ngram", make_cycle("ar", 0), 0, cycle.lookahead
-    return f"{cycle.name}+ngram", cycle, cycle.lookahead, cycle.lookahead
+        return "ngram", make_cycle("ar", 0), 0, cycle.depth
+    return f"{cycle.name}+ngram", cycle, cycle.depth, cycle.depth

@@ -17,7 +17,7 @@ from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, NextPass
 from pass_runtime.decode.runner import Runner, StepResult
 from pass_runtime.decode.sequence import End, Request, SequenceState, Slot
 from pass_runtime.errors import PassError
-from pass_runtime.tuning.tuner import PlanTuner, Tuners
+from pass_runtime.tuning.tuner import Tuner, Tuners
 
 MAX_PROMPT_TOKENS = 64
 """While other sequences decode, a step begins no chunk after this many prompt tokens, and none with more rows."""
@@ -180,7 +180,7 @@ class Scheduler:
         self._deliver(results)
 
     def _choose_pass(
-        self, active: Sequence[Slot], tuner: PlanTuner | None, batch: int, *, may_draft: bool
+        self, active: Sequence[Slot], tuner: Tuner | None, batch: int, *, may_draft: bool
     ) -> NextPass | None:
         """The next pass. It runs one plan for all: that of the oldest request that names one, else the fastest. A tree
         becomes a chain (one draft at each depth) if one of the requests does not allow trees."""
@@ -190,9 +190,11 @@ class Scheduler:
         if not may_draft:
             cycle = None
         elif cycle is None and tuner is not None:
-            limit = max(sequence.request.lookahead for sequence in sequences)
-            accepted = [sequence.acceptance for sequence in sequences if sequence.acceptance is not None]
-            decided = tuner.next_candidate(limit, batch, accepted)
+            depth = max(sequence.request.lookahead_drafts for sequence in sequences)
+            accepted = [
+                sequence.lookahead_acceptance for sequence in sequences if sequence.lookahead_acceptance is not None
+            ]
+            decided = tuner.next_candidate(depth, batch, accepted)
             cycle, policy = decided.cycle, ExpectedRate(tuner, decided, batch)
         if cycle is not None and cycle.is_tree and not all(_allows_tree(s.request) for s in sequences):
             cycle = cycle.narrower()
@@ -204,7 +206,7 @@ class Scheduler:
         room, capabilities = runner.room, runner.backend.capabilities
         return next_pass(cycle or make_cycle("ar", 0), staged_plan, room, capabilities, active, policy)
 
-    def _tuner(self, active: Sequence[Slot], batch: int) -> PlanTuner | None:
+    def _tuner(self, active: Sequence[Slot], batch: int) -> Tuner | None:
         """The tuner for these sequences; None if all of them name plans, or if they are to be decoded plainly.
 
         Sequences are decoded plainly until passes are timed: timing waits until each of them has its first token, and
@@ -219,8 +221,8 @@ class Scheduler:
         if (tuner := self.tuners.get(sampler, batch)) is None:
             return None
         for sequence in sequences:
-            if sequence.acceptance is None:
-                sequence.acceptance = tuner.new_acceptance()
+            if sequence.lookahead_acceptance is None:
+                sequence.lookahead_acceptance = tuner.new_acceptance()
         return tuner
 
     def _deliver(self, results: Sequence[StepResult]) -> None:
@@ -260,7 +262,7 @@ def _error_end(error: Exception) -> End:
 
 
 def _observe(
-    tuner: PlanTuner, plan: Plan, batch: int, seconds: float, results: Sequence[StepResult], slots: Sequence[Slot]
+    tuner: Tuner, plan: Plan, batch: int, seconds: float, results: Sequence[StepResult], slots: Sequence[Slot]
 ) -> None:
     """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)
@@ -272,11 +274,11 @@ def _observe(
             for own in (result.sequence.ngram_acceptance, None):
                 tuner.ngram(slot.matched, own).record(result.drafted, accepted)
         else:
-            tuner.lookahead_drafts.record(result.drafted, accepted)
-            if result.sequence.acceptance is not None:
-                result.sequence.acceptance.record(result.drafted, accepted)
+            tuner.lookahead_acceptance.record(result.drafted, accepted)
+            if result.sequence.lookahead_acceptance is not None:
+                result.sequence.lookahead_acceptance.record(result.drafted, accepted)
     if not plan.groups and not any(result.drafted for result in results):
-        tuner.lookahead_drafts.forget()
+        tuner.lookahead_acceptance.forget()
         for result in results:
-            if result.sequence.acceptance is not None:
-                result.sequence.acceptance.forget()
+            if result.sequence.lookahead_acceptance is not None:
+                result.sequence.lookahead_acceptance.forget()

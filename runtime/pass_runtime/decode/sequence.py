@@ -82,8 +82,8 @@ class Request:
     """What to generate, and how; it never changes.
 
     prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests with the same salt
-    share K/V. name: the plan's name in statistics. cycle: the plans to decode with; None for the fastest.
-    lookahead: the most look-ahead drafts of a pass. ngram_drafts: the most n-gram drafts of a pass.
+    share K/V. mode: its name in statistics. cycle: the plans to decode with; None for the fastest.
+    lookahead_drafts, ngram_drafts: the most look-ahead drafts of a pass, and the most n-gram drafts.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
     no log-probabilities. processing: what is done to logits; None for nothing. shown_special_tokens: special tokens
     that have a text.
@@ -92,9 +92,9 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
-    name: str
+    mode: str
     cycle: Cycle | None
-    lookahead: int
+    lookahead_drafts: int
     ngram_drafts: int
     stop_token_ids: frozenset[int]
     stop: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class SequenceState:
     """`time.perf_counter` at the start of its first pass."""
     engine_seconds_before: float = 0.0
     """Seconds that the engine had spent in passes of all sequences before its first pass."""
-    acceptance: ConditionalAcceptance | None = None
+    lookahead_acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
     ngram_acceptance: dict[int, ConditionalAcceptance] = field(default_factory=dict)
     """How often n-gram drafts are accepted in this sequence, by the length of the match."""
@@ -148,8 +148,8 @@ class SequenceState:
         if request.ngram_drafts:
             self.ngram_index = NgramIndex(request.prompt_ids)
         self.stats = Stats(
-            plan=request.name,
-            lookahead=max(request.lookahead, request.ngram_drafts),
+            plan=request.mode,
+            lookahead=max(request.lookahead_drafts, request.ngram_drafts),
             prompt_tokens=len(request.prompt_ids),
         )
 
@@ -290,7 +290,7 @@ class Slot:
             return
         request = sequence.request
         if sequence.processors is not None and (forced := sequence.forced()):
-            self.ngram, self.matched = forced[: max(request.lookahead, request.ngram_drafts)], FORCED_MATCH
+            self.ngram, self.matched = forced[: max(request.lookahead_drafts, request.ngram_drafts)], FORCED_MATCH
         if not self.ngram and sequence.ngram_index is not None:
             self.ngram, self.matched = sequence.ngram_index.propose(request.ngram_drafts), sequence.ngram_index.matched
 

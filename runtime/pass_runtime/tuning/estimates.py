@@ -113,14 +113,14 @@ class PassTimes:
     the tail by sampled rows, and its extra time by drafts.
     """
 
-    def __init__(self, timed: Mapping[PassShape, tuple[float, float]], like: PassTimes | None = None) -> None:
-        """timed: seconds of trunk and tail by shape. like: the times for another sampler, from which the trunk's are
-        taken, times a factor, as the machine's speed may have changed. Few shapes need be timed then."""
+    def __init__(self, timed: Mapping[PassShape, tuple[float, float]], other_sampler: PassTimes | None = None) -> None:
+        """timed: seconds of trunk and tail by shape. other_sampler: the times for another one, from which the trunk's
+        are taken, times a factor, as the machine's speed may have changed. Few shapes need be timed then."""
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
         self.slowness, self._ratios, self._expected = 1.0, dict[PassShape, float](), dict[PassShape, float]()
         self.passes: dict[PassShape, int] = {}  # how many ran
-        if like is None:
+        if other_sampler is None:
             self.rows = sorted({shape.rows for shape in timed})
             rows = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
             more = {s.rows: max(t - rows[s.rows], 0.0) for s, (t, _) in drafting.items() if s.rows in rows}
@@ -129,8 +129,8 @@ class PassTimes:
             # If one width alone was timed, half of its time counts as due to its rows: more rows must not look free.
             self._trunk = _line(rows if len(rows) > 1 else {0: sum(rows.values()) / 2, **rows})
         else:
-            self.rows, self._trunk, self._adapter = like.rows, like._trunk, like._adapter
-            self._ratios = dict(like._ratios)
+            self.rows, self._trunk = other_sampler.rows, other_sampler._trunk
+            self._adapter, self._ratios = other_sampler._adapter, dict(other_sampler._ratios)
             self.slowness = sum(trunk for trunk, _ in timed.values()) / sum(map(self._trunk_seconds, timed))
         self._tail = _line({shape.sampled: tail / self.slowness for shape, (_, tail) in plain.items()})
         more = {shape.drafts: tail / self.slowness - self._tail(shape.sampled) for shape, (_, tail) in drafting.items()}

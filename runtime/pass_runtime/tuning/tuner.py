@@ -1,7 +1,7 @@
-"""--plan auto: the plan with the most expected tokens per second, from measured passes and observed acceptance.
+"""--plan auto: the cycle with the most expected tokens per second, from measured passes and observed acceptance.
 
-`menu` lists the cycles of plans to choose from, and `expected_tokens` says what their passes write. A session has a
-tuner for each sampler, as the tails differ by sampler.
+`menu` lists the cycles to choose from, and `expected_tokens` says what their passes write. A session has a tuner for
+each sampler, as the tails differ by sampler.
 """
 
 from __future__ import annotations
@@ -44,65 +44,70 @@ NUM_SQUARINGS = 9
 
 
 @cache
-def menu(lookahead: int, capabilities: Capabilities | None = None) -> tuple[Cycle, ...]:
-    """Plain decoding, which comes first, and the cycles that are at most `lookahead` drafts deep.
+def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, ...]:
+    """Plain decoding, which comes first, and the cycles whose passes accept at most `depth` drafts.
 
     Fused plans and trees have groups with as many rows as the drafts are deep, or with fewer rows after deeper drafts.
     capabilities: those of the engines; None allows every plan but trees.
     """
-    if capabilities is not None and capabilities.lookahead is not None:
-        lookahead = min(lookahead, capabilities.lookahead)
-    counts = sorted({count for count in (*DRAFT_COUNTS, lookahead) if 0 < count <= lookahead})
+    if capabilities is not None and capabilities.fixed_lookahead is not None:
+        depth = min(depth, capabilities.fixed_lookahead)
+    counts = sorted({count for count in (*DRAFT_COUNTS, depth) if 0 < count <= depth})
     shapes = [groups for n in counts for groups in ((*range(n, 0, -1), 1), (n,) * (n + 1))]
-    shapes += [groups for groups in TILE_GROUPS if len(groups) <= lookahead + 1]
+    shapes += [groups for groups in TILE_GROUPS if len(groups) <= depth + 1]
     found = [make_cycle("ar", 0), *(make_cycle("two-pass", count) for count in counts)]
     found += map(fused_cycle, dict.fromkeys(shapes))
     for size in () if capabilities is None else capabilities.exact_trees:
-        if (depth := tree_depth(size)) <= lookahead:
-            smaller = [1 if any(node) else max(depth - len(node), 1) for node in tree_nodes(size, lookahead)]
-            found += [tree_cycle(groups, lookahead) for groups in ((depth, *smaller), (depth,) * (size + 1))]
+        if (full := tree_depth(size)) <= depth:  # rows of a full group
+            smaller = [1 if any(node) else max(full - len(node), 1) for node in tree_nodes(size, depth)]
+            found += [tree_cycle(groups, depth) for groups in ((full, *smaller), (full,) * (size + 1))]
     return tuple(cycle for cycle in found if capabilities is None or capabilities.allows(cycle.plans))
 
 
 def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
     """The expected tokens per pass of one sequence, if drafts of different passes are independent. cumulative [L+1]:
-    the probabilities that the first i drafts of a chain are all accepted."""
+    the probabilities that the first i drafts of a chain are all accepted.
+
+    How many rows a window's drafts are deep depends on the pass before: that pass made as many as the group of its last
+    accepted row holds. So the depth g is a Markov chain, of which the stationary distribution is computed; a token is
+    written for each accepted draft at that depth, and one more.
+    """
     plan = cycle.plans[0]
     if not plan.is_fused:
-        return 1.0 + float(cumulative[1 : cycle.lookahead + 1].sum()) / 2
+        return 1.0 + float(cumulative[1 : cycle.depth + 1].sum()) / 2
     accepted = np.append(1.0, _tree_acceptance(plan, cumulative)) if plan.parents else cumulative[: plan.drafts + 1]
-    tried, parents, leads = _layout(plan)
-    reached = tried * accepted  # (g, a): probability that row a is accepted if the window's drafts are g deep
-    last = reached.copy()
-    np.subtract.at(last.T, parents, reached[:, 1:].T)  # (g, a): probability that row a is the last accepted one
-    # The depth of a window's drafts is a Markov chain: if row a is the last accepted one, the next depth is groups[a].
+    in_depth, parents, next_depth = _layout(plan)
+    row_accepted = in_depth * accepted  # [g, a]: the probability that row a is accepted in a window of depth g
+    row_is_last = row_accepted.copy()  # [g, a]: ..., and none of the drafts that follow it
+    np.subtract.at(row_is_last.T, parents, row_accepted[:, 1:].T)
+    transitions = np.maximum(row_is_last, 0.0) @ next_depth  # [g, h]: the probability that depth h follows depth g
     # If half of all steps change nothing, the stationary distribution is the same, and the chain has no period.
-    steps = (np.maximum(last, 0.0) @ leads + np.eye(len(last))) / 2
+    transitions = (transitions + np.eye(len(transitions))) / 2
     for _ in range(NUM_SQUARINGS):
-        steps = steps @ steps
-    return 1.0 + float(steps[0] @ reached[:, 1:].sum(1))
+        transitions = transitions @ transitions
+    return 1.0 + float(transitions[0] @ row_accepted[:, 1:].sum(1))
 
 
 @cache
 def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
-    """tried [depth+1,D+1]: 1 at (g, a) if row a is at most g deep. parents [D]: the row that each draft follows. leads
-    [D+1,depth+1]: 1 at (a, g) if group a has g rows."""
-    sizes = np.arange(plan.depth + 1)
-    tried = plan.row_position[: plan.drafts + 1] <= sizes[:, None]
-    leads = np.equal.outer(np.array(plan.groups), sizes)
-    return tried.astype(float), np.array(plan.parents or range(plan.drafts), np.int64), leads.astype(float)
+    """in_depth [depth+1,D+1]: 1 at [g, a] if row a is at most g deep, so that a window of depth g has it. parents [D]:
+    the row that each draft follows. next_depth [D+1,depth+1]: 1 at [a, g] if group a has g rows."""
+    depths = np.arange(plan.depth + 1)
+    in_depth = plan.row_position[: plan.drafts + 1] <= depths[:, None]
+    next_depth = np.equal.outer(np.array(plan.groups), depths)
+    return in_depth.astype(float), np.array(plan.parents or range(plan.drafts), np.int64), next_depth.astype(float)
 
 
 def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
     """[D]: the probability that each draft of a tree is accepted, in the order of its rows."""
     found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
-    for node in tree_nodes(plan.drafts, plan.depth):
-        chance, usual = 1.0, 1.0  # usual: a first choice's acceptance relative to that in the chain
+    for node in tree_nodes(plan.drafts, plan.depth):  # node: for every step from the root, the rank of the choice
+        accepted, penalty = 1.0, 1.0  # penalty: AFTER_LATER_RATIO for each later choice on the way
         for depth, rank in enumerate(node):
-            first = usual * float(rates[depth])
-            chance *= first if rank == 0 else LATER_CHOICE_SHARES[rank - 1] * (1 - first)
-            usual *= 1.0 if rank == 0 else AFTER_LATER_RATIO
-        found.append(chance)
+            first = penalty * float(rates[depth])  # the probability that the first choice is right here
+            accepted *= first if rank == 0 else LATER_CHOICE_SHARES[rank - 1] * (1 - first)
+            penalty *= 1.0 if rank == 0 else AFTER_LATER_RATIO
+        found.append(accepted)
     return found
 
 
@@ -141,7 +146,7 @@ class Candidate:
         return self.tokens / self.seconds
 
 
-class PlanTuner:
+class Tuner:
     """Pass times and acceptance of drafts for one sampler. All requests of a session with that sampler share it."""
 
     def __init__(
@@ -152,14 +157,15 @@ class PlanTuner:
         rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
         prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
         self.times_by_batch, self.lookahead, self._capabilities = {1: times}, lookahead, capabilities
-        self.lookahead_drafts = ConditionalAcceptance(prior)
-        self.ngrams: dict[int, ConditionalAcceptance] = {}
+        self.lookahead_acceptance = ConditionalAcceptance(prior)
+        self.ngram_acceptance: dict[int, ConditionalAcceptance] = {}
         [self.decided] = self.candidates(0)  # the candidate that the last decision chose; at first plain decoding
-        # By look-ahead and batch: the decided candidate, the one on trial, and the pass that ends the trial.
+        # By depth limit and batch: the decided candidate, the one on trial, and the pass that ends the trial.
         self._decisions: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
         self._ran: dict[tuple[Plan, int], int] = {}  # by plan and batch: the number of its last pass
         self._passes, self._decided_at = 0, 0  # number of passes so far; at the last decision
-        self._decoding, self._due = 0.0, 0.0  # seconds of passes: so far; when the next decision is due
+        # Seconds of all passes so far, and how many there must be before decisions have a share of them again.
+        self._decoding_seconds, self._next_decision_seconds = 0.0, 0.0
 
     def times(self, batch: int = 1) -> PassTimes:
         """The times of passes over `batch` slots; those of one slot if this batch size was not timed: a pass is then
@@ -173,66 +179,68 @@ class PlanTuner:
     def observe(self, plan: Plan, batch: int, seconds: float) -> None:
         """Note that a pass with `plan` took `seconds`."""
         self._passes += 1
-        self._decoding += seconds
+        self._decoding_seconds += seconds
         self._ran[plan, batch] = self._passes
         self.times(batch).record(shape_of(plan, batch), seconds)
 
     def ngram(self, matched: int, own: dict[int, ConditionalAcceptance] | None = None) -> ConditionalAcceptance:
         """The acceptance of n-gram drafts after a match of `matched` tokens. own: those of one sequence, by `matched`;
         None for all sequences together."""
-        if matched not in self.ngrams:
+        if matched not in self.ngram_acceptance:
             prior = FORCED_PRIOR if matched == FORCED_MATCH else NGRAM_PRIOR
-            self.ngrams[matched] = ConditionalAcceptance([prior] * self.lookahead)
+            self.ngram_acceptance[matched] = ConditionalAcceptance([prior] * self.lookahead)
         if own is None:
-            return self.ngrams[matched]
+            return self.ngram_acceptance[matched]
         if matched not in own:
-            own[matched] = ConditionalAcceptance(self.ngrams[matched].rates, NGRAM_PRIOR_PASSES)
+            own[matched] = ConditionalAcceptance(self.ngram_acceptance[matched].rates, NGRAM_PRIOR_PASSES)
         return own[matched]
 
     def new_acceptance(self) -> ConditionalAcceptance:
         """The acceptance of a new sequence, which starts with the rates of all sequences."""
-        return ConditionalAcceptance(self.lookahead_drafts.rates)
+        return ConditionalAcceptance(self.lookahead_acceptance.rates)
 
-    def candidates(self, lookahead: int, batch: int = 1, cumulative: Floats | None = None) -> list[Candidate]:
-        """The menu, with drafts at most `lookahead` deep and windows not wider than those that were timed; best first.
+    def candidates(self, depth: int, batch: int = 1, cumulative: Floats | None = None) -> list[Candidate]:
+        """The menu, with drafts at most `depth` deep and windows not wider than those that were timed; best first.
 
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
         """
-        cumulative = cumulative_acceptance(self.lookahead_drafts.rates) if cumulative is None else cumulative
+        cumulative = cumulative_acceptance(self.lookahead_acceptance.rates) if cumulative is None else cumulative
         widest = self.times_by_batch[1].rows[-1]
         found = []
-        for cycle in menu(lookahead, self._capabilities):
+        for cycle in menu(depth, self._capabilities):
             if cycle.plans[0].width <= widest:
                 seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(cycle.plans)
                 found.append(Candidate(cycle, expected_tokens(cycle, cumulative), seconds))
         return sorted(found, key=lambda candidate: -candidate.rate)
 
-    def next_candidate(self, lookahead: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
-        """The candidate for the next pass. It is decided anew from time to time, and at once for a new look-ahead or
-        batch size. Decisions take at most the share DECISION_TIME_SHARE of decoding time."""
-        key, started = (lookahead, batch), time.perf_counter()
+    def next_candidate(self, depth: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
+        """The candidate for the next pass, with drafts at most `depth` deep. It is decided anew from time to time, and
+        at once for a new depth or batch size. Decisions take at most the share DECISION_TIME_SHARE of decoding time.
+        acceptances: of look-ahead drafts, in each sequence of the batch."""
+        key, started = (depth, batch), time.perf_counter()
         self.decided, *_ = self._decisions.get(key, (self.decided,))
-        due = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES and self._decoding >= self._due
-        if key not in self._decisions or due:
-            decided = self.decide(lookahead, batch, acceptances)
+        passes_enough = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES
+        if key not in self._decisions or (passes_enough and self._decoding_seconds >= self._next_decision_seconds):
+            decided = self.decide(depth, batch, acceptances)
             self._decisions[key] = decided, self._trial, self._passes + TRIAL_PASSES
-            took = time.perf_counter() - started
-            self._decided_at, self._due = self._passes, max(self._due, self._decoding) + took / DECISION_TIME_SHARE
-        self.decided, trial, ends = self._decisions[key]
-        return trial if self._passes < ends else self.decided
+            earned_back = (time.perf_counter() - started) / DECISION_TIME_SHARE
+            since = max(self._next_decision_seconds, self._decoding_seconds)
+            self._decided_at, self._next_decision_seconds = self._passes, since + earned_back
+        self.decided, trial, trial_end = self._decisions[key]
+        return trial if self._passes < trial_end else self.decided
 
-    def decide(self, lookahead: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()) -> Candidate:
-        """The best candidate, or the present one if the best is not SWITCH_MARGIN times as fast. If the present one is
-        not SWITCH_MARGIN times as fast as plain decoding, plain decoding counts as the present one."""
+    def decide(self, depth: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()) -> Candidate:
+        """The best candidate, or the one in use if the best is not SWITCH_MARGIN times as fast. If the one in use is
+        not SWITCH_MARGIN times as fast as plain decoding, plain decoding counts as the one in use."""
         cumulative = None
         if acceptances:
             cumulative = np.mean([cumulative_acceptance(acceptance.rates) for acceptance in acceptances], axis=0)
-        candidates = self.candidates(lookahead, batch, cumulative)
-        best, plain = candidates[0], next(c for c in candidates if not c.cycle.lookahead)
-        present = next((c for c in candidates if c.cycle == self.decided.cycle), plain)
-        if present.rate < SWITCH_MARGIN * plain.rate:
-            present = plain
-        self.decided = best if best.rate >= SWITCH_MARGIN * present.rate else present
+        candidates = self.candidates(depth, batch, cumulative)
+        best, plain = candidates[0], next(c for c in candidates if not c.cycle.depth)
+        in_use = next((c for c in candidates if c.cycle == self.decided.cycle), plain)
+        if in_use.rate < SWITCH_MARGIN * plain.rate:
+            in_use = plain
+        self.decided = best if best.rate >= SWITCH_MARGIN * in_use.rate else in_use
         self._trial = self.decided
         for candidate in candidates if self._passes else []:
             last = self._ran.get((candidate.cycle.plans[0], batch), -IDLE_PASSES)
@@ -274,7 +282,7 @@ class Tuners:
         """room: returns the tokens of KV capacity that a window may take now."""
         self._manifest, self._capabilities, self._idle_pass, self._room = manifest, capabilities, idle_pass, room
         self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
-        self._tuners: dict[Sampler, PlanTuner] = {}
+        self._tuners: dict[Sampler, Tuner] = {}
 
     def is_timed(self, sampler: Sampler, batch: int) -> bool:
         """Whether `get` would have nothing left to time."""
@@ -282,7 +290,7 @@ class Tuners:
             return False
         return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].times_by_batch
 
-    def get(self, sampler: Sampler, batch: int = 1) -> PlanTuner | None:
+    def get(self, sampler: Sampler, batch: int = 1) -> Tuner | None:
         """The tuner for `sampler`, which knows the times of passes over `batch` slots.
 
         None if passes must be timed first, but their windows do not fit into the KV cache after the running sequences.
@@ -294,26 +302,26 @@ class Tuners:
                 return None
             if sampler not in self._tuners:
                 stated, length = stated_acceptance(self._manifest.lookahead, sampler), self._manifest.lookahead.length
-                self._tuners[sampler] = PlanTuner(self._times(sampler), length, stated, self._capabilities)
+                self._tuners[sampler] = Tuner(self._times(sampler), length, stated, self._capabilities)
             if not self.is_timed(sampler, batch):
                 self._tuners[sampler].times_by_batch[batch] = self._times(sampler, batch)
         return self._tuners[sampler]
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
-        """Time passes; few of them if the times of this batch size are known for another sampler."""
+        """Time passes; few of them if this batch size was timed for another sampler."""
         plans = self._plans[batch]
         known = (tuner.times_by_batch.get(batch) for tuner in self._tuners.values())
-        like = next((times for times in known if times is not None), None)
-        if like is not None:
+        other_sampler = next((times for times in known if times is not None), None)
+        if other_sampler is not None:
             max_drafts = max(plan.drafts for plan in plans if not plan.groups)
             plans = [plan for plan in plans if not plan.drafts or (plan.drafts == max_drafts and not plan.groups)]
         timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
-        return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, like)
+        return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, other_sampler)
 
     def _timed_plans(self, batch: int) -> list[Plan]:
         """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
         that texts have the other half. Empty if only one width would be left, from which no other can be estimated:
-        `PlanTuner.times` then has no times for this batch size."""
+        `Tuner.times` then has no times for this batch size."""
         plans, half = probe_plans(self._manifest.lookahead.length, batch), self._capabilities.max_capacity // 2
         plans = [plan for plan in plans if self._capabilities.padded_width(plan.width) <= half]
         plans = [plan for plan in plans if self._capabilities.allows([plan])]

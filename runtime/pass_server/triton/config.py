@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pass_runtime import REQUEST_FIELDS, LoadOptions, PassError, RequestField
-from pass_server.serve_options import ServeOptions
+from pass_server.serve_options import ServeOptions, check_drain
 
 Dtype = Literal["STRING", "BOOL", "INT32", "UINT32", "UINT64", "FP32"]
 
@@ -106,7 +106,7 @@ class Settings:
     bundle: str
     tokens: bool
     load: LoadOptions
-    limits: ServeOptions
+    serve: ServeOptions
     drain_seconds: float = DRAIN_SECONDS
 
     def path(self, model_directory: Path) -> Path:
@@ -116,13 +116,12 @@ class Settings:
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     """values: by the names in PARAMETER_TYPES; None means the default. Raises PassError if one is invalid."""
     given = {name: value for name, value in values.items() if value is not None}
-    limits = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
+    serve = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
     opened = {name: given[name] for name in LOAD_NAMES if name in given}
     load = LoadOptions(**{"max_batch_size": None, **opened})  # None: see LoadOptions, whose default is 1
     drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
-    if not 0 <= drain_seconds < float("inf"):
-        raise PassError(f"drain-seconds must be a finite number of at least 0, not {drain_seconds}")
-    return Settings(bundle, tokens, load, limits, drain_seconds)
+    check_drain(drain_seconds)
+    return Settings(bundle, tokens, load, serve, drain_seconds)
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:

@@ -89,7 +89,7 @@ class Model:
             raise self.pb_utils.TritonModelException(str(error)) from None
         session.warm_up()
         self._sink = TritonMetricSink(self.pb_utils, args["model_instance_name"])
-        self._service = Service(session, settings.limits, args["model_name"], self._sink)
+        self._service = Service(session, settings.serve, args["model_name"], self._sink)
         self._outputs = OutputTensors(self._service.texts, tokens=settings.tokens)
         self._senders: dict[asyncio.Task[None], ResponseSender] = {}
         self._failures = FailureLog()
