@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,14 +49,14 @@ def serve_options(options: dict[str, Any]) -> ServeOptions:
     return opts.take(ServeOptions, options, keys=read_keys(file) if file is not None else ())
 
 
-def _seconds(flag: str, default: float, help: str) -> Any:
+def _seconds(flag: str, default: float, help: str) -> Callable[[opts.F], opts.F]:
     return click.option(flag, type=float, default=default, show_default=True, help=help)
 
 
-def _off(flag: str, name: str, help: str) -> Any:
+def _off(flag: str, name: str, help: str) -> Callable[[opts.F], opts.F]:
     """A flag that sets `name` to False."""
     return click.option(flag, name, is_flag=True, flag_value=False, default=True, help=help)
 
 
-def _parser(flag: str, help: str) -> Any:
+def _parser(flag: str, help: str) -> Callable[[opts.F], opts.F]:
     return click.option(flag, default="auto", show_default=True, help=help)

@@ -191,7 +191,7 @@ def _names(pattern: str) -> list[str] | None:
     found: list[str] = []
     begun = [(matcher, b"")]
     for _ in range(MAX_NAME_BYTES):
-        longer = []
+        longer: list[tuple[Any, bytes]] = []
         for matcher, text in begun:
             if matcher.is_accepting():
                 found.append(json.loads(text))
