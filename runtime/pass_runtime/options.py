@@ -128,7 +128,8 @@ class LoadOptions:
     """How a bundle is loaded.
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
-    if they fit this machine, else ONNX Runtime on CUDA if it has that and there is a GPU, else on the CPU. "cuda:1" is the second GPU.
+    if they fit this machine, else ONNX Runtime on CUDA if it has that and there is a GPU, else on the CPU. "cuda:1" is
+    the second GPU.
     threads: CPU threads, 0 for ONNX Runtime's choice. max_batch_size: the most sequences that decode together (None: as
     many as the engines were built for, else `backends.base.DEFAULT_BATCH`). max_queue: the most sequences that may
     wait. capacity: the KV capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache:
