@@ -140,9 +140,7 @@ STEPS: dict[str, Any] = {
         ]
     },
     "rows cuda": {"rows": [{"window": "fused-4", "ratio": 1.25, "trunk_milliseconds": 2.2, "tail_milliseconds": None}]},
-    "batch cuda": {
-        "plans": [{"plan": f"ar x{n}", "ratio": ratio} for n, ratio in ((1, 1.0), (8, 5.0))]
-    },
+    "batch cuda": {"plans": [{"plan": f"ar x{n}", "ratio": ratio} for n, ratio in ((1, 1.0), (8, 5.0))]},
     "attention cuda": {"cells": [{"window": "fused-4", "capacity": 512, "milliseconds": 0.79}]},
     "kernels cuda": {"kernels": [{"plan": "ar, greedy", "kernel": "all", "launches": 500.0, "microseconds": 1500.0}]},
     "genai cuda": {"plans": [{"plan": "genai fp16", "tokens_per_second": 600.0}]},
