@@ -13,6 +13,7 @@ from fake_gpu import FakeCuda
 from pass_runtime.backends import packages
 from pass_runtime.backends.ort import engine
 from pass_runtime.backends.ort.engine import choose_device
+from pass_runtime.cli.command_errors import importing
 from pass_runtime.errors import PassError
 
 
@@ -97,3 +98,7 @@ def test_an_environment_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(PassError, match=r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "):
         import pass_runtime.backends.ort.engine  # noqa: F401
+    with pytest.raises(PassError, match="onnxruntime is not installed"), importing():  # as commands do
+        import onnxruntime  # noqa: F401
+    with pytest.raises(ModuleNotFoundError), importing():
+        import no_such_module  # noqa: F401
