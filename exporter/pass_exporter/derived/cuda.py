@@ -1,14 +1,15 @@
-"""Derives the trunks for ONNX Runtime's CUDA provider: as few nodes as its own operators allow, for one sequence.
+"""Derives the trunks for ONNX Runtime's CUDA provider, with as few nodes as its own operators allow: one for a single
+sequence and one for batches and, if there is an adapter, each also in a version for passes without look-ahead rows.
 
 A pass of few rows takes a GPU little longer than launching its nodes does, 2 to 4 microseconds each on an H200. So
-here a layer of a Llama has 9 nodes; in the portable trunk it has 26. Attention is one GroupQueryAttention, which reads
-the cache where it is. `Attention` with a mask copies K and V out to all query heads first.
+here a layer of a Llama has 9 nodes, or 18 for batches; in the portable trunk it has 26. For one sequence attention is a
+GroupQueryAttention, which reads the cache where it is. `Attention` with a mask copies K and V out to all query heads.
 
 GroupQueryAttention reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot
 be the length of the text. It is the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid
 entries minus one, and entries after these are not read. The operator has kernels for 16-bit dtypes only. It refuses
 batches of windows with several rows ("batch_size must be 1 when sequence_length > 1 and past context is given", a check
-that its CPU and CUDA kernels share), so these trunks are for one sequence.
+that its CPU and CUDA kernels share), so the trunk for batches has the portable trunk's attention and masks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +35,13 @@ from pass_exporter.derived.group_query import (
     replace_value,
     rotation_tables,
 )
-from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant
+from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant, split_heads_together
 from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.derived.silu_products import fuse_silu_products
 from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.manifest import DerivedTrunk
 
-CUDA_TRUNK_FILE, CUDA_PLAIN_FILE = "trunk.cuda.one.onnx", "trunk.cuda.one.plain.onnx"
+SINGLE_STEM, BATCHED_STEM = "trunk.cuda.one", "trunk.cuda"
 
 PLAIN_MAX_BYTES = 2 << 30
 """The largest weights, in bytes, for which there is also a trunk without the adapter: a session that opens both holds
@@ -64,28 +66,38 @@ class _SharedInputs:
 def write_trunks_for_cuda(
     trunk: Path, vocab_size: int, max_capacity: int, windows: Sequence[int | None]
 ) -> tuple[DerivedTrunk, ...]:
-    """Writes the graphs beside `trunk`, the portable one: one for all passes and, if the model has an adapter and its
-    weights are small, one for passes without look-ahead rows. They share the weights file.
+    """Writes the graphs beside `trunk`, the portable one: for one sequence and for batches and, if the model has an
+    adapter and its weights are small, each also for passes without look-ahead rows. They share the weights file.
 
     windows: each layer's sliding window in positions, None if the layer has none. Raises UnsupportedAttention, and
-    writes nothing, if the operator cannot compute the model's attention.
+    writes nothing, if GroupQueryAttention cannot compute the model's attention.
     """
     model = ir.load(trunk)
-    graph = model.graph
-    norm_before_transpose(graph)
-    split_heads_by_constant(graph)
+    norm_before_transpose(model.graph)
+    split_heads_by_constant(model.graph)
     _replace_attention(model, max_capacity, windows)
+    derived = _write(model, trunk, SINGLE_STEM, 1, vocab_size)
+    model = ir.load(trunk)
+    split_heads_together(model.graph)
+    return derived + _write(model, trunk, BATCHED_STEM, None, vocab_size)
+
+
+def _write(
+    model: ir.Model, trunk: Path, stem: str, batch: Literal[1] | None, vocab_size: int
+) -> tuple[DerivedTrunk, ...]:
+    """Rewrites what is not attention, and writes the graph with the adapter and, if there is one, that without it."""
+    graph = model.graph
     join_embedding_tables(graph, vocab_size)
     gather_rows_directly(graph)
     gate_adapter_results(graph, vocab_size)  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(graph)
     fuse_silu_products(graph)
-    derived = DerivedTrunk(file=CUDA_TRUNK_FILE, device="cuda", batch=1)
+    derived = DerivedTrunk(file=f"{stem}.onnx", device="cuda", batch=batch)
     _save(model, trunk.with_name(derived.file))
     weights = trunk.with_name(f"{trunk.name}.data")
     if weights.stat().st_size > PLAIN_MAX_BYTES or not drop_gated_adapter(graph):
         return (derived,)
-    plain = derived.model_copy(update={"file": CUDA_PLAIN_FILE, "lookahead_rows": False})
+    plain = derived.model_copy(update={"file": f"{stem}.plain.onnx", "lookahead_rows": False})
     _save(model, trunk.with_name(plain.file))
     return derived, plain
 
