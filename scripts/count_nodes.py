@@ -35,7 +35,7 @@ def count_trunk(file: Path) -> TrunkNodes:
     """Counts the nodes of a trunk whose layers have the same nodes, two or more of them."""
     graph = ir.load(file).graph
     run = run_nodes(graph)
-    layered = _readers(run, next(node for node in run if node.op_type in NORMS))
+    layered = _readers(run, next(node for node in run if _begins_layer(node)))
     places = [_place(node) for node in run if any(str(each.name).startswith(ADAPTER) for each in node.inputs if each)]
     own = layered.difference(*places)
     keys = [_sources(value) & own for value in graph.outputs if str(value.name).startswith(KEYS)]
@@ -59,6 +59,12 @@ def run_nodes(graph: ir.Graph) -> list[ir.Node]:
         else:
             nodes.append(node)
     return nodes
+
+
+def _begins_layer(node: ir.Node) -> bool:
+    """Whether a node is a norm or a product with weights; what is before the first of them is before the layers."""
+    weight = node.inputs[1] if node.op_type == "MatMul" else None
+    return node.op_type in NORMS or (weight is not None and weight.is_initializer())
 
 
 def _readers(nodes: list[ir.Node], first: ir.Node) -> set[ir.Node]:

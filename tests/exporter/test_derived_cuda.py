@@ -51,6 +51,13 @@ BATCHES = {SINGLE: 1, BATCHED: 2}
 LENGTHS, CAPACITY = (33, 20), 80
 NODES = {
     "llama": (14, 9, 18),
+    "mistral": (14, 9, 18),
+    "qwen2": (14, 13, 25),
+    "qwen3": (14, 16, 24),
+    "phi3": (14, 12, 24),
+    "gemma": (16, 10, 19),
+    "gemma3_text": (22, 19, 27),
+    "olmo2": (14, 14, 26),
 }
 """By family, the nodes before the layers and in a layer, for one sequence, and those in a layer for batches."""
 
@@ -131,8 +138,8 @@ def test_few_nodes(trunks: Trunks):
     adapted, plain, batched, _ = (count_trunk(trunks.directory / file) for file in (*SINGLE, *BATCHED))
     portable = count_trunk(trunks.directory / TRUNK_FILE)
     assert (adapted.prelude, adapted.layer, batched.layer) == NODES[trunks.family]
-    assert adapted.place == batched.place == 3 and adapted.end == 4 and portable.place == 5
-    assert plain == TrunkNodes(adapted.total - 3 * 4 - 1, adapted.prelude - 1, adapted.layer, 0, 4)
+    assert adapted.place == batched.place == 3 and portable.place == 5 and adapted.end <= 4
+    assert plain == TrunkNodes(adapted.total - 3 * 4 - 1, adapted.prelude - 1, adapted.layer, 0, adapted.end)
     assert batched.prelude < portable.prelude and batched.layer < portable.layer
 
 
