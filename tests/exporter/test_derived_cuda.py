@@ -16,7 +16,7 @@ from cuda_kernels import missing_kernels
 from host_values import copied_values
 
 import conftest
-from conftest import export_bundle, make_model, write_random_weights
+from conftest import export_bundle, make_model, randomize_vectors, write_random_weights
 from pass_exporter.cli import main
 from pass_exporter.derived import cuda
 from pass_exporter.derived.cuda import write_trunks_for_cuda
@@ -52,9 +52,9 @@ LENGTHS, CAPACITY = (33, 20), 80
 NODES = {
     "llama": (14, 9, 18),
     "mistral": (14, 9, 18),
-    "qwen2": (14, 13, 25),
+    "qwen2": (14, 10, 19),
     "qwen3": (14, 16, 24),
-    "phi3": (14, 12, 24),
+    "phi3": (14, 9, 18),
     "gemma": (16, 10, 19),
     "gemma3_text": (22, 19, 27),
     "olmo2": (14, 14, 26),
@@ -97,6 +97,7 @@ class Trunks:
 def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trunks:
     directory = tmp_path_factory.mktemp(request.param)
     path = make_model(directory / "model", request.param, **OVERRIDES.get(request.param, {}))
+    randomize_vectors(path)
     weights = write_random_weights(path, directory / "lookahead.safetensors", 2)
     loaded = load_model(resolve(str(path)), "fp16")
     trunk, _ = trace_trunk(loaded.model, read_lookahead(weights, 2, loaded.model))

@@ -27,7 +27,9 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
     graph.insert_before(graph[0], gate)
     for pad in pads:
         gather, products = _from_gather(pad)
-        gather.outputs[0].replace_all_uses_with(gather.inputs[0])
+        rows = gather.inputs[0]
+        assert rows is not None
+        gather.outputs[0].replace_all_uses_with(rows)
         for value in products:
             value.shape = None  # it had the number of look-ahead rows
         (use,) = pad.outputs[0].uses()
@@ -53,7 +55,7 @@ def drop_gated_adapter(graph: ir.Graph) -> bool:
 
 def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Value]]:
     """The Gather of look-ahead rows whose products `pad` pads, and these products."""
-    products = []
+    products: list[ir.Value] = []
     value = pad.inputs[0]
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "Gather":

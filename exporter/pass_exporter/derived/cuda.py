@@ -36,6 +36,7 @@ from pass_exporter.derived.group_query import (
     rotation_tables,
 )
 from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant, split_heads_together
+from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
 from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.derived.silu_products import fuse_silu_products
 from pass_exporter.trunk.graph import initializer
@@ -72,14 +73,21 @@ def write_trunks_for_cuda(
     windows: each layer's sliding window in positions, None if the layer has none. Raises UnsupportedAttention, and
     writes nothing, if GroupQueryAttention cannot compute the model's attention.
     """
-    model = ir.load(trunk)
+    model = _load(trunk)
     norm_before_transpose(model.graph)
     split_heads_by_constant(model.graph)
     _replace_attention(model, max_capacity, windows)
     derived = _write(model, trunk, SINGLE_STEM, 1, vocab_size)
-    model = ir.load(trunk)
+    model = _load(trunk)
     split_heads_together(model.graph)
     return derived + _write(model, trunk, BATCHED_STEM, None, vocab_size)
+
+
+def _load(trunk: Path) -> ir.Model:
+    model = ir.load(trunk)
+    split_by_one_node(model.graph)
+    add_biases_before_split(model.graph)
+    return model
 
 
 def _write(

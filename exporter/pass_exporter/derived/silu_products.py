@@ -35,7 +35,7 @@ def fuse_silu_products(graph: ir.Graph) -> None:
         assert gate.dtype is not None
         scale = np.full(np.gcd(columns, GROUP), SCALE, gate.dtype.numpy())
         inputs = [up, initializer(graph, f"silu.scale.{scale.size}", scale), gate]
-        attributes = {"activation": "silu", "epsilon": EPSILON}
+        attributes: dict[str, str | float] = {"activation": "silu", "epsilon": EPSILON}
         fused = ir.node("GatedRMSNorm", inputs, attributes, domain=DOMAIN)
         graph.insert_before(product, fused)
         old, new = product.outputs[0], fused.outputs[0]
