@@ -110,9 +110,7 @@ def brief() -> Limits:
     return Limits(cpu_seconds=0.3, memory_bytes=256 << 20)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.seldom] * (case in ALIKE)) for case in ATTACKS]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.seldom] * (case in ALIKE)) for case in ATTACKS])
 @pytest.mark.timeout(60)
 def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytest.MonkeyPatch):
     """From any thread: signals would only reach the first."""
