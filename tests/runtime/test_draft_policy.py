@@ -53,7 +53,7 @@ def situations(draw: st.DrawFn):
     return cycle, window, draw(st.integers(0, 70)), able, states, policy
 
 
-@settings(derandomize=True, deadline=None, max_examples=1500)
+@settings(derandomize=True, deadline=None, max_examples=400)
 @given(situation=situations())
 def test_the_next_pass(situation):
     cycle, window, room, able, states, policy = situation
