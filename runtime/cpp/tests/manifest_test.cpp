@@ -32,6 +32,39 @@ std::string complaint_of_vocabulary(const std::string& size) {
 
 }  // namespace
 
+namespace {
+
+// A whole manifest. fields: of its derived trunk, beside file and device.
+std::string whole_manifest(const std::string& fields) {
+    return R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",
+        "dtype": "float32", "weights": "w8a8", "vocab_size": 8, "hidden_size": 4, "layers": 1, "heads": 1,
+        "kv_heads": 1, "head_dim": 4, "max_capacity": 64, "bos_token_id": null, "eos_token_ids": []},
+        "lookahead": {"length": 1, "trained": false, "source": "", "adapter_rank": 0,
+        "acceptance_per_position": [], "head": null}, "rule": "match",
+        "trunk": {"file": "trunk.onnx", "inputs": [], "outputs": []},
+        "derived": [{"file": "trunk.cpu.onnx", "device": "cpu")" +
+           fields + R"(}], "plans": [], "logprobs": {"file": "logprobs.onnx", "inputs": [], "outputs": []},
+        "feeds": {}, "noise": {"scheme": "block-race-1", "members": 8, "row": 16, "bits": 30}, "files": {},
+        "tools": {}, "engines": []})";
+}
+
+}  // namespace
+
+TEST_CASE("the zero points of a derived trunk's weights") {
+    const auto has_them = [](const std::string& fields) {
+        return pass::parse_manifest(whole_manifest(fields)).derived.at(0).weight_zero_points;
+    };
+    CHECK_FALSE(has_them(""));  // bundles of older versions do not say it, and have none
+    CHECK_FALSE(has_them(R"(, "weight_zero_points": false)"));
+    CHECK(has_them(R"(, "weight_zero_points": true)"));
+    for (const char* wrong : {"1", "null", "\"yes\""}) {
+        CHECK(complaint(whole_manifest(std::string(R"(, "weight_zero_points": )") + wrong)) ==
+              "derived.0.weight_zero_points: must be true or false");
+    }
+    CHECK_THAT(complaint(whole_manifest(R"(, "zero_points": true)")),
+               Catch::Matchers::StartsWith("unknown key 'derived.0.zero_points'"));
+}
+
 TEST_CASE("what is not JSON, and what is no manifest") {
     CHECK_THAT(complaint(""), Catch::Matchers::StartsWith("file: Invalid JSON: "));
     CHECK_THAT(complaint("\xEF\xBB\xBF{}"), Catch::Matchers::StartsWith("file: Invalid JSON: "));
