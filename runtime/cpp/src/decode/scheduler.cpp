@@ -204,8 +204,14 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     // If all sequences have just been admitted, none has a window yet, and a cycle begins.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
-    return next_pass(cycle ? *cycle : make_cycle("ar", 0), window, slots_.room(), runner_.backend().capabilities(),
-                     cycle ? states : std::vector<DraftState>(states.size()), *policy);
+    const std::vector<DraftState> no_drafts(states.size());
+    const Situation situation{.cycle = cycle ? *cycle : make_cycle("ar", 0),
+                              .window = window,
+                              .room = slots_.room(),
+                              .capabilities = runner_.backend().capabilities(),
+                              .states = cycle ? states : no_drafts,
+                              .policy = *policy};
+    return situation.next_pass();
 }
 
 // The tuner for these sequences; null if all of them name plans, or if passes are not timed yet: sequences without a
