@@ -34,7 +34,7 @@ class WatchedRunner(Runner):
             assert slot.exact_prefix_len == slot.cached, "chains write what reading a prompt does"
         # The requests came, and so got their slots, in the order of their seeds.
         oldest = min((slot.current for slot in self.decoding), key=lambda sequence: sequence.request.sampling.seed)
-        assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.name)
+        assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.mode)
         return super().run(plan, drafts)
 
 
