@@ -71,6 +71,7 @@ def play(session: Session, drawn: list) -> list[SequenceState]:
         for _ in range(steps):
             scheduler.step()
         sequences.append(sequence_of(session, seed, *asked))
+        scheduler.reserve(1)
         scheduler.add(sequences[-1])
     while not scheduler.idle:
         scheduler.step()
@@ -83,6 +84,7 @@ def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[in
     key = slots, len(prompt), seed
     if key not in alone:
         sequence, scheduler = sequence_of(session, seed, prompt, 12, "ar"), Scheduler(Runner(session.backend), None, 1)
+        scheduler.reserve(1)
         scheduler.add(sequence)
         while not scheduler.idle:
             scheduler.step()
