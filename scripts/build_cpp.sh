@@ -7,12 +7,13 @@
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments of cmake
 #
 # PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: another onnxruntime.
-# TENSORRT_INCLUDE: TensorRT's headers, for --device tensorrt (default: those of 10.14, from a Python package).
+# TENSORRT_INCLUDE: TensorRT's headers, for --device tensorrt (default: those of 10.14, from a Python package); of 10 and
+# of 11: two directories, with a semicolon between them.
 # TENSORRT_RTX_INCLUDE: TensorRT-RTX's, for --device tensorrt-rtx (no default). CPP_JOBS: compilers at a time (2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
 say() { echo "build_cpp: $*" >&2; }
 die() { say "$*"; exit 2; }
 

@@ -23,8 +23,8 @@ done
 
 if [ $device = cuda ]; then
     VENV=.venv-gpu environment gpu export
-    # Several rows cost as much as one; in w8a8 the CUDA provider has no fast kernels.
-    format=(--dtype fp16 --cuda-attention group-query) bundle=build/$model-fp16
+    # The only format with measurements on a GPU (docs/cuda.md).
+    format=(--dtype fp16) bundle=build/$model-fp16
 else
     environment cpu export
     weights=${PASS_WEIGHTS:-w8a8} # several rows of it cost little more than one, so drafts pay

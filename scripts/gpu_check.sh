@@ -2,7 +2,7 @@
 # Checks in one command if the toolkit works on a machine with a GPU: the device and all backends, the time of passes by
 # rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP], see --help
 #
-#     scripts/gpu_check.sh --measure --tokens 128 [--before build/gpu-before/report.json]
+#     scripts/gpu_check.sh --measure --tokens 128 --minutes 20 [--before build/gpu-before/report.json]
 #
 # runs what docs/cuda.md has figures of, each step with a time limit, and shows the figures beside those of an earlier
 # run. PYTHON names the interpreter whose packages are used: by default that of .venv-gpu, which scripts/demo.sh makes,

@@ -57,11 +57,14 @@ def profile(work: Callable[[], int]) -> tuple[list[dict[str, Any]], int]:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, template arguments and parameters."""
+    """A kernel's name without return type, namespaces, parameters and template arguments, but with the argument that
+    tells what a kernel of ONNX Runtime or CUTLASS computes."""
+    told = re.search(r"\b(OP_|cutlass_)\w+", name)
     name = name.removeprefix("void ")
     while (shorter := re.sub(r"<[^<>]*>", "", name)) != name:
         name = shorter
-    return re.sub(r"(\(anonymous namespace\)|\w+)::", "", name).partition("(")[0].strip()[:NAME_LENGTH] or "unnamed"
+    name = re.sub(r"(\(anonymous namespace\)|\w+)::", "", name).partition("(")[0].strip() or "unnamed"
+    return (f"{name} {told[0]}" if told and told[0] != name else name)[:NAME_LENGTH]
 
 
 def kernel_rows(plan: str, events: Iterable[Mapping[str, Any]], passes: int) -> list[dict[str, Any]]:

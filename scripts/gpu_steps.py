@@ -252,7 +252,7 @@ def kernels(bundle: Path, device: str, output: Path | None) -> None:
 def genai(bundle: Path, device: str, precision: str, tokens: int, keep: Path, output: Path | None) -> None:
     """Time onnxruntime-genai, without drafts, on the prompts of pass-run bench, with the base model of BUNDLE."""
     directory = build_genai(bundle, keep / f"genai-{device}" / precision, device)
-    with load(bundle, "cpu") as session:
+    with load(bundle, "cpu", weight_cache=False) as session:
         prompts = [encode(session, prompt) for prompt in read_prompt_set(FIRST_LOOK_PROMPTS)]
     write, times = open_genai(directory, 0), []
     for ids in prompts:

@@ -17,6 +17,10 @@ import torch
 
 from once import made_once
 
+EXPORT = torch.onnx.export
+"""For tests of the tracing itself."""
+NO_PART_OF_A_GRAPH = ("_name_or_path", "initializer_range")
+"""Settings of models."""
 SMALL = 4 << 20
 """Parameters of a model whose trace is kept."""
 
@@ -26,13 +30,12 @@ def traced_once(folder: Path) -> Iterator[None]:
     """While the block runs, the first trace of an architecture leaves its graph in `folder`. Later ones get that graph
     with their own weights.
     """
-    export = torch.onnx.export
 
     def remembering(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
         if sum(parameter.numel() for parameter in module.parameters()) > SMALL:
-            return export(module, inputs, **options)
+            return EXPORT(module, inputs, **options)
         path = folder / f"{_architecture(module, inputs, options)}.onnx"
-        made_once(path, lambda path: ir.save(export(module, inputs, **options).model, path))
+        made_once(path, lambda path: ir.save(EXPORT(module, inputs, **options).model, path))
         return _Program(_with_weights(ir.load(path), module))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +59,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
     """Everything about a trunk that decides how its graph looks: all but the values of its parameters, and how many
     look-ahead embeddings there are. (An export compares the graph with torch, whatever the graph was made from.)"""
-    config = {name: value for name, value in module.model.config.to_dict().items() if name != "_name_or_path"}
+    config = {name: value for name, value in module.model.config.to_dict().items() if name not in NO_PART_OF_A_GRAPH}
     tensors = _tensors(module)
     tied: dict[int, str] = {}
     shapes = [

@@ -118,9 +118,8 @@ def _engine_options(command: Any) -> Any:
 @click.option(
     "--cuda-attention",
     type=click.Choice(CUDA_ATTENTION),
-    default=CUDA_ATTENTION[0],
-    show_default=True,
-    help="group-query: add a trunk with GroupQueryAttention, for one sequence in fp16 on ONNX Runtime's CUDA provider.",
+    help="For ONNX Runtime on CUDA, one sequence: `group-query` adds trunks of few nodes with GroupQueryAttention, in "
+    "fp16 only; `attention` adds none.  [default: group-query in fp16, if the model's attention allows]",
 )
 @click.option(
     "--rule",

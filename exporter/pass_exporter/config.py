@@ -17,7 +17,7 @@ Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 MAX_BATCH_SIZE = 256
 WEIGHTS = tuple(SPECS)
-CUDA_ATTENTION = ("attention", "group-query")
+CUDA_ATTENTION = ("attention", GROUP_QUERY := "group-query")
 NO_CALIBRATION = "none"
 """The value of --calibrate with which weights are quantized without text."""
 
@@ -78,7 +78,8 @@ class ExportConfig:
     verify: a text file on which perplexity and greedy agreement with the full-precision model are measured.
     max_perplexity_ratio: the export fails if that perplexity is more than this times the full-precision model's.
     force: replace an existing bundle.
-    cuda_attention: "group-query" adds a trunk with ONNX Runtime's own operator for CUDA (derived/cuda.py).
+    cuda_attention: "group-query" adds trunks of ONNX Runtime's own operators for CUDA (derived/cuda.py), "attention"
+    adds none; None adds them in fp16 if they can compute the model's attention.
     """
 
     model: str
@@ -94,7 +95,7 @@ class ExportConfig:
     max_perplexity_ratio: float = 1.25
     force: bool = False
     revision: str | None = None
-    cuda_attention: str = CUDA_ATTENTION[0]
+    cuda_attention: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
@@ -105,10 +106,10 @@ class ExportConfig:
             raise PassError(f"--rule must be one of {', '.join(RULES)}, not {self.rule!r}")
         if self.weights not in WEIGHTS:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
-        if self.cuda_attention not in CUDA_ATTENTION:
+        if self.cuda_attention not in (*CUDA_ATTENTION, None):
             raise PassError(f"--cuda-attention must be one of {', '.join(CUDA_ATTENTION)}, not {self.cuda_attention!r}")
-        if self.cuda_attention != CUDA_ATTENTION[0] and self.dtype != "fp16":
-            raise PassError(f"--cuda-attention {self.cuda_attention} is for --dtype fp16: it has no kernel for others")
+        if self.cuda_attention == GROUP_QUERY and self.dtype != "fp16":
+            raise PassError(f"--cuda-attention {GROUP_QUERY} is for --dtype fp16: it has no kernel for others")
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:

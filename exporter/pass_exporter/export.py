@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from pass_exporter.checks.rounded import with_torch_codes
 from pass_exporter.checks.sums import check_sums
 from pass_exporter.checks.verify import check_greedy, check_trunk, limits_of, trunk_feed
 from pass_exporter.checks.widen import runnable_on_cpu
-from pass_exporter.config import ExportConfig
+from pass_exporter.config import GROUP_QUERY, ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
-from pass_exporter.derived.cuda import write_trunk_for_cuda
+from pass_exporter.derived.cuda import write_trunks_for_cuda
+from pass_exporter.derived.group_query import UnsupportedAttention
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import BASELINE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
@@ -32,7 +34,8 @@ from pass_exporter.threads import one_thread
 from pass_exporter.trunk.graph import save
 from pass_exporter.trunk.pad_queries import pad_queries
 from pass_exporter.trunk.trace import trace_trunk
-from pass_runtime.bundle.manifest import DerivedTrunk, Manifest
+from pass_runtime.bundle.manifest import DerivedTrunk, Manifest, ModelInfo
+from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import Difference
 
 TRUNK_FILE = "trunk.onnx"
@@ -88,8 +91,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         derived: tuple[DerivedTrunk, ...] = ()
         if config.dtype == "fp32":
             derived = write_trunks_for_cpu(written, directory, info.max_capacity, windows, spare_rows=spare_rows)
-        if config.cuda_attention == "group-query":
-            derived += write_trunk_for_cuda(path, info.max_capacity)
+        derived += _trunks_for_cuda(config, path, info, windows)
         if spare_rows:
             pad_queries(written.graph)
             ir.save(written, path)
@@ -114,6 +116,21 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
             progress.phase("opening the bundle")
             check_opens(directory, checked)
     return ExportReport(output, manifest, error, limits.error, tokens, near_tie, quality)
+
+
+def _trunks_for_cuda(
+    config: ExportConfig, trunk: Path, info: ModelInfo, windows: Sequence[int | None]
+) -> tuple[DerivedTrunk, ...]:
+    """Write the trunks for ONNX Runtime on CUDA beside `trunk`, unless they are not wanted or cannot be made."""
+    if config.dtype != "fp16" or config.cuda_attention not in (GROUP_QUERY, None):
+        return ()
+    try:
+        return write_trunks_for_cuda(trunk, info.vocab_size, info.max_capacity, windows)
+    except UnsupportedAttention:
+        if config.cuda_attention is None:
+            return ()
+        reason = "cannot compute this model's attention; leave the option out"
+        raise PassError(f"--cuda-attention {GROUP_QUERY} {reason}") from None
 
 
 def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:

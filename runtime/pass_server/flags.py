@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +17,7 @@ FIELDS = {each.name: each for each in fields(ServeOptions) if each.metadata}
 """The fields with a flag."""
 
 
-def field_option(name: str, *, unset: bool = False) -> Any:
+def field_option(name: str, *, unset: bool = False) -> Callable[[opts.F], opts.F]:
     """The flag of a field of `ServeOptions`. unset: it is None if it is not given, and the help names the default."""
     field = FIELDS[name]
     default, flag = field.default, field.metadata["flag"] or f"--{name.replace('_', '-')}"

@@ -54,6 +54,11 @@ class Service:
         """How many requests have an answer that has not ended."""
         return len(self._active)
 
+    def has_room(self, count: int) -> bool:
+        """Whether `count` sequences that begin now get slots at once."""
+        usage = self.session.usage()
+        return usage.running + usage.waiting + count <= usage.slots
+
     async def parse(self, request: GenerationRequest, size: int | None = None, key_digest: str = "") -> ParsedRequest:
         """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError if it is invalid, if
         there is no room for it, or if a text is too long; the last two are checked before it is tokenized, which may

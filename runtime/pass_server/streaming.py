@@ -21,8 +21,8 @@ from pass_server.service import ChoicePiece, Service
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
 HEAD_SECONDS = 0.5
-"""A stream gets its head after so long at most: proxies give up on an answer without one. An error that comes sooner
-has an HTTP status of its own."""
+"""A stream that has a slot gets its head with its first pass, or after so long: if that pass fails, the error has an
+HTTP status, after which clients try again. One that waits for a slot gets its head at once."""
 COMMENT = b": keep-alive\n\n"
 
 
@@ -47,6 +47,7 @@ class GenerationResponse(Response):
             try:
                 async with asyncio.timeout(left):
                     async with AsyncExitStack() as stack:
+                        head_seconds = HEAD_SECONDS if self._service.has_room(len(self._request.requests)) else 0.0
                         choices = await stack.enter_async_context(self._service.decode(self._request))
                         events = await stack.enter_async_context(aclosing(self._service.events(choices)))
                         if not self._stream:
@@ -56,7 +57,7 @@ class GenerationResponse(Response):
                             response: Response = JSONResponse(self._formatter.whole(kept, self._usage(choices)))
                             await response(scope, receive, send_noted)
                             return
-                        first = await stack.enter_async_context(_first(events))
+                        first = await stack.enter_async_context(_first(events, head_seconds))
                         await send_noted(_start())
                         stream = _EventStream(send, self._keep_alive_seconds)
                         async with stream.kept_alive():
@@ -97,8 +98,8 @@ class GenerationResponse(Response):
 
 
 @asynccontextmanager
-async def _first(events: AsyncIterator[ChoicePiece]) -> AsyncIterator[Awaitable[ChoicePiece]]:
-    """The first event, once it has come or HEAD_SECONDS are over. Raises its error if that comes sooner. Leaving the
+async def _first(events: AsyncIterator[ChoicePiece], seconds: float) -> AsyncIterator[Awaitable[ChoicePiece]]:
+    """The first event, once it has come or `seconds` are over. Raises its error if that comes sooner. Leaving the
     context cancels it."""
 
     async def next_event() -> ChoicePiece:
@@ -106,7 +107,7 @@ async def _first(events: AsyncIterator[ChoicePiece]) -> AsyncIterator[Awaitable[
 
     first = asyncio.create_task(next_event())
     try:
-        await asyncio.wait({first}, timeout=HEAD_SECONDS)
+        await asyncio.wait({first}, timeout=seconds)
         if first.done():
             first.result()
         yield first

@@ -33,11 +33,12 @@ def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
 def test_a_reader_that_goes_away(command: list[str]):
+    """Like `| head -c 1`, without a race: the pipe has no reader from the start."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
         done = subprocess.run(command, input=b"hello\n", stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
-    assert done.returncode == 141, done.stderr
+    assert done.returncode == 141, done.stderr  # what the shell reports for SIGPIPE
     assert done.stderr == b""
 
 

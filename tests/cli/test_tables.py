@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from machines import timed
-from pass_run import PASS_RUN, Terminal
+from pass_run import Terminal, pass_run
 from rich.console import Console
 from rich.table import Table
 
@@ -66,7 +64,7 @@ WORDS = {
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 @pytest.mark.parametrize("name", WORDS)
-def test_commands_in_80_columns(random_bundle: Path, name: str, terminal: bool):
+def test_commands_in_80_columns(random_bundle: Path, name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch):
     command, *flags = {
         "bench": ("bench", "--max-new-tokens", "8", "--repeat", "1", *WIDE),
         "rows": ("bench", "--rows", "1,9", "--batch", "1,2", "--repeat", "1"),
@@ -78,9 +76,8 @@ def test_commands_in_80_columns(random_bundle: Path, name: str, terminal: bool):
         with Terminal(*arguments) as running:
             text = "".join(running.wait_for("└") for _ in range(2 if name == "inspect" else 1))
     else:
-        environment = {**os.environ, "COLUMNS": "80"}
-        line = [*PASS_RUN, *arguments]
-        done = subprocess.run(line, capture_output=True, env=environment, timeout=120, check=True)
-        text = (done.stdout + done.stderr).decode(errors="replace")
+        monkeypatch.setenv("COLUMNS", "80")
+        done = pass_run(*arguments)
+        text = done.stdout + done.stderr
     words = set(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
     assert set(WORDS[name]) <= words and "…" not in text

@@ -22,17 +22,7 @@ import pass_exporter.cli
 from pass_trainer.cli import main
 
 SMALL = [
-    "--sequences",
-    "64",
-    "--sequence-length",
-    "48",
-    "--prompt-tokens",
-    "4",
-    "8",
-    "--dtype",
-    "fp32",
-    "--device",
-    "cpu",
+    *("--sequences", "64", "--sequence-length", "48", "--prompt-tokens", "4", "8", "--dtype", "fp32", "--device", "cpu")
 ]
 TRAIN = ["--lookahead", "2", "--adapter", "lora", "--rank", "2", "--steps", "5", *SMALL]
 

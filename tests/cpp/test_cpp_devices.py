@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -42,11 +43,51 @@ REFUSALS: list[tuple[str, dict[str, str], str]] = [
 ]
 
 
+def needs_tensorrt_headers() -> None:
+    if re.search(r"^PASS_TENSORRT_INCLUDE:\w+=$", (BUILD / "CMakeCache.txt").read_text("utf-8"), re.MULTILINE):
+        pytest.skip("built without TensorRT's headers")
+
+
+def library_of_version(folder: Path, major: int, minor: int) -> Path:
+    """A library that has nothing but this version."""
+    path = folder / f"libnvinfer.so.{major}"
+    numbers = {"Major": major, "Minor": minor}
+    source = "".join(f"int getInferLib{part}Version(void) {{ return {it}; }}\n" for part, it in numbers.items())
+    subprocess.run(["cc", "-shared", "-fPIC", "-xc", "-", "-o", path], input=source, text=True, check=True)
+    return path
+
+
+OTHER_VERSIONS = {
+    (8, 6): "is version 8.6, and tensorrt is run from 10.15 (the first with a KV cache layer) to 11; set PASS_TENSORRT",
+    (10, 14): "is version 10.14, and tensorrt is run from 10.15 ",
+    (12, 0): "is version 12.0, and tensorrt is run from 10.15 ",
+    (1, 7): "is version 1.7, and tensorrt is run from 10.15 ",  # TensorRT-RTX
+    (10, 15): "does not start with the headers of 10.",
+    (11, 4): "built without the headers of tensorrt 11: build it with -DPASS_TENSORRT_INCLUDE=DIRECTORY, or use ",
+}
+
+
+@pytest.mark.parametrize("version", OTHER_VERSIONS)
+def test_the_version_of_tensorrt_decides(version: tuple[int, int], tmp_path: Path, random_bundle: Path) -> None:
+    program = program_at("pass-cpp")
+    needs_tensorrt_headers()
+    library = library_of_version(tmp_path, *version)
+    done = subprocess.run(
+        [program, "generate", random_bundle, "--prompt-ids", "5,6", "--device", "tensorrt", "--tensorrt", library],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert OTHER_VERSIONS[version] in done.stderr
+
+
 @pytest.mark.parametrize(("device", "variables", "told"), REFUSALS)
 def test_what_is_missing_is_told(device: str, variables: dict[str, str], told: str, random_bundle: Path) -> None:
     program = program_at("pass-cpp")
-    if device == "tensorrt" and "PASS_TENSORRT_INCLUDE:PATH=\n" in (BUILD / "CMakeCache.txt").read_text("utf-8"):
-        pytest.skip("built without TensorRT's headers")
+    if device == "tensorrt":
+        needs_tensorrt_headers()
     done = subprocess.run(
         [program, "generate", random_bundle, "--prompt-ids", "5,6", "--device", device],
         capture_output=True,

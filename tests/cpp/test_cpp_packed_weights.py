@@ -15,6 +15,8 @@ from cpp_programs import program_at
 from conftest import export_bundle
 from once import made_once
 from pass_runtime import GenerateOptions, load
+from pass_runtime.backends.ort import packed_weights
+from pass_runtime.backends.ort.kernels import Kernels
 from pass_runtime.backends.ort.packed_weights import NOTE_FILE, WeightCache
 from pass_runtime.backends.ort.packing import GRAPH_FILE, WEIGHTS_FILE
 from pass_runtime.bundle import integrity
@@ -31,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "packed"
 
 
-@pytest.fixture(scope="module", params=["full", "int4", "adapter"])
+@pytest.fixture(scope="module", params=["full", "int4", "w8a8", "adapter"])
 def bundle(request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
     options = {"lookahead": 4, "weights": request.param}
     if request.param == "adapter":
@@ -66,6 +68,15 @@ def test_it_maps_what_python_packed(bundle: Path, cache: Path, flags: tuple[str,
         expected = session.generate_ids([5, 6, 7], options).result().token_ids
     assert tokens(bundle, *flags) == expected
     assert {entry.stat().st_mtime == LONG_AGO for entry in entries} == {bool(flags)}
+
+
+def test_it_leaves_what_was_packed_for_other_kernels_alone(
+    tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(packed_weights, "find_kernels", lambda _manifest: Kernels(False, None, False))
+    [entry] = entries_of(tiny_bundle, cache)
+    tokens(tiny_bundle)
+    assert entry.stat().st_mtime == LONG_AGO
 
 
 def flip(path: Path) -> None:

@@ -22,6 +22,7 @@ from emulated import PROMPT, PROMPT_TOKENS, TOKENS
 from conftest import export_bundle
 from gguf_models import export_of_type
 from pass_exporter.checks.sums import Product, expose_products
+from pass_runtime.backends.ort.kernels import Kernels
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
@@ -29,7 +30,7 @@ from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 pytestmark = pytest.mark.timeout(0)
 """Emulation takes minutes, the longer the busier the machine is."""
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "build/cpp/release/pass-cpp"
+PROGRAMS = ROOT / "build/cpp/release"
 CPUS = {
     # (exact_sums, least rows of int4, least rows of int8, equal_softmax)
     "Haswell": (False, 2, 1, True),  # AVX2 without 8-bit dot products
@@ -39,6 +40,13 @@ CPUS = {
 PROMPT_IDS = ",".join(map(str, PROMPT[:PROMPT_TOKENS]))
 ARGUMENTS = ("--prompt-ids", PROMPT_IDS, "--max-new-tokens", TOKENS, "--ignore-eos", "--threads", 1, "--json")
 FORMATS = ("full", "int8", "int4", "source", "w8a8")
+
+
+def program_at(name: str) -> Path:
+    """A program of the C++ build. Skips the test where nothing was built."""
+    if not (PROGRAMS / name).exists():
+        pytest.skip("no C++ build: run scripts/build_cpp.sh")
+    return PROGRAMS / name
 
 
 def emulated(cpu: str, *command: object) -> subprocess.CompletedProcess[str]:
@@ -132,16 +140,22 @@ def test_8_bit_sums_are_those_of_integers(
         assert [each.result for each in products if not each.is_exact(results[each.rows], results[each.result])] == []
 
 
+@pytest.mark.parametrize("cpu", CPUS)
+def test_the_cpp_program_finds_the_same_kernels(
+    found: Mapping[str, Mapping[str, Any]], bundles: dict[str, Path], cpu: str
+):
+    done = emulated(cpu, program_at("kernels"), *bundles.values())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(Kernels(**found[cpu][name]["kernels"])) for name in bundles]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("cpu", CPUS)
 def test_the_cpp_program_writes_the_same(
     found: Mapping[str, Mapping[str, Any]], bundles: dict[str, Path], cpu: str, name: str
 ):
-    if not PROGRAM.exists():
-        pytest.skip("no C++ build: run scripts/build_cpp.sh")
-    texts = {
-        plan: emulated(cpu, PROGRAM, "generate", bundles[name], *ARGUMENTS, "--plan", plan) for plan in ("ar", "fused")
-    }
+    command = program_at("pass-cpp"), "generate", bundles[name], *ARGUMENTS
+    texts = {plan: emulated(cpu, *command, "--plan", plan) for plan in ("ar", "fused")}
     for plan, done in texts.items():
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["token_ids"] == found[cpu][name]["slots"]["1"]["texts"][f"{plan} at 0.0"], plan

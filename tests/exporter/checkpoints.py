@@ -18,6 +18,7 @@ Tensors = dict[str, torch.Tensor]
 Change = Callable[[Path], None]
 """Of a model's directory, in place."""
 WEIGHTS = "model.safetensors"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 180\n"
 
 
 def tensors(change: Callable[[Tensors], Tensors]) -> Change:
@@ -95,13 +96,15 @@ def write_gguf(
     without: Collection[str] = (),
     extra: Collection[str] = (),
     keys: Mapping[str, Any] = MappingProxyType({}),
+    **split: Any,
 ) -> Path:
-    """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file."""
+    """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file. split: how GGUFWriter
+    splits it; the names of the parts begin like that of `path`."""
     config, tokenizer = (
         json.loads((model / "config.json").read_text()),
         json.loads((model / "tokenizer.json").read_text()),
     )
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", **split)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

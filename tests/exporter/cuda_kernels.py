@@ -29,6 +29,13 @@ OPSET = 24
 SCALED = {"DequantizeLinear": 1}
 """Operators whose output has the type of this input, unless an attribute names another."""
 
+NEWER = {
+    name: {"versions": "1+", "inputs": "T T T", "outputs": "T", "types": {"T": "bfloat16 float float16"}}
+    for name in ("GatedAdd", "GatedRMSNorm")
+}
+"""Operators of com.microsoft that the document lacks, with the types for which the CUDA library of onnxruntime-gpu
+1.31.1 has their kernels (`strings libonnxruntime_providers_cuda.so | grep cuda8GatedAdd`)."""
+
 
 def missing_kernels(file: Path) -> list[str]:
     """A line for every node of the graph that the CUDA provider has no kernel for."""
@@ -36,6 +43,7 @@ def missing_kernels(file: Path) -> list[str]:
     if model.opset_imports[""] != OPSET:
         return [f"{file.name}: opset {model.opset_imports['']}; DEVICE_OPERATORS is about {OPSET}"]
     known = json.loads(TABLE.read_text("utf-8"))["kernels"]
+    known["com.microsoft"] |= NEWER
     types = {value: _name(value.dtype) for value in [*model.graph.inputs, *model.graph.initializers.values()]}
     faults = [(node, _fault(node, known, types)) for node in model.graph]
     return [f"{file.name}: {node.op_type} {node.name} {why}" for node, why in faults if why is not None]
@@ -58,6 +66,8 @@ def _fault(node: ir.Node, known: dict[str, Any], types: dict[ir.Value, str]) -> 
         if value is not None:
             bound[inputs[min(at, len(inputs) - 1)]] = types[value]  # the last input may be repeated
     for at, value in enumerate(node.outputs):
+        if not value.name:
+            continue  # optional, and not wanted
         formal = outputs[min(at, len(outputs) - 1)]
         types[value] = bound[formal] = bound.get(formal) or _output_type(node, formal, types)
     if not newest:

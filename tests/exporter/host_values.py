@@ -49,8 +49,10 @@ DEVICE_OPERATORS = frozenset(
 registers. A kernel for an earlier version of an operator does not run the later one: such a node goes to the CPU, and
 its tensors are copied. The `gpu` extra begins at that release. GatherND is left out: graphs avoid it for the sake of
 captures."""
-ONNX_RUNTIMES_OPERATORS = frozenset({"GroupQueryAttention"})
-"""Those of com.microsoft that trunks for CUDA have; its kernels are for 16-bit numbers."""
+ONNX_RUNTIMES_OPERATORS = frozenset(
+    {"GatedAdd", "GatedRMSNorm", "GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
+)
+"""Those of com.microsoft that trunks for CUDA have. GroupQueryAttention's kernels are for 16-bit numbers."""
 MOST_ON_HOST = 100
 """Arithmetic with sizes stays on the host only where its constants have at most so many numbers
 (`kSmallInitializerThreshold` in ONNX Runtime)."""

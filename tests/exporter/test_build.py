@@ -77,6 +77,13 @@ def test_an_interrupted_build_goes_on_where_it_was(bundle: Path):
     assert {path.name for path in report.engines.path(bundle).iterdir()} == {e.file for e in report.engines.engines}
 
 
+@pytest.fixture
+def any_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what becomes of engines: the library takes seconds to make a set of them."""
+    monkeypatch.setattr(EngineBuilder, "build", lambda _self, source, _step: repr(source.profiles).encode())
+
+
+@pytest.mark.usefixtures("any_engines")
 def test_engines_are_replaced_only_when_asked_for(bundle: Path):
     first = build_engines(bundle, CONFIG, SilentProgress()).engines
     with pytest.raises(PassError, match=r"already; use --force"):
@@ -102,6 +109,7 @@ def test_a_set_is_made_by_one_build_at_a_time(bundle: Path):
     assert {path.name for path in (bundle / "engines").iterdir()} == {".of-one-gpu.partial", ".of-another-gpu.partial"}
 
 
+@pytest.mark.usefixtures("any_engines")
 def test_the_manifest_is_changed_by_one_build_at_a_time(bundle: Path, monkeypatch: pytest.MonkeyPatch):
     """Two that end together would each list their own set alone."""
 

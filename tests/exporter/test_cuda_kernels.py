@@ -11,7 +11,6 @@ from cuda_kernels import missing_kernels, rows
 
 from conftest import export_bundle, make_model, write_random_weights
 from pass_exporter.config import Dtype
-from pass_exporter.derived.cuda import write_trunk_for_cuda
 from pass_exporter.export import TRUNK_FILE
 from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
@@ -51,16 +50,13 @@ def test_rejection(tmp_path: Path, subset_bundle: Path):
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
 def test_trunks_of_every_family(tmp_path: Path, family: str, dtype: Dtype):
-    """With an adapter; in fp16 also the trunk with GroupQueryAttention."""
+    """With an adapter. test_derived_cuda.py does the same for the trunks that are derived for CUDA."""
     directory = make_model(tmp_path / "model", family, **OVERRIDES.get(family, {}))
     weights = write_random_weights(directory, tmp_path / "lookahead.safetensors", 2)
     model = load_model(resolve(str(directory)), dtype).model
     trunk, _ = trace_trunk(model, read_lookahead(weights, 2, model))
     save(trunk, tmp_path / TRUNK_FILE, lambda *_: None)
-    files = [TRUNK_FILE]
-    if dtype == "fp16":
-        files += [derived.file for derived in write_trunk_for_cuda(tmp_path / TRUNK_FILE, max_capacity=768)]
-    assert [line for file in files for line in missing_kernels(tmp_path / file)] == []
+    assert missing_kernels(tmp_path / TRUNK_FILE) == []
 
 
 @pytest.mark.parametrize(

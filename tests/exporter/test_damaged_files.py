@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from checkpoints import write_gguf
+import torch
+from checkpoints import LFS_POINTER, write_gguf
 
 from pass_exporter.model import files
-from pass_exporter.model.files import read_gguf
+from pass_exporter.model.gguf_reader import read_gguf
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 180\n"
 NAMES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "model.safetensors.index.json"),
@@ -33,7 +34,7 @@ def directory(path: Path) -> None:
 
 
 DAMAGES = {
-    "LFS pointer": (lambda path: path.write_bytes(LFS), "git lfs pull"),
+    "LFS pointer": (lambda path: path.write_bytes(LFS_POINTER), "git lfs pull"),
     "annex pointer": (lambda path: path.write_bytes(b"/annex/objects/SHA256E-s5--a.json\n"), "git annex get"),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2]), "cut off"),
@@ -107,7 +108,7 @@ def test_damaged_gguf_files(tiny_model: Path, tmp_path: Path):
     )
     cases = {
         "is cut off": [content[: len(content) * part // 100] for part in (1, 20, 60, 99)],
-        "git lfs pull": [LFS],
+        "git lfs pull": [LFS_POINTER],
         "is empty": [b""],
         "is big-endian": [b"GGUF\0\0\0\3" + content[8:]],
         "is no GGUF file": [b"GGML" + content[4:], b"PK\3\4"],
@@ -120,3 +121,26 @@ def test_damaged_gguf_files(tiny_model: Path, tmp_path: Path):
     part = write_gguf(tiny_model, tmp_path / "part.gguf", keys=PART)
     assert "is part 2 of 3 of a split file" in refusal(part)
     assert read_gguf(whole).tensors
+
+
+@pytest.mark.parametrize("split", [{"split_max_tensors": 9}, {"split_max_size": 50_000, "small_first_shard": True}])
+def test_the_parts_of_a_gguf_file(tiny_model: Path, tmp_path: Path, split: dict[str, Any]):
+    whole = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "whole.gguf"))), "fp32").model.state_dict()
+    write_gguf(tiny_model, tmp_path / "model.gguf", **split)
+    first, *others = sorted(tmp_path.glob("model-0*.gguf"))
+    assert len(others) > 1
+    source = resolve(str(first))
+    assert source.name == "model"
+    joined = load_model(source, "fp32").model.state_dict()
+    assert joined.keys() == whole.keys()
+    assert all(torch.equal(joined[name], whole[name]) for name in whole)
+    assert f"is part 2 of {len(others) + 1} of a split file: give the joined file" in refusal(others[0])
+    renamed = shutil.copy(first, tmp_path / "renamed.gguf")
+    assert "the first part beside the others" in refusal(renamed)
+    content = others[-1].read_bytes()
+    others[-1].write_bytes(content[:-50])
+    assert f"{others[-1]} is cut off" in refusal(first)
+    others[-1].write_bytes(others[0].read_bytes())
+    assert f"{others[-1]} is not part {len(others) + 1} of" in refusal(first)
+    others[-1].unlink()
+    assert f"{others[-1].name} is not beside it" in refusal(first)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from checkpoints import add_adapter, broken
+from checkpoints import LFS_POINTER, add_adapter, broken
 from click.testing import CliRunner
 from fake_hub import fake_hub, hub_that_hangs_up
 
@@ -101,3 +101,27 @@ def test_a_revision_of_what_is_not_on_the_hub(tiny_model: Path):
     with pytest.raises(PassError, match="--revision is for models of the Hugging Face hub, which"):
         resolve(str(tiny_model), "v1")
     assert resolve("llama-7b", "v1").description == "hub:huggyllama/llama-7b@v1"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("tokenizer.json", b'{"version": "1', "is cut off"),
+        ("tokenizer_config.json", LFS_POINTER, "git lfs pull"),
+        ("special_tokens_map.json", b"[]", "must hold a JSON object"),
+        ("generation_config.json", b'{"eos_token_id": 1,}', "no JSON"),
+        ("config.json", b"", "is empty"),
+        ("chat_template.jinja", LFS_POINTER, "git lfs pull"),
+        ("model.safetensors", LFS_POINTER, "git lfs pull"),
+    ],
+)
+def test_a_damaged_file_of_the_hub_is_named(
+    tiny_model: Path, tmp_path: Path, reach: Callable[[str], None], name: str, content: bytes, expected: str
+):
+    model = broken(tiny_model, tmp_path / "model", lambda directory: (directory / name).write_bytes(content))
+    with fake_hub(REPO, "v1", model) as (address, _):
+        reach(address)
+        with pytest.raises(PassError, match=expected) as caught:
+            load_model(resolve(REPO, "v1"), "fp32")
+    assert f"/{name} " in str(caught.value)
+    assert f"hf download {REPO} --force-download" in str(caught.value)

@@ -20,6 +20,7 @@ from pass_exporter.trunk.graph import save
 from pass_exporter.trunk.layers import first_of_kind, marked_layers
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, PRESENT, cache_names, trunk_shapes
+from traced import EXPORT
 
 ADAPTED = ("layers.1.mlp.down_proj", "layers.3.mlp.down_proj", "layers.3.self_attn.o_proj", "layers.4.mlp.down_proj")
 LAYERS = 6
@@ -66,6 +67,7 @@ def test_only_one_layer_of_a_kind_computes(tmp_path: Path):
 
 def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The same operators, weights, inputs and outputs, and bit for bit the same results, which are torch's."""
+    monkeypatch.setattr(torch.onnx, "export", EXPORT)  # which the tests of a run share the results of
     model, adapter = model_and_adapter(tmp_path)
     embeddings = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     lookahead = Lookahead(embeddings, trained=True, source="random", adapter=adapter)

@@ -123,7 +123,7 @@ def alone(session: Session) -> list[tuple[list[int], GenerateOptions, list[int]]
     return found
 
 
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.seldom), 4])  # one at a time: other tests, too
 def test_requests_at_once_write_what_they_write_alone(session: Session, smollm2_bundle: Path, alone, slots: int):
     """Side by side; batches change shapes, and with them how sums are rounded."""
     with load(smollm2_bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:

@@ -13,7 +13,7 @@ from best_shapes import best_shape
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.decode.draft_policy import ExpectedRate, next_pass
+from pass_runtime.decode.draft_policy import ExpectedRate, Situation
 from pass_runtime.decode.sequence import Request, SequenceState, Slot
 from pass_runtime.tuning.estimates import PassShape, PassTimes, cumulative_acceptance, probe_plans, shape_of
 from pass_runtime.tuning.tuner import Tuner
@@ -185,7 +185,8 @@ def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
         place = text[at]
         slot.ngram, slot.matched = (7,) * place.drafts, place.matched
         decided = tuner.next_candidate(tuner.lookahead, 1, [acceptance])
-        found = next_pass(decided.cycle, window, 4000, able, [slot], ExpectedRate(tuner, decided, 1))
+        policy = ExpectedRate(tuner, decided, 1)
+        found = Situation(decided.cycle, window, 4000, able, [slot], policy).next_pass()
         assert found is not None
         plan, (ngram,) = found
         took = machine.seconds(plan)

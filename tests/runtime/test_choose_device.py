@@ -9,20 +9,24 @@ from types import SimpleNamespace
 import onnxruntime as ort
 import pytest
 from fake_gpu import FakeCuda
+from pass_runtime.cli.command_errors import importing
 
 from pass_runtime.backends import packages
 from pass_runtime.backends.ort import engine
 from pass_runtime.backends.ort.engine import choose_device
 from pass_runtime.errors import PassError
 
-NO_DRIVER = SimpleNamespace(
-    cudaGetDeviceCount=lambda: (35, 0), cudaDriverGetVersion=lambda: (0, 0), cudaRuntimeGetVersion=lambda: (0, 13040)
-)
-OLD_DRIVER = SimpleNamespace(
-    cudaGetDeviceCount=lambda: (35, 0),
-    cudaDriverGetVersion=lambda: (0, 12040),
-    cudaRuntimeGetVersion=lambda: (0, 13040),
-)
+
+def driver(version: int, answer: tuple[int, int]) -> SimpleNamespace:
+    """CUDA with a driver for this version (0: none), and the answer of cudaGetDeviceCount."""
+    return SimpleNamespace(
+        cudaGetDeviceCount=lambda: answer,
+        cudaDriverGetVersion=lambda: (0, version),
+        cudaRuntimeGetVersion=lambda: (0, 13040),
+    )
+
+
+NO_DRIVER, OLD_DRIVER, NO_GPU = driver(0, (35, 0)), driver(12040, (35, 0)), driver(13040, (0, 0))
 REPAIR = "run: pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
 
 
@@ -39,7 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> 
     [
         (FakeCuda(), True, "cuda", None, ""),
         (FakeCuda(), False, "cpu", logging.WARNING, REPAIR),
-        (FakeCuda(devices=0), True, "cpu", logging.WARNING, "not hidden by CUDA_VISIBLE_DEVICES"),
+        (NO_GPU, True, "cpu", logging.WARNING, "not hidden by CUDA_VISIBLE_DEVICES"),
         (OLD_DRIVER, True, "cpu", logging.WARNING, "580 or newer"),
         (NO_DRIVER, True, "cpu", logging.INFO, "there is no NVIDIA driver"),
         (NO_DRIVER, False, "cpu", None, ""),
@@ -67,7 +71,7 @@ def test_auto_is_the_gpu_if_all_is_there(
         ("cuda", FakeCuda(), False, "this onnxruntime has no CUDAExecutionProvider; " + REPAIR),
         ("cuda", NO_DRIVER, True, "there is no NVIDIA driver here: is the GPU visible to nvidia-smi"),
         ("cuda", OLD_DRIVER, True, "update to a driver for CUDA 13, 580 or newer"),
-        ("cuda", FakeCuda(devices=0), True, "there is no GPU 0: no GPU is visible"),
+        ("cuda", NO_GPU, True, "there is no GPU 0: no GPU is visible"),
         ("cuda:1", FakeCuda(), True, "there is no GPU 1: 1 GPU is visible"),
     ],
 )
@@ -94,3 +98,7 @@ def test_an_environment_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(PassError, match=r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "):
         import pass_runtime.backends.ort.engine  # noqa: F401
+    with pytest.raises(PassError, match="onnxruntime is not installed"), importing():  # as commands do
+        import onnxruntime  # noqa: F401
+    with pytest.raises(ModuleNotFoundError), importing():
+        import no_such_module  # noqa: F401

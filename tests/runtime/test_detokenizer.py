@@ -25,7 +25,7 @@ def ids(name: str) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(derandomize=True, deadline=None, max_examples=120)
 @given(data=st.data())
 def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
     prompt, tokens = data.draw(ids(name)), data.draw(ids(name))
@@ -45,7 +45,7 @@ def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(data=st.data())
 def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: st.DataObject):
     tokens = data.draw(ids(name))

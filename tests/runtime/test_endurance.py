@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
+import pytest
 from faulty import FaultyBackend, Fuse, session_of
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked
 from process_memory import anonymous_bytes
@@ -93,6 +94,7 @@ def wave(session: Session, chance: random.Random) -> dict[str, int]:
     return ends
 
 
+@pytest.mark.slow
 def test_two_thousand_requests(tiny_bundle: Path):
     """Memory does not grow. In a process of its own: heap that other tests freed, and that is used again here, would
     look like growth."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from links import KINDS, bundle_of_links
 from onnx import TensorProto
 
 from pass_runtime import GenerateOptions, PassError, load
@@ -150,25 +150,6 @@ def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
             align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", 64)
 
 
-def _link(bundle, directory, wanted, absolute):
-    """A copy of a bundle in which some files are links into folders of their own, through another link."""
-    found = directory / "bundle"
-    found.mkdir()
-    for i, path in enumerate(sorted(bundle.iterdir())):
-        if path.is_dir() or not wanted(path.name):
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, found / path.name)
-            continue
-        folder = directory / f"{i}"
-        folder.mkdir()
-        shutil.copy(path, folder / "content")
-        (folder / "link").symlink_to("content")
-        (found / path.name).symlink_to(folder / "link" if absolute else Path("..") / f"{i}" / "link")
-    return found
-
-
-KINDS = {"all": lambda _: True, "weights": lambda name: name.endswith(".data"), "graphs": lambda n: n.endswith(".onnx")}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("absolute", [False, True])
 def test_a_bundle_of_links_opens(random_bundle, tmp_path, kind, absolute):
@@ -180,7 +161,7 @@ def test_a_bundle_of_links_opens(random_bundle, tmp_path, kind, absolute):
                 for token in piece.tokens
             ]
 
-    found = _link(random_bundle, tmp_path, KINDS[kind], absolute)
+    found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
     assert text(found) == text(random_bundle)
     trunk = next(path for path in sorted(found.iterdir()) if path.name.endswith(".onnx.data"))
     content = bytearray(trunk.read_bytes())

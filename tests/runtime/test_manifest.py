@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifests import at, linked, real_document, refusal, replace
+from pydantic import ValidationError
 
 from pass_runtime.bundle.integrity import file_info, verify_files
-from pass_runtime.bundle.manifest import FILE_NAME, Manifest
+from pass_runtime.bundle.manifest import FILE_NAME, EngineSet, Manifest, Profile
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import load
 
@@ -238,3 +239,18 @@ def test_engines_belong_to_graphs_and_weights(tiny_bundle):
     for name in manifest.files:
         kept = name in ("tokenizer.json", "chat_template.jinja")
         assert (content(name) == manifest.content) is kept, name
+
+
+@pytest.mark.parametrize("field", ["capacities", "prefill_widths"])
+def test_sizes_of_engines_are_positive(field):
+    sizes = {"capacities": (64, 128), "prefill_widths": (32, 16)} | {field: (16, -1)}
+    names = {"directory": "one", "library": "tensorrt", "version": "11.0", "targets": (), "bundle": ""}
+    with pytest.raises(ValidationError, match=rf"{field}\.1\n.* greater than or equal to 1"):
+        EngineSet(**names, lookahead=1, max_batch_size=1, engines=(), **sizes)
+
+
+def test_a_profile_admits_what_is_in_all_of_its_ranges():
+    profile = Profile(sizes={"batch": (1, 1, 2), "width": (4, 4, 8)})
+    assert profile.admits({"batch": 2, "width": 4, "columns": 512})
+    assert not profile.admits({"batch": 3, "width": 4})
+    assert not profile.admits({"batch": 1})  # the graph has no width

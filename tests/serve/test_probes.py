@@ -8,6 +8,7 @@ import gzip
 import json
 import threading
 import zlib
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ import zstandard
 from running import error
 from starlette.testclient import TestClient
 
-from pass_runtime import PassError
+from pass_runtime import GenerateOptions, PassError
 from pass_server import streaming
 from pass_server.app import make_app
 from pass_server.content_encoding import expanded
@@ -164,7 +165,28 @@ def test_a_byte_order_mark_and_other_encodings_of_text(client):
         assert "UTF-8" in error(send(http, latin, ""), 400)["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+
+
+def streamed(path: str) -> tuple[Any, Any]:
+    """The scope of a request for a stream, and its `receive`."""
+    fields: dict[str, Any] = {"model": "m", "stream": True, "temperature": 0}
+    fields |= {"input": "a", "max_output_tokens": 2} if "responses" in path else {"max_tokens": 2}
+    fields |= {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {}
+    fields |= {"prompt": "a"} if path == "/v1/completions" else {}
+    given = [{"type": "http.request", "body": json.dumps(fields).encode()}]
+
+    async def receive():
+        if not given:
+            await asyncio.Event().wait()
+        return given.pop()
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    scope |= {"headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"}
+    return scope, receive
+
+
+@pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
     """The head comes before the first token, and comments come while nothing else does."""
     release = asyncio.Event()
@@ -177,24 +199,10 @@ def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
 
     monkeypatch.setattr(Service, "events", late)
     app = make_app(session, ServeOptions(model_name="m", keep_alive_seconds=0.05))
-    fields = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a", "max_output_tokens": 2}}
-    own = fields.get(path, {"messages": [{"role": "user", "content": "a"}]})
-    body = json.dumps(
-        {"model": "m", "stream": True, "temperature": 0} | own | ({} if "input" in own else {"max_tokens": 2})
-    )
     sent = asyncio.Queue()
 
     async def main() -> bytes:
-        given = [{"type": "http.request", "body": body.encode()}]
-
-        async def receive():
-            if not given:
-                await asyncio.Event().wait()
-            return given.pop()
-
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        scope |= {"headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"}
-        task = asyncio.create_task(app(scope, receive, sent.put))
+        task = asyncio.create_task(app(*streamed(path), sent.put))
         assert (await sent.get())["status"] == 200
         comments = 0
         while comments < 3:
@@ -206,6 +214,30 @@ def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
     rest = asyncio.run(main())
     assert b"data: " in rest
     assert b"error" not in rest.replace(b'"error":null', b"")
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypatch, path):
+    """However long a stream with a slot may wait for its first pass. Who leaves frees the place."""
+    monkeypatch.setattr(streaming, "HEAD_SECONDS", 3600.0)
+    app, sent, release = make_app(session, ServeOptions(model_name="m")), asyncio.Queue(), threading.Event()
+    holding = threading.Thread(target=session.call, args=(lambda _: release.wait(60),))
+    holding.start()
+    occupied = [session.generate("a", GenerateOptions(max_new_tokens=1, ignore_eos=True)) for _ in range(session.slots)]
+
+    async def main() -> None:
+        task = asyncio.create_task(app(*streamed(path), sent.put))
+        assert (await asyncio.wait_for(sent.get(), 30))["status"] == 200
+        task.cancel()
+        await asyncio.wait({task})
+        assert app.state.service.active_requests == 0
+
+    try:
+        asyncio.run(main())
+    finally:
+        release.set()
+        holding.join()
+    assert [each.result().finish_reason for each in occupied] == ["length"] * session.slots
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,22 @@ pytestmark = pytest.mark.usefixtures("cache")
 @pytest.fixture
 def config(tiny_model: Path, tmp_path: Path) -> TrainConfig:
     return small_run(tiny_model, tmp_path / "numbers.txt", tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def two_steps(tiny_model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run of two steps."""
+    directory = tmp_path_factory.mktemp("two-steps")
+    config = replace(small_run(tiny_model, directory / "numbers.txt", directory / "run"), steps=2)
+    run(config, Silent())
+    return config.output
+
+
+@pytest.fixture
+def done(config: TrainConfig, two_steps: Path) -> TrainConfig:
+    """`config` for two steps, which were run."""
+    shutil.copytree(two_steps, config.output)
+    return replace(config, steps=2)
 
 
 @pytest.fixture
@@ -65,11 +82,10 @@ def test_a_save_cut_off_between_its_renames(config: TrainConfig):
     assert again.history.loss == whole.history.loss
 
 
-def test_a_damaged_checkpoint_is_named(config: TrainConfig):
-    run(replace(config, steps=2), Silent())
-    (config.output / "checkpoint" / "progress.json").write_text("{")
+def test_a_damaged_checkpoint_is_named(done: TrainConfig):
+    (done.output / "checkpoint" / "progress.json").write_text("{")
     with pytest.raises(PassError, match=r"cannot resume from .*checkpoint"):
-        run(replace(config, steps=2, resume=True), Silent())
+        run(replace(done, resume=True), Silent())
 
 
 class SlowOther:
@@ -96,15 +112,15 @@ def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
     assert (config.output / "checkpoint" / "random_states_1.pkl").exists()
 
 
-def test_a_checkpoint_of_an_earlier_version_has_todays_first_aim(config: TrainConfig):
-    run(replace(config, steps=2), Silent())
-    path = config.output / "checkpoint" / "progress.json"
+def test_a_checkpoint_of_an_earlier_version_has_todays_first_aim(done: TrainConfig):
+    path = done.output / "checkpoint" / "progress.json"
     state = json.loads(path.read_text())
     assert state["settings"].pop("aim") == "distribution"
     path.write_text(json.dumps(state))
-    assert len(run(replace(config, steps=3, resume=True), Silent()).history.loss) == 3
+    assert len(run(replace(done, steps=3, resume=True), Silent()).history.loss) == 3
 
 
+@pytest.mark.usefixtures("writes_nothing")
 @pytest.mark.parametrize(
     ("change", "flag"),
     [
@@ -119,16 +135,12 @@ def test_a_checkpoint_of_an_earlier_version_has_todays_first_aim(config: TrainCo
     ],
     ids=str,
 )
-def test_other_settings_do_not_resume(
-    config: TrainConfig, change: dict[str, int], flag: str, request: pytest.FixtureRequest
-):
-    config = replace(config, steps=2)
-    run(config, Silent())
-    request.getfixturevalue("writes_nothing")
+def test_other_settings_do_not_resume(done: TrainConfig, change: dict[str, int], flag: str):
     with pytest.raises(PassError, match=f"checkpoint was made with another --{flag}; give the same options"):
-        run(replace(config, **({"resume": True} | change)), Silent())
+        run(replace(done, **({"resume": True} | change)), Silent())
 
 
+@pytest.mark.usefixtures("writes_nothing")
 @pytest.mark.parametrize(
     ("change", "flag"),
     [
@@ -140,36 +152,28 @@ def test_other_settings_do_not_resume(
     ],
     ids=str,
 )
-def test_another_recipe_is_named_by_its_flag(
-    config: TrainConfig, change: dict[str, int], flag: str, request: pytest.FixtureRequest
-):
-    config = replace(config, steps=2)
-    run(config, Silent())
-    request.getfixturevalue("writes_nothing")
+def test_another_recipe_is_named_by_its_flag(done: TrainConfig, change: dict[str, int], flag: str):
     with pytest.raises(PassError, match=f"was made with another --{flag}"):
-        run(replace(config, resume=True, recipe=replace(config.recipe, **change)), Silent())
+        run(replace(done, resume=True, recipe=replace(done.recipe, **change)), Silent())
 
 
-def test_other_text_does_not_resume(config: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest):
+def test_other_text_does_not_resume(done: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest):
     """The text counts, not what its file is called; what the weights say they were trained on stays true."""
-    config = replace(config, steps=2)
-    run(config, Silent())
-    made = weights(config.output)
+    made = weights(done.output)
     copy, other = tmp_path / "copy.txt", tmp_path / "numbers2.txt"
-    copy.write_bytes(config.data[0].read_bytes())
+    copy.write_bytes(done.data[0].read_bytes())
     other.write_text("other words " * 400)
-    run(replace(config, resume=True, data=(copy,)), Silent())
+    run(replace(done, resume=True, data=(copy,)), Silent())
     request.getfixturevalue("writes_nothing")
     with pytest.raises(PassError, match="was made with another --data; give the same options, or another -o"):
-        run(replace(config, resume=True, data=(other,)), Silent())
-    assert same(weights(config.output), made)
+        run(replace(done, resume=True, data=(other,)), Silent())
+    assert same(weights(done.output), made)
 
 
-def test_weights_without_a_checkpoint_are_not_trained_over(config: TrainConfig):
-    run(replace(config, steps=2), Silent())
-    (config.output / "checkpoint").rename(config.output / "elsewhere")
+def test_weights_without_a_checkpoint_are_not_trained_over(done: TrainConfig):
+    (done.output / "checkpoint").rename(done.output / "elsewhere")
     with pytest.raises(PassError, match=r"has no checkpoint to resume from; use --start .*lookahead.safetensors"):
-        run(replace(config, steps=2, resume=True), Silent())
+        run(replace(done, resume=True), Silent())
 
 
 def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path):

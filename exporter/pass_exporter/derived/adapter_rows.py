@@ -17,11 +17,10 @@ from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
 def scatter_adapter_results(graph: ir.Graph) -> None:
     """Replaces Pad, Add by ScatterND in every layer that the adapter changes."""
-    rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
-    pads = [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
-    if rows is None or not pads:
+    pads = adapter_pads(graph)
+    if not pads:
         return
-    indices = _row_indices(graph, rows)
+    indices = _row_indices(graph)
     for pad in pads:
         (use,) = pad.outputs[0].uses()
         add = use.node
@@ -31,6 +30,12 @@ def scatter_adapter_results(graph: ir.Graph) -> None:
         scatter.outputs[0].shape, scatter.outputs[0].type = total.shape, total.type
         total.replace_all_uses_with(scatter.outputs[0])
         graph.remove([add, pad], safe=True)
+
+
+def adapter_pads(graph: ir.Graph) -> list[ir.Node]:
+    """Returns the nodes by which the portable trunk pads the adapter's products to whole windows."""
+    rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
+    return [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
 
 
 def gather_codes(graph: ir.Graph) -> None:
@@ -67,9 +72,9 @@ def _from_shape(value: ir.Value | None, rows: ir.Value) -> bool:
     return rows in node.inputs if node.op_type == "Shape" else any(_from_shape(each, rows) for each in node.inputs)
 
 
-def _row_indices(graph: ir.Graph, rows: ir.Value) -> ir.Value:
+def _row_indices(graph: ir.Graph) -> ir.Value:
     """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are inserted at the beginning of the graph."""
-    length = next(value for value in graph.inputs if value.name == "length")
+    rows, length = (next(each for each in graph.inputs if each.name == name) for name in (LOOKAHEAD_ROWS, "length"))
     nodes: list[ir.Node] = []
 
     def constant(name: str, value: int | list[int]) -> ir.Value:

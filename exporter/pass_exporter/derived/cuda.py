@@ -1,105 +1,186 @@
-"""Derives a trunk for ONNX Runtime's CUDA provider in which each layer's attention is one GroupQueryAttention.
+"""Derives the trunks for ONNX Runtime's CUDA provider, with as few nodes as its own operators allow: one for a single
+sequence and one for batches and, if there is an adapter, each also in a version for passes without look-ahead rows.
 
-If query heads share K and V, `Attention` with a mask first expands K and V to all query heads, in every layer and pass
-(fp16: `LaunchUngroup` before the memory-efficient kernel). GroupQueryAttention reads the cache directly, but its
-kernels with `attention_bias` are not fused (onnxruntime-gpu 1.31.1). Which one is faster has not been measured
-on a GPU, so an export writes this trunk only on request.
+A pass of few rows takes a GPU little longer than launching its nodes does, 2 to 4 microseconds each on an H200. So
+here a layer of a Llama has 9 nodes, or 18 for batches; in the portable trunk it has 26. For one sequence attention is a
+GroupQueryAttention, which reads the cache where it is. `Attention` with a mask copies K and V out to all query heads.
 
-The operator reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot be the
-length of the text. It is the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid
-entries minus one. The operator has kernels for 16-bit dtypes only, and does not accept batches of windows with several
-rows, so this trunk is for one sequence.
+GroupQueryAttention reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot
+be the length of the text. It is the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid
+entries minus one, and entries after these are not read. The operator has kernels for 16-bit dtypes only. It refuses
+batches of windows with several rows ("batch_size must be 1 when sequence_length > 1 and past context is given", a check
+that its CPU and CUDA kernels share), so the trunk for batches has the portable trunk's attention and masks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from pass_exporter.derived.adapter_gate import drop_gated_adapter, gate_adapter_results
+from pass_exporter.derived.embeddings import gather_rows_directly, join_embedding_tables
 from pass_exporter.derived.group_query import (
     DOMAIN,
+    MIN_TABLE_ROWS,
     Layer,
-    UnsupportedAttention,
     qkv_rows,
     read_layer,
     replace_value,
     rotation_tables,
 )
-from pass_exporter.derived.heads import norm_before_transpose
+from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant, split_heads_together
+from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
+from pass_exporter.derived.residual_norms import fuse_residual_norms
+from pass_exporter.derived.silu_products import fuse_silu_products
 from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.manifest import DerivedTrunk
-from pass_runtime.errors import PassError
 
-CUDA_TRUNK_FILE = "trunk.cuda.one.onnx"
+SINGLE_STEM, BATCHED_STEM = "trunk.cuda.one", "trunk.cuda"
+
+PLAIN_MAX_BYTES = 2 << 30
+"""The largest weights, in bytes, for which there is also a trunk without the adapter: a session that opens both holds
+the weights on the device twice. A pass over larger weights takes longer than the launches that it would save."""
 
 
-def write_trunk_for_cuda(trunk: Path, max_capacity: int) -> tuple[DerivedTrunk, ...]:
-    """Writes the graph beside `trunk`, the portable one. They share the weights file.
+@dataclass(frozen=True)
+class _SharedInputs:
+    """Inputs of GroupQueryAttention that layers share.
 
-    Raises PassError if the operator cannot compute the model's attention.
+    sizes: `seqlens_k` [1], the number of valid entries minus one, and `total_sequence_length`, the capacity.
+    tables: cos and sin, by `Layer.cos_sin`. positions: [1,Q].
+    biases: the masks [1,1,Q,S] as numbers that are added to scores, by `Layer.window`.
     """
-    model = ir.load(trunk)
+
+    sizes: Sequence[ir.Value]
+    tables: Mapping[tuple[ir.Value | None, ...], Sequence[ir.Value]]
+    positions: ir.Value
+    biases: Mapping[int | None, ir.Value]
+
+
+def write_trunks_for_cuda(
+    trunk: Path, vocab_size: int, max_capacity: int, windows: Sequence[int | None]
+) -> tuple[DerivedTrunk, ...]:
+    """Writes the graphs beside `trunk`, the portable one: for one sequence and for batches and, if the model has an
+    adapter and its weights are small, each also for passes without look-ahead rows. They share the weights file.
+
+    windows: each layer's sliding window in positions, None if the layer has none. Raises UnsupportedAttention, and
+    writes nothing, if GroupQueryAttention cannot compute the model's attention.
+    """
+    model = _load(trunk)
     norm_before_transpose(model.graph)
-    try:
-        _replace_attention(model, max_capacity)
-    except UnsupportedAttention:
-        reason = "cannot compute this model's attention; leave the option out"
-        raise PassError(f"--cuda-attention group-query {reason}") from None
-    passes.RemoveUnusedNodesPass()(model)
-    ir.save(model, trunk.with_name(CUDA_TRUNK_FILE))
-    return (DerivedTrunk(file=CUDA_TRUNK_FILE, device="cuda", batch=1),)
+    split_heads_by_constant(model.graph)
+    _replace_attention(model, max_capacity, windows)
+    derived = _write(model, trunk, SINGLE_STEM, 1, vocab_size)
+    model = _load(trunk)
+    split_heads_together(model.graph)
+    return derived + _write(model, trunk, BATCHED_STEM, None, vocab_size)
 
 
-def _replace_attention(model: ir.Model, max_capacity: int) -> None:
+def _load(trunk: Path) -> ir.Model:
+    model = ir.load(trunk)
+    split_by_one_node(model.graph)
+    add_biases_before_split(model.graph)
+    return model
+
+
+def _write(
+    model: ir.Model, trunk: Path, stem: str, batch: Literal[1] | None, vocab_size: int
+) -> tuple[DerivedTrunk, ...]:
+    """Rewrites what is not attention, and writes the graph with the adapter and, if there is one, that without it."""
     graph = model.graph
-    attentions = [node for node in graph if node.op_type == "Attention"]
-    layers = [read_layer(node, None) for node in attentions]
+    join_embedding_tables(graph, vocab_size)
+    gather_rows_directly(graph)
+    gate_adapter_results(graph, vocab_size)  # Before norms are fused: the adapter's Adds would be taken for residuals.
+    fuse_residual_norms(graph)
+    fuse_silu_products(graph)
+    derived = DerivedTrunk(file=f"{stem}.onnx", device="cuda", batch=batch)
+    _save(model, trunk.with_name(derived.file))
+    weights = trunk.with_name(f"{trunk.name}.data")
+    if weights.stat().st_size > PLAIN_MAX_BYTES or not drop_gated_adapter(graph):
+        return (derived,)
+    plain = derived.model_copy(update={"file": f"{stem}.plain.onnx", "lookahead_rows": False})
+    _save(model, trunk.with_name(plain.file))
+    return derived, plain
+
+
+def _save(model: ir.Model, path: Path) -> None:
+    passes.RemoveUnusedNodesPass()(model)
+    ir.save(model, path)
+
+
+def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> None:
+    attentions = [node for node in model.graph if node.op_type == "Attention"]
+    layers = [read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
+    shared = _shared_inputs(model, layers, max_capacity)
+    for layer in layers:
+        _replace(model.graph, layer, shared)
+    model.graph.opset_imports[DOMAIN] = 1
+
+
+def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
+    """Adds the nodes that compute the shared inputs, at the beginning of the graph.
+
+    Sizes are on the host, and a node that computes with sizes and tensors of the device would need a copy. So what
+    depends on a size is sliced from a constant, or is a shape.
+    """
+    graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
+    length, row_position, mask = inputs["length"], inputs["row_position"], inputs["window_mask"]
+    dtype = layers[0].past[0].dtype
+    assert dtype is not None
     nodes: list[ir.Node] = []
 
-    def constant(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
-        return initializer(graph, f"group_query.{name}", np.array(value, dtype))
+    def constant(name: str, value: npt.ArrayLike, numbers: npt.DTypeLike = np.int64) -> ir.Value:
+        return initializer(graph, f"group_query.{name}", np.array(value, numbers))
 
-    def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
+    def add(op: str, *values: ir.Value, **attributes: int | str | ir.TensorProtocol) -> ir.Value:
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    length, row_position, one = inputs["length"], inputs["row_position"], constant("one", [1])
-    # The number of rows must be a tensor on the device. Shape would put it on the host, so it is a sum of ones.
-    rows = add("ReduceSum", add("Expand", one, add("Shape", row_position)), keepdims=1)
-    seqlens_k = add("Cast", add("Sub", add("Add", length, rows), one), to=int(ir.DataType.INT32))
-    capacity = add("Cast", add("Shape", layers[0].past[0], start=2, end=3), to=int(ir.DataType.INT32))
-    positions = add("Add", add("Unsqueeze", length, one), row_position)  # [B,Q]
-    graph.insert_before(graph[0], nodes)
+    zero, one, end = constant("zero", [0]), constant("one", [1]), constant("end", [np.iinfo(np.int64).max])
+    entries = max(max_capacity, MIN_TABLE_ROWS)
+    width = add("Shape", row_position)  # [1]: Q
+    capacity = add("Shape", layers[0].past[0], start=2, end=3)  # [1]: S
+    # Element Q of this table is Q - 1; with the largest step, Slice takes this element alone.
+    last_row = add("Slice", constant("last_row", np.arange(-1, entries), np.int32), width, end, zero, end)
+    seqlens_k = add("Add", add("Cast", length, to=ir.DataType.INT32), last_row)
+    total_length = add("Cast", capacity, to=ir.DataType.INT32)
+    positions = add("Add", add("Unsqueeze", length, one), row_position)  # [1,Q]
+
+    seen, unseen = (
+        constant(name, np.full((1, 1, 1, 1), value), dtype.numpy())
+        for name, value in (("seen", 0), ("unseen", np.finfo(dtype.numpy()).min))
+    )
+    window = add("Where", mask, seen, unseen)  # [1,1,Q,Q]
+    shape = add("Concat", one, one, width, capacity, axis=0)
+    all_seen = add("Expand", seen, shape)
+    bias = add("TensorScatter", all_seen, window, length, axis=3, mode="linear")  # [1,1,Q,S]
+    biases: dict[int | None, ir.Value] = {None: bias}
+    sliding = sorted({layer.window for layer in layers if layer.window is not None})
+    if sliding:
+        columns = add("Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one)  # [1,S]
+        columns = add("TensorScatter", columns, positions, length, axis=1, mode="linear")  # their positions
+        distance = add("Sub", add("Unsqueeze", positions, constant("two", [2])), columns)  # [1,Q,S]
+        for size in sliding:
+            near = add("Less", distance, constant(f"{size}", size))
+            biases[size] = add("Where", near, bias, unseen)
     pairs = dict.fromkeys(layer.cos_sin for layer in layers)
     tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(pairs)}
-    biases: dict[ir.Value, ir.Value] = {}
-    for layer in layers:
-        bias = _bias(graph, layer, biases)
-        _replace(graph, layer, [seqlens_k, capacity, *tables[layer.cos_sin], positions, bias])
-    graph.opset_imports[DOMAIN] = 1
+    graph.insert_before(graph[0], nodes)
+    return _SharedInputs([seqlens_k, total_length], tables, positions, biases)
 
 
-def _bias(graph: ir.Graph, layer: Layer, known: dict[ir.Value, ir.Value]) -> ir.Value:
-    """The mask [B,1,Q,S] of a layer as floats to be added to the scores. Layers with the same mask share it."""
-    mask, dtype = layer.attention.inputs[3], layer.past[0].dtype
-    assert mask is not None and dtype is not None
-    if mask not in known:
-        seen, unseen = np.zeros((), dtype.numpy()), np.array(np.finfo(dtype.numpy()).min, dtype.numpy())
-        values = [initializer(graph, f"group_query.{name}", n) for name, n in (("seen", seen), ("unseen", unseen))]
-        node = ir.node("Where", [mask, *values])
-        graph.insert_before(layer.attention, node)
-        known[mask] = node.outputs[0]
-    return known[mask]
-
-
-def _replace(graph: ir.Graph, layer: Layer, inputs_after_cache: list[ir.Value]) -> None:
+def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
     inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
-    inputs += [*[None] * (3 - len(inputs)), *layer.past, *inputs_after_cache]
+    inputs += [*[None] * (3 - len(inputs)), *layer.past]
+    inputs += [*shared.sizes, *shared.tables[layer.cos_sin], shared.positions, shared.biases[layer.window]]
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,
         "kv_num_heads": layer.kv_heads,

@@ -56,6 +56,21 @@ def norm_before_transpose(graph: ir.Graph) -> None:
         graph.remove([norm, transpose], safe=True)
 
 
+def split_heads_by_constant(graph: ir.Graph) -> None:
+    """Gives every Reshape [B,Q,heads*D] -> [B,Q,heads,D] a constant shape, in which 0 keeps a size. torch's exporter
+    has computed B and Q."""
+    for node in [node for node in graph if node.op_type == "Reshape"]:
+        rows, shape = node.inputs
+        sizes = None if shape is None else shape.producer()
+        if rows is None or rows.shape is None or len(rows.shape) != 3 or sizes is None or sizes.op_type != "Concat":
+            continue
+        heads, size = (None if part is None else part.const_value for part in sizes.inputs[-2:])
+        if len(sizes.inputs) == 4 and heads is not None and size is not None and heads.numpy() == -1:
+            constant = np.array([0, 0, -1, int(size.numpy().item())])
+            node.replace_input_with(1, initializer(graph, f"heads.{constant[-1]}", constant))
+            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+
+
 def puts_heads_first(node: ir.Node) -> bool:
     """Whether a node is the Transpose [B,Q,heads,D] -> [B,heads,Q,D]."""
     return node.op_type == "Transpose" and tuple(node.attributes["perm"].as_ints()) == HEADS_FIRST

@@ -9,8 +9,6 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-import gguf
-
 from pass_runtime.errors import PassError
 
 JSON_FILES = (
@@ -24,12 +22,12 @@ LFS_POINTER, ANNEX_POINTER = b"version https://git-lfs.github.com/spec/", b"/ann
 AGAIN = "get it again"
 
 
-def check_files(directory: Path) -> None:
-    """Raise PassError for the first file of a checkpoint that is a stand-in, damaged, or missing though the index of
-    the weights names it."""
+def check_files(directory: Path, *, whole: bool = True) -> None:
+    """Raise PassError for the first file of a checkpoint that is a stand-in, damaged, or, if the directory is `whole`,
+    missing though the index of the weights names it."""
     for name in JSON_FILES:
         if (text := _text(directory / name)) is not None:
-            _check_json(directory / name, text)
+            _check_json(directory / name, text, whole=whole)
     for path in (*(directory / name for name in TEXT_FILES), *sorted(directory.glob("additional_chat_templates/*"))):
         _text(path)
     for pattern in WEIGHTS:
@@ -62,37 +60,6 @@ def check_file(path: Path) -> None:
         raise PassError(f"{path} is a git-annex pointer, not the file itself: run git annex get")
 
 
-def read_gguf(path: Path) -> gguf.GGUFReader:
-    """Parse a .gguf file. Raises PassError if it is damaged, big-endian, or a part of a split file."""
-    check_file(path)
-    with path.open("rb") as file:
-        begin = file.read(8)
-    if begin[:4] != b"GGUF":
-        raise PassError(f"{path} is no GGUF file: it does not begin with GGUF")
-    if len(begin) == 8 and begin[4:6] == b"\0\0":  # the version, a small number
-        raise PassError(
-            f"{path} is big-endian: convert it with gguf_convert_endian.py of llama.cpp, or get another file"
-        )
-    try:
-        reader = gguf.GGUFReader(str(path))
-        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
-    except (ValueError, IndexError, OverflowError, KeyError, UnicodeDecodeError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise PassError(f"{path} is cut off or damaged ({reason}): {AGAIN}") from None
-    if end > path.stat().st_size:
-        raise PassError(f"{path} is cut off: {AGAIN}")
-    count, part = (reader.fields.get(f"split.{key}") for key in ("count", "no"))
-    if count is not None and int(count.contents()) > 1:
-        place = f"part {int(part.contents()) + 1}" if part is not None else "a part"
-        raise PassError(
-            f"{path} is {place} of {int(count.contents())} of a split file: join them with llama-gguf-split --merge, "
-            "and give the joined file"
-        )
-    if "general.architecture" not in reader.fields:
-        raise PassError(f"{path} has no key general.architecture, so it is no model: {AGAIN}")
-    return reader
-
-
 def _text(path: Path) -> str | None:
     """The text of a file; None if there is none."""
     if not path.exists() and not path.is_symlink():
@@ -107,7 +74,7 @@ def _text(path: Path) -> str | None:
         raise PassError(f"{path} is not UTF-8 text: {AGAIN}") from None
 
 
-def _check_json(path: Path, text: str) -> None:
+def _check_json(path: Path, text: str, *, whole: bool) -> None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -119,5 +86,5 @@ def _check_json(path: Path, text: str) -> None:
         if not isinstance(parts, dict) or not parts:
             raise PassError(f"{path} has no weight_map: {AGAIN}")
         for name in sorted({str(part) for part in parts.values()}):
-            if not (path.parent / name).is_file():
+            if whole and not (path.parent / name).is_file():
                 raise PassError(f"{path} names {name}, which is not there: {AGAIN}")

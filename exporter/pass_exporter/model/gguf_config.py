@@ -10,9 +10,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gguf
 from transformers import PretrainedConfig
 
-from pass_exporter.model.files import read_gguf
 from pass_exporter.model.sliding import FULL_ATTENTION, SLIDING_ATTENTION
 from pass_runtime.errors import PassError
 
@@ -95,7 +95,7 @@ class _Keys:
     """The keys `<architecture>.*` of a file, without that prefix, and its token ids and tensor names."""
 
     def __init__(self, path: Path) -> None:
-        reader = read_gguf(path)
+        reader = gguf.GGUFReader(str(path))
         self.arch = str(reader.fields["general.architecture"].contents())
         prefix = f"{self.arch}."
         self._values = {

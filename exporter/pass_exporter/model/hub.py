@@ -6,6 +6,7 @@ if the hub can be reached and has the model.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, try_to_load_from_cache
@@ -17,6 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from pass_exporter.model.files import check_files
 from pass_exporter.model.registry import adapter_message
 from pass_runtime.errors import PassError
 
@@ -59,3 +61,14 @@ def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
     if files and CONFIG not in files:
         raise PassError(f"{repo} has no {CONFIG} on the Hugging Face hub, so it is no model that transformers can load")
     return arguments
+
+
+def check_cached_files(repo: str, revision: str | None) -> None:
+    """Raise PassError for the first of the files that were fetched from the hub which is damaged."""
+    config = try_to_load_from_cache(repo, CONFIG, revision=revision)
+    if not isinstance(config, str):
+        return
+    try:
+        check_files(Path(config).parent, whole=False)
+    except PassError as error:
+        raise PassError(f"{error} (hf download {repo} --force-download)") from None

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -32,8 +30,9 @@ from pass_exporter.model.checkpoint import (
 from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.families import Geometry, geometry
 from pass_exporter.model.gguf_config import check_settings, gguf_settings
+from pass_exporter.model.gguf_reader import read_gguf
 from pass_exporter.model.gguf_tokenizer import fix_gguf_tokenizer
-from pass_exporter.model.hub import hub_arguments
+from pass_exporter.model.hub import check_cached_files, hub_arguments
 from pass_exporter.model.registry import NO_REMOTE_CODE, ModelSource
 from pass_runtime.errors import PassError
 
@@ -85,6 +84,8 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
             quantization_config=transformers.GgufConfig(dequantize=True) if source.is_gguf else None,
             **kwargs,
         )
+        if isinstance(source.location, str):  # transformers ignores a generation_config.json that it cannot read
+            check_cached_files(source.location, source.revision)
         if source.is_gguf:
             report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)
             check_settings(source.name, settings, model.config)
@@ -118,6 +119,8 @@ def _errors_as_pass_error(source: ModelSource) -> Iterator[None]:
     except PassError:
         raise
     except Exception as error:
+        if isinstance(source.location, str):
+            check_cached_files(source.location, source.revision)
         raise PassError(_explain(source, error)) from error
 
 
@@ -186,30 +189,18 @@ def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> d
 
 @contextmanager
 def _parse_gguf_once() -> Iterator[None]:
-    """Within the block, cache parsed GGUF files and maps of tensor names.
+    """Within the block, `gguf.GGUFReader` is `read_gguf`, and parsed files and maps of tensor names are cached.
 
     transformers parses the file for the config, the tokenizer and the weights, and computes the map for every module.
     Each takes seconds.
     """
     reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader = functools.cache(lambda path, *_: _GgufReader(path))
+    gguf.GGUFReader = functools.cache(lambda path, *_: read_gguf(Path(path)))
     gguf.get_tensor_name_map = functools.cache(names)
     try:
         yield
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
-
-
-class _GgufReader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader whose `data` is a plain array of the mapped file, because slicing a np.memmap is many times slower."""
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        return self._data
-
-    @data.setter
-    def data(self, mapped: npt.NDArray[np.uint8]) -> None:
-        self._data = mapped.view(np.ndarray)
 
 
 @contextmanager

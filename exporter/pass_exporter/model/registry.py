@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pass_exporter.model.files import check_files
+from pass_exporter.model.gguf_reader import FIRST_PART
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 
@@ -72,7 +73,7 @@ def _local(model: str) -> ModelSource | None:
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise PassError(f"there is no file {path}")
-        return ModelSource(path.stem.lower(), path, f"file:{path.name}")
+        return ModelSource(FIRST_PART.sub("", path.name)[: -len(path.suffix)].lower(), path, f"file:{path.name}")
     if not path.is_dir():
         return None
     if (path / "adapter_config.json").is_file():

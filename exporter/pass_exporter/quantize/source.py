@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-import gguf
 import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import linear_layers
+from pass_exporter.model.gguf_reader import read_gguf
 from pass_exporter.model.registry import ModelSource
 from pass_exporter.progress import Step
 from pass_exporter.quantize.points import find_points
@@ -33,7 +34,7 @@ def check_gguf_types(source: ModelSource) -> None:
     instead = "choose --weights int4 or int8"
     if not source.is_gguf:
         raise PassError(f"--weights source keeps the codes of a .gguf file, which {source.name} is not: {instead}")
-    tensors = gguf.GGUFReader(str(source.location)).tensors
+    tensors = read_gguf(Path(source.location)).tensors
     kinds = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
     if other := sorted(kinds - set(GGUF_TYPES)):
         raise PassError(f"--weights source keeps {', '.join(GGUF_TYPES)}; {source.name} has {other[0]}: {instead}")

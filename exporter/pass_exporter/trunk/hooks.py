@@ -85,9 +85,12 @@ def _attention(
 def _rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], with R < D for partial rotary; their two halves are equal."""
+    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], with R < D for partial rotary; their two halves are equal.
+
+    The operator has one dtype. OLMo2 gives cos and sin in float32 to a model in float16.
+    """
     rotated = cos.shape[-1]
-    half_cos, half_sin = cos[..., : rotated // 2], sin[..., : rotated // 2]
+    half_cos, half_sin = (table[..., : rotated // 2].to(query.dtype) for table in (cos, sin))
     attributes: dict[str, Any] = {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
 
     def rotate(x: torch.Tensor) -> torch.Tensor:

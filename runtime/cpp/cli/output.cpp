@@ -42,8 +42,8 @@ std::string legend(const std::vector<Token>& tokens) {
         int count = 0;
         for (const Token& token : tokens) count += static_cast<int>(token.source == look.source);
         if (count == 0) continue;
-        const std::string share = std::to_string(count) + " " + look.name;
-        line += (line.empty() ? "" : ", ") + coloured(share, look.colour, STDERR_FILENO);
+        const std::string counted = std::to_string(count) + " " + look.name;
+        line += (line.empty() ? "" : ", ") + coloured(counted, look.colour, STDERR_FILENO);
     }
     return line.empty() ? "no tokens" : line;
 }

@@ -110,6 +110,30 @@ TEST_CASE("the C API reads tokens and their log-probabilities", "[c_api]") {
     pass_free(generation);
 }
 
+TEST_CASE("a request of the C API may reuse K/V that round differently", "[c_api]") {
+    char error[200] = "";
+    pass_session session{pass::Session(reciting_core(1)), {}};
+    pass_generate_options options = pass_default_generate_options();
+    CHECK(options.reuse_prefix == 0);
+    options.max_new_tokens = 2;
+    const pass::Request prompt = request(40, 2);
+    const auto cached = [&] {
+        pass_generation* generation =
+            pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error, sizeof error);
+        REQUIRE(generation != nullptr);
+        std::int64_t token = 0;
+        while (pass_next(generation, &token, 1, error, sizeof error) > 0) {
+        }
+        const std::int64_t found = pass_get_stats(generation).cached_tokens;
+        pass_free(generation);
+        return found;
+    };
+    CHECK(cached() == 0);
+    CHECK(cached() == 0);
+    options.reuse_prefix = 1;
+    CHECK(cached() == 32);  // of 39 tokens, in blocks of 16
+}
+
 TEST_CASE("a poll neither waits nor decodes", "[c_api]") {
     char error[200] = "";
     pass_session session{pass::Session(reciting_core(1)), {}};

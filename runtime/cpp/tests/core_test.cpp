@@ -3,7 +3,10 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <functional>
+#include <new>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "reciting.h"
@@ -269,6 +272,60 @@ TEST_CASE("decoding time is the engine's, a neighbour's prompt included, or the 
     CHECK(first->stats.host_seconds() >= 20 * 0.001);
     CHECK(second->stats.engine_seconds >= 20 * 0.002);
     CHECK(second->stats.host_seconds() >= 20 * 0.001);
+}
+
+namespace {
+
+// Text whose end needs more memory than there is.
+class FailingReader : public TextReader {
+   public:
+    std::string read(std::int64_t, std::optional<std::string>&) override { return ""; }
+    std::string flush() override { throw std::bad_alloc(); }
+};
+
+}  // namespace
+
+TEST_CASE("a sequence ends even if the rest of its text cannot be published", "[core]") {
+    const auto core = reciting_core(2);
+    const auto first = core->submit(request(3, 5), std::make_unique<FailingReader>());
+    const auto beside = core->submit(request(4, 30), nullptr);
+    const auto cancelled = core->submit(request(5, 100), std::make_unique<FailingReader>());
+    const auto closed = core->submit(request(6, 100), std::make_unique<FailingReader>());
+    const auto waiting = core->submit(request(7, 100), std::make_unique<FailingReader>());
+    const auto error_of = [](const SequenceState& sequence) -> std::string {
+        if (!sequence.output.end) return "it has not ended";
+        try {
+            std::rethrow_exception(sequence.output.end->error);
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    for (int step = 0; step < 10; ++step) core->step();
+    CHECK_THAT(error_of(*first), Catch::Contains("there is no memory"));
+    cancelled->cancelled = true;
+    core->step();
+    CHECK_THAT(error_of(*cancelled), Catch::Contains("there is no memory"));
+    CHECK(read_all(*core, *beside) == expected(4, 30));
+    core->close();
+    CHECK_THAT(error_of(*closed), Catch::Contains("there is no memory"));
+    CHECK_THAT(error_of(*waiting), Catch::Contains("there is no memory"));
+}
+
+TEST_CASE("a capture that fails leaves the KV capacity as it was, whatever it throws", "[core]") {
+    const Manifest manifest = reciting_manifest();
+    RecitingBackend backend(manifest, 1);
+    Runner runner(backend, true);
+    runner.slots().resize(64);
+    const std::vector<std::function<void()>> failures{
+        [] { throw Error("the pass failed"); },
+        [] { throw std::bad_alloc(); },
+        [] { throw std::logic_error("a bug"); },
+    };
+    for (const auto& fail : failures) {
+        backend.before_pass = fail;
+        CHECK_NOTHROW(runner.capture_graphs(128, 1, {Sampler::greedy}));
+        CHECK(backend.capacity() == 64);
+    }
 }
 
 TEST_CASE("many threads submit, read and cancel at once", "[core]") {

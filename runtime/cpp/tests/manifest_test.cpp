@@ -32,6 +32,61 @@ std::string complaint_of_vocabulary(const std::string& size) {
 
 }  // namespace
 
+namespace {
+
+// A whole manifest. fields: of its derived trunk, beside file and device. engines: its engine sets.
+std::string whole_manifest(const std::string& fields, const std::string& engines = "") {
+    return R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",
+        "dtype": "float32", "weights": "w8a8", "vocab_size": 8, "hidden_size": 4, "layers": 1, "heads": 1,
+        "kv_heads": 1, "head_dim": 4, "max_capacity": 64, "bos_token_id": null, "eos_token_ids": []},
+        "lookahead": {"length": 1, "trained": false, "source": "", "adapter_rank": 0,
+        "acceptance_per_position": [], "head": null}, "rule": "match",
+        "trunk": {"file": "trunk.onnx", "inputs": [], "outputs": []},
+        "derived": [{"file": "trunk.cpu.onnx", "device": "cpu")" +
+           fields + R"(}], "plans": [], "logprobs": {"file": "logprobs.onnx", "inputs": [], "outputs": []},
+        "feeds": {}, "noise": {"scheme": "block-race-1", "members": 8, "row": 16, "bits": 30}, "files": {},
+        "tools": {}, "engines": [)" +
+           engines + "]}";
+}
+
+}  // namespace
+
+TEST_CASE("the zero points of a derived trunk's weights") {
+    const auto has_them = [](const std::string& fields) {
+        return pass::parse_manifest(whole_manifest(fields)).derived.at(0).weight_zero_points;
+    };
+    CHECK_FALSE(has_them(""));  // bundles of older versions do not say it, and have none
+    CHECK_FALSE(has_them(R"(, "weight_zero_points": false)"));
+    CHECK(has_them(R"(, "weight_zero_points": true)"));
+    for (const char* wrong : {"1", "null", "\"yes\""}) {
+        CHECK(complaint(whole_manifest(std::string(R"(, "weight_zero_points": )") + wrong)) ==
+              "derived.0.weight_zero_points: must be true or false");
+    }
+    CHECK_THAT(complaint(whole_manifest(R"(, "zero_points": true)")),
+               Catch::Matchers::StartsWith("unknown key 'derived.0.zero_points'"));
+}
+
+TEST_CASE("chunks and capacities of engines are positive") {
+    const auto said = [](const std::string& capacities, const std::string& widths) {
+        return complaint(whole_manifest(
+            "", R"({"directory": "trt", "library": "tensorrt", "version": "11.0", "targets": [], "bundle": "",
+            "lookahead": 1, "max_batch_size": 1, "capacities": )" +
+                    capacities + R"(, "prefill_widths": )" + widths + R"(, "engines": []})"));
+    };
+    CHECK(said("[256]", "[64, 16]").empty());
+    CHECK(said("[256]", "[64, -16]") == "engines.0.prefill_widths.1: must be at least 1");
+    CHECK(said("[256]", "[0]") == "engines.0.prefill_widths.0: must be at least 1");
+    CHECK(said("[-256]", "[64]") == "engines.0.capacities.0: must be at least 1");
+    CHECK(said("[]", "[64]") == "engines.0.capacities: must not be empty");
+}
+
+TEST_CASE("a profile admits what is in all of its ranges") {
+    const pass::Profile profile{{{"batch", {1, 2}}, {"width", {4, 8}}}};
+    CHECK(profile.admits({{"batch", 2}, {"width", 4}, {"columns", 512}}));
+    CHECK_FALSE(profile.admits({{"batch", 3}, {"width", 4}}));
+    CHECK_FALSE(profile.admits({{"batch", 1}}));  // the graph has no width
+}
+
 TEST_CASE("what is not JSON, and what is no manifest") {
     CHECK_THAT(complaint(""), Catch::Matchers::StartsWith("file: Invalid JSON: "));
     CHECK_THAT(complaint("\xEF\xBB\xBF{}"), Catch::Matchers::StartsWith("file: Invalid JSON: "));
@@ -174,6 +229,12 @@ TEST_CASE("what could crash or mislead this runtime is refused") {
     CHECK(contradiction([](Manifest& m) {
               m.plans[0].parents = {0, 2, 0};
           }) == "draft 2 of the tree of tree-3 follows no row before it");
+    CHECK(contradiction([](Manifest& m) {
+              pass::EngineSet& engines = m.engines.emplace_back();
+              engines.directory = "trt";
+              engines.capacities = {128, 256};
+              engines.prefill_widths = {512, 64};
+          }) == "engines trt have prompt chunks of 512 tokens and a KV capacity of 256");
     CHECK(contradiction([](Manifest& m) {
               m.processors = pass::Graph{"p", {{"allowed", "bool", {1, 1, 2}}}, {}};
           }) == "allowed of p cannot be bool [1,1,2]");

@@ -254,8 +254,8 @@ class Profile(_Strict):
     sizes: dict[str, Annotated[tuple[int, int, int], Field(strict=False)]]
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every dimension lies in its range."""
-        return all(low <= sizes[name] <= high for name, (low, _, high) in self.sizes.items())
+        """Whether all names in `sizes` of this profile are dimensions, each in its range."""
+        return all(name in sizes and low <= sizes[name] <= high for name, (low, _, high) in self.sizes.items())
 
 
 class EngineFile(_Strict):
@@ -285,8 +285,8 @@ class EngineSet(_Strict):
     bundle: str
     lookahead: int = Field(ge=1, le=MAX_LOOKAHEAD)
     max_batch_size: int = Field(ge=1)
-    capacities: tuple[int, ...] = Field(strict=False, min_length=1)
-    prefill_widths: tuple[int, ...] = Field(strict=False)
+    capacities: tuple[Annotated[int, Field(ge=1)], ...] = Field(strict=False, min_length=1)
+    prefill_widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(strict=False)
     engines: tuple[EngineFile, ...] = Field(strict=False)
 
     def path(self, bundle: Path) -> Path:

@@ -6,6 +6,7 @@ Nothing here can change the text: the model verifies every draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, Cycle, Plan, make_cycle
@@ -77,66 +78,66 @@ class ExpectedRate(DraftPolicy):
         return best, rates.index(best) + 1 if rates else 0
 
 
-def next_pass(
-    cycle: Cycle,
-    staged_plan: Plan | None,
-    room: int,
-    capabilities: Capabilities,
-    slots: Sequence[Slot],
-    policy: DraftPolicy,
-) -> NextPass | None:
-    """The next pass over the sequences in these slots; None if not even a plain one fits.
+@dataclass(frozen=True)
+class Situation:
+    """What the next pass over the sequences in `slots` is chosen from.
 
-    staged_plan: the plan whose windows are on the device. room: tokens of KV capacity left after the longest sequence.
+    staged_plan: the plan whose windows are on the device; None if there is none. room: tokens of KV capacity left after
+    the longest sequence.
     """
-    found = None
-    if any(slot.ngram for slot in slots):
-        found = _with_ngrams(cycle, staged_plan, room, capabilities, slots, policy)
-    return found or _from_cycle(cycle, staged_plan, room, capabilities, len(slots))
 
+    cycle: Cycle
+    staged_plan: Plan | None
+    room: int
+    capabilities: Capabilities
+    slots: Sequence[Slot]
+    policy: DraftPolicy
 
-def _with_ngrams(
-    cycle: Cycle,
-    staged_plan: Plan | None,
-    room: int,
-    capabilities: Capabilities,
-    slots: Sequence[Slot],
-    policy: DraftPolicy,
-) -> NextPass | None:
-    """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next one of the cycle. If that
-    has no draft rows or no room, or if the policy wants more drafts than it holds, it is a plan that only verifies."""
-    if staged_plan in cycle.plans and staged_plan.drafts:
-        plan: Plan | None = staged_plan
-    else:
-        plan = cycle.plans[0] if cycle.plans[0].is_fused else None
-    if plan is not None and capabilities.padded_width(plan.width) > room:
-        plan = None
-    longest = min(max(len(slot.ngram) for slot in slots), capabilities.fixed_lookahead or MAX_LOOKAHEAD)
-    if plan is None or longest > plan.depth:
-        verifying = [capabilities.verify_plan(count) for count in range(1, longest + 1)]
-        plans = [each for each in verifying if capabilities.padded_width(each.width) <= room]
-        if count := policy.ngram_count(slots, plan, plans):
-            return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
-    if plan is None:
-        return None
-    wanted = [bool(slot.ngram) and policy.prefers_ngrams(slot, plan) for slot in slots]
-    drafts = tuple(slot.ngram[: plan.depth] if want else None for slot, want in zip(slots, wanted, strict=True))
-    return (plan, drafts) if any(drafts) else None
+    def next_pass(self) -> NextPass | None:
+        """The next pass; None if not even a plain one fits."""
+        found = self._with_ngrams() if any(slot.ngram for slot in self.slots) else None
+        return found or self._from_cycle()
 
-
-def _from_cycle(
-    cycle: Cycle, staged_plan: Plan | None, room: int, capabilities: Capabilities, num_slots: int
-) -> NextPass | None:
-    """The plan whose windows are on the device, or the first plan of the cycle. If the windows of the cycle do not fit
-    the room, it is a plan of a narrower cycle; None if not even a plain pass fits."""
-    while True:
-        for plan in (staged_plan, cycle.plans[0]):
-            fits = plan in cycle.plans and capabilities.padded_width(cycle.reach(plan)) <= room
-            if plan is not None and fits and capabilities.allows(cycle.plans):
-                return plan, (None,) * num_slots
-        if cycle.depth == 0:
+    def _with_ngrams(self) -> NextPass | None:
+        """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next one of the cycle. If
+        that has no draft rows or no room, or if the policy wants more drafts than it holds, it is a plan that only
+        verifies."""
+        slots, policy, plan = self.slots, self.policy, self._verifying_plan()
+        longest = min(max(len(slot.ngram) for slot in slots), self.capabilities.fixed_lookahead or MAX_LOOKAHEAD)
+        if plan is None or longest > plan.depth:
+            verifying = [self.capabilities.verify_plan(count) for count in range(1, longest + 1)]
+            plans = [each for each in verifying if self._fits(each.width)]
+            if count := policy.ngram_count(slots, plan, plans):
+                return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
+        if plan is None:
             return None
-        cycle = cycle.narrower()
+        wanted = [bool(slot.ngram) and policy.prefers_ngrams(slot, plan) for slot in slots]
+        drafts = tuple(slot.ngram[: plan.depth] if want else None for slot, want in zip(slots, wanted, strict=True))
+        return (plan, drafts) if any(drafts) else None
+
+    def _verifying_plan(self) -> Plan | None:
+        """The next plan of the cycle, if it verifies drafts and fits the room."""
+        if self.staged_plan in self.cycle.plans and self.staged_plan.drafts:
+            plan = self.staged_plan
+        else:
+            plan = self.cycle.plans[0]
+        return plan if plan.drafts and self._fits(plan.width) else None
+
+    def _from_cycle(self) -> NextPass | None:
+        """The plan whose windows are on the device, or the first plan of the cycle. If the windows of the cycle do not
+        fit the room, it is a plan of a narrower cycle; None if not even a plain pass fits."""
+        cycle = self.cycle
+        while True:
+            for plan in (self.staged_plan, cycle.plans[0]):
+                fits = plan in cycle.plans and self._fits(cycle.reach(plan))
+                if plan is not None and fits and self.capabilities.allows(cycle.plans):
+                    return plan, (None,) * len(self.slots)
+            if cycle.depth == 0:
+                return None
+            cycle = cycle.narrower()
+
+    def _fits(self, width: int) -> bool:
+        return self.capabilities.padded_width(width) <= self.room
 
 
 def choose_drafts(mode: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
-from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, NextPass, next_pass
+from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, NextPass, Situation
 from pass_runtime.decode.runner import Runner, StepResult
 from pass_runtime.decode.sequence import End, Request, SequenceState, Slot
 from pass_runtime.errors import PassError
@@ -203,8 +203,15 @@ class Scheduler:
         runner = self.runner
         # If all sequences have just been admitted, none has a window yet, and a cycle begins.
         staged_plan = runner.staged_plan if any(slot.staged for slot in active) else None
-        room, capabilities = runner.room, runner.backend.capabilities
-        return next_pass(cycle or make_cycle("ar", 0), staged_plan, room, capabilities, active, policy)
+        situation = Situation(
+            cycle=cycle or make_cycle("ar", 0),
+            staged_plan=staged_plan,
+            room=runner.room,
+            capabilities=runner.backend.capabilities,
+            slots=active,
+            policy=policy,
+        )
+        return situation.next_pass()
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> Tuner | None:
         """The tuner for these sequences; None if all of them name plans, or if they are to be decoded plainly.

@@ -75,6 +75,7 @@ typedef struct pass_generate_options {
     pass_allowed_tokens allowed_tokens; /* null: all */
     void* allowed_tokens_user;
     const char* cache_salt; /* a request reuses K/V only of requests with the same salt; null: "" */
+    int reuse_prefix;       /* 1: reuse K/V of prompt prefixes even if that may change bits of the results */
 } pass_generate_options;
 
 /* Counts and times of one generation, as in Stats of <pass/event.hpp>. A step is a pass with drafts in its window. */

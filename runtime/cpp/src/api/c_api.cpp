@@ -111,6 +111,7 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     require(given.stop_count == 0 || given.stop != nullptr, "stop is null");
     if (given.logprobs >= 0) options.logprobs = given.logprobs;
     if (given.cache_salt != nullptr) options.cache_salt = given.cache_salt;
+    options.reuse_prefix = given.reuse_prefix != 0;
     for (std::size_t i = 0; i < given.stop_count; ++i) {
         require(given.stop[i] != nullptr, "a stop string is null");
         options.stop.emplace_back(given.stop[i]);

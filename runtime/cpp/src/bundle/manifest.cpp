@@ -67,8 +67,8 @@ const Graph* PlanInfo::tail(const std::string& sampler) const { return find_in(t
 
 bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) const {
     return std::all_of(sizes.begin(), sizes.end(), [&](const auto& item) {
-        const std::int64_t size = dimensions.at(item.first);
-        return item.second.min <= size && size <= item.second.max;
+        const auto size = dimensions.find(item.first);
+        return size != dimensions.end() && item.second.min <= size->second && size->second <= item.second.max;
     });
 }
 
@@ -136,6 +136,13 @@ void check_consistency(const Manifest& manifest) {
             throw Error("draft " + to_string(i + 1) + " of the tree of " + info.name + " follows no row before it");
         }
         for (const auto& [sampler, tail] : info.tails) check_tensors(tail);
+    }
+    for (const EngineSet& engines : manifest.engines) {
+        for (const std::int64_t width : engines.prefill_widths) {
+            if (width <= engines.capacities.back()) continue;
+            throw Error("engines " + engines.directory + " have prompt chunks of " + to_string(width) +
+                        " tokens and a KV capacity of " + to_string(engines.capacities.back()));
+        }
     }
     check_tensors(manifest.logprobs);
     if (manifest.processors) check_tensors(*manifest.processors);

@@ -136,7 +136,7 @@ struct Profile {
     };
     OrderedMap<Range> sizes;
 
-    // Whether every dimension lies in its range. dimensions: must have all names in `sizes`.
+    // Whether all names in `sizes` are dimensions, each in its range.
     bool admits(const std::map<std::string, std::int64_t>& dimensions) const;
 };
 

@@ -326,8 +326,12 @@ void read(const JsonNode& node, EngineFile& out) {
 }
 
 void read(const JsonNode& node, EngineSet& out) {
-    const auto not_empty = [](const JsonNode& field, const Integers& list) {
+    const auto all_positive = [](const JsonNode& field, const Integers& list) {
+        for (std::size_t i = 0; i < list.size(); ++i) positive(field(std::to_string(i), field.value[i]), list[i]);
+    };
+    const auto not_empty = [&](const JsonNode& field, const Integers& list) {
         field.require(!list.empty(), "must not be empty");
+        all_positive(field, list);
     };
     Fields(node)
         .field("directory", out.directory, file_name)
@@ -338,7 +342,7 @@ void read(const JsonNode& node, EngineSet& out) {
         .field("lookahead", out.lookahead, lookahead)
         .field("max_batch_size", out.max_batch_size, positive)
         .field("capacities", out.capacities, not_empty)
-        .field("prefill_widths", out.prefill_widths)
+        .field("prefill_widths", out.prefill_widths, all_positive)
         .field("engines", out.engines)
         .end();
 }

@@ -13,26 +13,36 @@ Drafts first_of(const Drafts& drafts, int count) {
     return {drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(count, size)};
 }
 
-// A pass that verifies n-gram drafts: one of their own if the cycle's next pass verifies fewer or none, and the policy
-// wants it; else the cycle's, if it verifies drafts and the policy prefers n-grams there. None if neither holds.
-std::optional<NextPass> with_ngrams(const Cycle& cycle, const Plan* window, std::int64_t room,
-                                    const Capabilities& capabilities, const std::vector<DraftState>& states,
-                                    DraftPolicy& policy) {
-    const Plan* plan = cycle.plans.front().is_fused() ? &cycle.plans.front() : nullptr;
-    if (window != nullptr && cycle.contains(*window) && window->drafts > 0) plan = window;
-    if (plan != nullptr && capabilities.padded_width(plan->width()) > room) plan = nullptr;
+// The next plan of the cycle; null if it verifies no drafts or does not fit the room.
+const Plan* verifying_plan(const Situation& here) {
+    const Plan* plan = &here.cycle.plans.front();
+    if (here.window != nullptr && here.cycle.contains(*here.window) && here.window->drafts > 0) plan = here.window;
+    return plan->drafts > 0 && here.fits(plan->width()) ? plan : nullptr;
+}
+
+// The plans that verify 1, 2, ... of the n-gram drafts and fit the room.
+std::vector<Plan> ngram_plans(const Situation& here, int longest) {
+    std::vector<Plan> plans;
+    for (int count = 1; count <= longest; ++count) {
+        Plan verify = here.capabilities.verify_plan(count);
+        if (here.fits(verify.width())) plans.push_back(std::move(verify));
+    }
+    return plans;
+}
+
+// A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of the cycle. If that
+// verifies no drafts or does not fit the room, or if the policy wants more drafts than it verifies, the pass has a plan
+// that only verifies.
+std::optional<NextPass> with_ngrams(const Situation& here) {
+    const Plan* plan = verifying_plan(here);
     int longest = 0;
-    for (const DraftState& state : states) longest = std::max(longest, static_cast<int>(state.ngram.size()));
-    longest = std::min(longest, capabilities.lookahead.value_or(max_lookahead));
+    for (const DraftState& state : here.states) longest = std::max(longest, static_cast<int>(state.ngram.size()));
+    longest = std::min(longest, here.capabilities.lookahead.value_or(max_lookahead));
     if (plan == nullptr || longest > plan->depth()) {
-        std::vector<Plan> plans;
-        for (int count = 1; count <= longest; ++count) {
-            Plan verify = capabilities.verify_plan(count);
-            if (capabilities.padded_width(verify.width()) <= room) plans.push_back(std::move(verify));
-        }
-        if (const int count = policy.ngram_count(states, plan, plans); count > 0) {
+        const std::vector<Plan> plans = ngram_plans(here, longest);
+        if (const int count = here.policy.ngram_count(here.states, plan, plans); count > 0) {
             NextPass found{plans[static_cast<std::size_t>(count - 1)], {}};
-            for (const DraftState& state : states) {
+            for (const DraftState& state : here.states) {
                 found.drafts.push_back(state.ngram.empty() ? std::nullopt
                                                            : std::optional(first_of(state.ngram, count)));
             }
@@ -42,8 +52,8 @@ std::optional<NextPass> with_ngrams(const Cycle& cycle, const Plan* window, std:
     if (plan == nullptr) return std::nullopt;
     NextPass found{*plan, {}};
     bool any = false;
-    for (const DraftState& state : states) {
-        const bool taken = !state.ngram.empty() && policy.prefers_ngrams(state, *plan);
+    for (const DraftState& state : here.states) {
+        const bool taken = !state.ngram.empty() && here.policy.prefers_ngrams(state, *plan);
         found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth())) : std::nullopt);
         any = any || taken;
     }
@@ -52,14 +62,13 @@ std::optional<NextPass> with_ngrams(const Cycle& cycle, const Plan* window, std:
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the windows of the cycle do
 // not fit the room, or the backend cannot run them, a narrower cycle is taken; none if not even a plain pass fits.
-std::optional<NextPass> from_cycle(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
-                                   std::size_t count) {
+std::optional<NextPass> from_cycle(const Situation& here) {
+    Cycle cycle = here.cycle;
     while (true) {
-        for (const Plan* plan : {window, static_cast<const Plan*>(&cycle.plans.front())}) {
-            const bool fits =
-                plan != nullptr && cycle.contains(*plan) && capabilities.padded_width(cycle.reach(*plan)) <= room;
-            if (fits && capabilities.allows(cycle.plans)) {
-                return NextPass{*plan, std::vector<std::optional<Drafts>>(count)};
+        for (const Plan* plan : {here.window, static_cast<const Plan*>(&cycle.plans.front())}) {
+            const bool fits = plan != nullptr && cycle.contains(*plan) && here.fits(cycle.reach(*plan));
+            if (fits && here.capabilities.allows(cycle.plans)) {
+                return NextPass{*plan, std::vector<std::optional<Drafts>>(here.states.size())};
             }
         }
         if (cycle.lookahead() == 0) return std::nullopt;
@@ -69,13 +78,11 @@ std::optional<NextPass> from_cycle(Cycle cycle, const Plan* window, std::int64_t
 
 }  // namespace
 
-std::optional<NextPass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
-                                  const std::vector<DraftState>& states, DraftPolicy& policy) {
+std::optional<NextPass> Situation::next_pass() const {
     if (std::any_of(states.begin(), states.end(), [](const DraftState& state) { return !state.ngram.empty(); })) {
-        if (std::optional<NextPass> found = with_ngrams(cycle, window, room, capabilities, states, policy))
-            return found;
+        if (std::optional<NextPass> found = with_ngrams(*this)) return found;
     }
-    return from_cycle(std::move(cycle), window, room, capabilities, states.size());
+    return from_cycle(*this);
 }
 
 Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,

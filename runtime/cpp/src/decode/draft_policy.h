@@ -53,10 +53,21 @@ class DraftPolicy {
     }
 };
 
-// The next pass over the sequences of `states`; none if not even a plain one fits. window: the plan whose windows are
-// on the device; null if there is none. room: tokens of KV capacity left after the longest sequence.
-std::optional<NextPass> next_pass(Cycle cycle, const Plan* window, std::int64_t room, const Capabilities& capabilities,
-                                  const std::vector<DraftState>& states, DraftPolicy& policy);
+// What the next pass over the sequences of `states` is chosen from. window: the plan whose windows are on the device;
+// null if there is none. room: tokens of KV capacity left after the longest sequence.
+struct Situation {
+    Cycle cycle;
+    const Plan* window;
+    std::int64_t room;
+    const Capabilities& capabilities;
+    const std::vector<DraftState>& states;
+    DraftPolicy& policy;
+
+    // Whether a window of so many rows fits the room.
+    bool fits(int width) const { return capabilities.padded_width(width) <= room; }
+    // None if not even a plain pass fits.
+    std::optional<NextPass> next_pass() const;
+};
 
 // plan, lookahead, trees: as for `make_cycle`; plan may also be "auto". draft: "lookahead", "ngram" or "both" (none:
 // "both" for auto, else "lookahead").

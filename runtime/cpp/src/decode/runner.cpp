@@ -242,7 +242,7 @@ void Runner::capture_graphs(std::int64_t capacity, int batch, const std::vector<
         run_all_passes(kept, capacity, batch, samplers);
     } catch (const DeviceLost&) {
         throw;
-    } catch (const Error& error) {  // a request that needs such a pass gets the same error
+    } catch (const std::exception& error) {  // a request that needs such a pass gets the same error
         log(LogLevel::warning, "passes over " + std::to_string(batch) +
                                    " slots were not all run before requests need them: " + error.what());
     }

@@ -1,9 +1,7 @@
 #include "decode/scheduler.h"
 
 #include <algorithm>
-#include <new>
 
-#include "backends/memory.h"
 #include "decode/expected_rate.h"
 #include "errors.h"
 
@@ -13,17 +11,6 @@ namespace {
 
 // While other sequences decode, a step begins no prompt chunk after so many tokens, and none with more rows.
 constexpr std::int64_t max_prompt_tokens = 64;
-
-// The current exception, as the end that a reader gets.
-End error_end() {
-    try {
-        throw;
-    } catch (const std::bad_alloc&) {
-        return {FinishReason::error, {}, std::make_exception_ptr(out_of_memory())};
-    } catch (...) {
-        return {FinishReason::error, {}, std::current_exception()};
-    }
-}
 
 // Whether a request may be decoded with trees. It must not name another plan, because a tree's second choices round
 // differently from a chain. The graphs of log-probabilities and processors read the rows of a chain.
@@ -83,9 +70,11 @@ bool Scheduler::step() {
     return first_waiting() != nullptr || !slots_.busy().empty();
 }
 
-void Scheduler::end_all(const End& end) {
+void Scheduler::end_all(const End& end) noexcept {
     const End cancelled{FinishReason::cancelled, {}, nullptr};
-    for (Slot* slot : slots_.busy()) finish(*slot, slot->sequence->cancelled ? cancelled : end);
+    for (Slot& slot : slots_.all()) {
+        if (slot.sequence != nullptr) finish(slot, slot.sequence->cancelled ? cancelled : end);
+    }
     while (std::shared_ptr<SequenceState> sequence = first_waiting()) {
         sequence->finish(sequence->cancelled ? cancelled : end);
         const std::lock_guard lock(mutex_);
@@ -93,7 +82,7 @@ void Scheduler::end_all(const End& end) {
     }
 }
 
-std::shared_ptr<SequenceState> Scheduler::first_waiting() {
+std::shared_ptr<SequenceState> Scheduler::first_waiting() noexcept {
     const std::lock_guard lock(mutex_);
     return waiting_.empty() ? nullptr : waiting_.front();
 }
@@ -215,8 +204,14 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     // If all sequences have just been admitted, none has a window yet, and a cycle begins.
     const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
-    return next_pass(cycle ? *cycle : make_cycle("ar", 0), window, slots_.room(), runner_.backend().capabilities(),
-                     cycle ? states : std::vector<DraftState>(states.size()), *policy);
+    const std::vector<DraftState> no_drafts(states.size());
+    const Situation situation{.cycle = cycle ? *cycle : make_cycle("ar", 0),
+                              .window = window,
+                              .room = slots_.room(),
+                              .capabilities = runner_.backend().capabilities(),
+                              .states = cycle ? states : no_drafts,
+                              .policy = *policy};
+    return situation.next_pass();
 }
 
 // The tuner for these sequences; null if all of them name plans, or if passes are not timed yet: sequences without a
@@ -263,7 +258,7 @@ void Scheduler::end_longest(const std::vector<Slot*>& active, const End& end) {
            end);
 }
 
-void Scheduler::finish(Slot& slot, const End& end) {
+void Scheduler::finish(Slot& slot, const End& end) noexcept {
     const std::shared_ptr<SequenceState> sequence = slot.sequence;
     slots_.release(slot);
     if (sequence != nullptr) sequence->finish(end);

@@ -31,7 +31,7 @@ class Scheduler {
     // Drop what was cancelled, admit, prefill, and run one pass. Returns whether a sequence runs or waits.
     bool step();
     // Finish every sequence, waiting ones too.
-    void end_all(const End& end);
+    void end_all(const End& end) noexcept;
 
    private:
     void drop_cancelled();
@@ -44,8 +44,8 @@ class Scheduler {
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
-    void finish(Slot& slot, const End& end);
-    std::shared_ptr<SequenceState> first_waiting();
+    void finish(Slot& slot, const End& end) noexcept;
+    std::shared_ptr<SequenceState> first_waiting() noexcept;
 
     Runner& runner_;
     Slots& slots_;

@@ -2,10 +2,27 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
+
+#include "backends/memory.h"
 
 namespace pass {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+End error_end() noexcept {
+    std::exception_ptr error = std::current_exception();
+    try {
+        throw;
+    } catch (const std::bad_alloc&) {
+        try {
+            error = std::make_exception_ptr(out_of_memory());
+        } catch (...) {  // not even for a message
+        }
+    } catch (...) {
+    }
+    return {FinishReason::error, {}, error};
+}
 
 SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReader> reader,
                              std::shared_ptr<Signals> shared)
@@ -50,13 +67,17 @@ void SequenceState::leave_queue() {
     queued_since_.reset();
 }
 
-void SequenceState::finish(End end) {
+void SequenceState::finish(End end) noexcept {
     if (finished) return;
     leave_queue();
     finished = true;
     const bool by_string = std::holds_alternative<std::string>(end.stop);
     if (reader_ != nullptr && !by_string) {
-        if (std::string rest = reader_->flush(); !rest.empty()) publish({{}, std::move(rest)});
+        try {
+            if (std::string rest = reader_->flush(); !rest.empty()) publish({{}, std::move(rest)});
+        } catch (...) {  // whoever reads the sequence must learn that it has ended
+            end = error_end();
+        }
     }
     const std::lock_guard lock(signals->mutex);
     output.stats = stats;

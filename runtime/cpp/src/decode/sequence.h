@@ -50,6 +50,9 @@ struct End {
     std::exception_ptr error;
 };
 
+// The exception that is being handled, as the end that a reader gets.
+End error_end() noexcept;
+
 // What readers wait on, shared by all sequences of a session.
 struct Signals {
     std::mutex mutex;
@@ -77,8 +80,9 @@ class SequenceState {
     void leave_queue();
     // Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are dropped.
     void write(std::vector<Token> pass_tokens);
-    // End the sequence. Text that was held back as a possible stop string is published first.
-    void finish(End end);
+    // End the sequence. Text that was held back as a possible stop string is published first; if that fails, the end is
+    // that error.
+    void finish(End end) noexcept;
 
     const ResolvedRequest request;
     std::vector<std::int64_t> tokens;   // prompt and text; the last one is the root, whose K/V are not cached yet

@@ -1,6 +1,7 @@
 #include "decode/slots.h"
 
 #include <algorithm>
+#include <new>
 
 namespace pass {
 
@@ -82,10 +83,14 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     return true;
 }
 
-void Slots::release(Slot& slot) {
+void Slots::release(Slot& slot) noexcept {
     if (slot.sequence == nullptr) return;
     const std::span<const std::int64_t> held = slot.held();
-    slot.kept.assign(held.begin(), held.end());
+    try {
+        slot.kept.assign(held.begin(), held.end());
+    } catch (const std::bad_alloc&) {
+        slot.kept.clear();
+    }
     slot.staged = slot.masked = false;
     slot.sequence = nullptr;
 }

@@ -57,8 +57,9 @@ class Slots {
 
     // Give `sequence` the free slot that holds most of its prompt already; false if no slot is free.
     bool admit(const std::shared_ptr<SequenceState>& sequence);
-    // Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix.
-    void release(Slot& slot);
+    // Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix, if there is memory
+    // to note its tokens.
+    void release(Slot& slot) noexcept;
     // Copy K/V of the prompt of `slot` into it if another slot, or a saved prefix, has more of them.
     void share(Slot& slot);
     // Move sequences to lower free slots if that makes the batch smaller. Returns the decoding slots.

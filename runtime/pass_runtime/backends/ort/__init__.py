@@ -5,5 +5,7 @@ from pass_runtime.errors import PassError
 
 try:
     import onnxruntime  # noqa: F401
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
+    if error.name != "onnxruntime":
+        raise
     raise PassError(MISSING) from None

@@ -160,7 +160,7 @@ class OrtBackend(Backend):
         limits = self.capabilities
         if self._weight_cache is None or limits.device != "cpu" or exact:
             trunks = open_trunk(self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact)
-            self._note_capture(self.manifest.trunk_file(limits.device, self._trunk_slots), trunks.plain)
+            self._note_capture(trunks.plain.file, trunks.plain)
             return trunks
         return open_packed(self.bundle, self.manifest, self._trunk_slots, threads, self._weight_cache, self._probe)
 
@@ -231,8 +231,10 @@ class OrtBackend(Backend):
     ) -> BoundSession:
         bindings = self.bindings.trunk(plan, batch, prefill=prefill)
         past, present = self._cache_tensors(slot, batch)
-        file = self.manifest.trunk_file(self.capabilities.device, self._trunk_slots)
-        return self._bind(graph_id, file, self._trunks.of(plan), bindings, past, present)
+        trunk = self._trunks.of(plan)
+        if trunk.file not in self.captures:
+            self._note_capture(trunk.file, trunk)
+        return self._bind(graph_id, trunk.file, trunk, bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The cache inputs and outputs. They share memory, so that no pass copies the cache."""

@@ -97,7 +97,8 @@ def open_session(
     unsigned: bool = False,
 ) -> ort.InferenceSession:
     """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails. `captures` of the
-    session is whether it captures CUDA graphs. If it cannot, `not_captured` is ONNX Runtime's reason, else None.
+    session is whether it captures CUDA graphs. If it cannot, `not_captured` is ONNX Runtime's reason, else None. `file`
+    is the name of the graph's file.
 
     threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights, which is slow. Quantized weights are
     then multiplied in float32; fused kernels also round activations to 8 bits. shared: constants, by name, that the
@@ -152,7 +153,7 @@ def open_session(
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
         raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
-    session.not_captured = errors[0] if errors else None
+    session.file, session.not_captured = path.name, errors[0] if errors else None
     session.captures = CAPTURE in settings
     if errors:
         log.warning("%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0])

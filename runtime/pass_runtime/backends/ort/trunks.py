@@ -188,12 +188,21 @@ class TrunkProbe(Protocol):
 def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
-    """Open one session for all passes. exact: see `open_session`."""
+    """Open one session for all passes; on CUDA, if the bundle has a trunk for passes without look-ahead rows, that one,
+    and the other when the first pass with look-ahead rows comes. exact: see `open_session`."""
     kind, _ = split_device(device)
     unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
-    session = open_session(bundle / manifest.trunk_file(kind, slots), device, threads, exact=exact, unsigned=unsigned)
-    check_graph(session, manifest.trunk, manifest)
-    return Trunks(session, lambda: session)
+
+    def open_file(file: str) -> ort.InferenceSession:
+        session = open_session(bundle / file, device, threads, exact=exact, unsigned=unsigned)
+        check_graph(session, manifest.trunk, manifest)
+        return session
+
+    lookahead_file = plain_file = manifest.trunk_file(kind, slots)
+    if kind != "cpu":  # On the CPU two sessions would each pack the weights; `open_packed` opens two over one copy.
+        plain_file = manifest.trunk_file(kind, slots, lookahead_rows=False)
+    plain = open_file(plain_file)
+    return Trunks(plain, lambda: plain if lookahead_file == plain_file else open_file(lookahead_file))
 
 
 def needs_unsigned_weights(bundle: Path, manifest: Manifest) -> bool:

@@ -95,7 +95,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, c
     if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// Two trunks are opened only with packed weights, which they share in memory.
+// On the CPU two trunks are opened only with packed weights, which they share in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const Kernels kernels = kernels_of(manifest_, engine_);
     const WeightForm weights = engine_.device.on_cpu() && needs_unsigned_weights(kernels, bundle_, manifest_)
@@ -109,13 +109,19 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
     const std::string drafting = file_of(true), plain = file_of(false);
     trunk_ = open_packed(drafting, options, kernels);
     if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options, kernels);
+    const auto open = [&](const std::string& file) {
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file, options.threads, nullptr,
+                                          weights);
+    };
     if (trunk_ == nullptr) {
-        trunk_ = std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / drafting, options.threads,
-                                            nullptr, weights);
+        trunk_ = open(drafting);
+        if (plain != drafting && !engine_.device.on_cpu()) plain_trunk_ = open(plain);
     }
-    note_capture(*trunk_);
-    trunk_->check(manifest_.trunk, &manifest_);
-    if (plain_trunk_ != nullptr) plain_trunk_->check(manifest_.trunk, &manifest_);
+    for (const OrtGraph* trunk : {trunk_.get(), plain_trunk_.get()}) {
+        if (trunk == nullptr) continue;
+        note_capture(*trunk);
+        trunk->check(manifest_.trunk, &manifest_);
+    }
 }
 
 void OrtBackend::note_capture(const OrtGraph& graph) {

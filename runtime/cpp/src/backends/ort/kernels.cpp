@@ -8,31 +8,20 @@
 #include <random>
 #include <vector>
 
+#include "backends/ort/protobuf.h"
 #include "errors.h"
 
 namespace pass {
 
 namespace {
 
+using protobuf::encode;
+
 constexpr std::int64_t most_rows = 16;  // rows alone are compared with the same rows among so many
 constexpr std::int64_t blocks = 4, outputs = 64;
 constexpr std::uint64_t accuracy_level =
     4;  // as ONNX Runtime sets it if it fuses a product: rows are rounded to 8 bits
 constexpr std::uint64_t ir_version = 10, opset = 21;
-
-// --- A message of protobuf: field numbers are those of onnx.proto ----------------------------------------------------
-
-std::string varint(std::uint64_t value) {
-    std::string digits;
-    for (; value > 0x7F; value >>= 7) digits += static_cast<char>((value & 0x7F) | 0x80);
-    return digits + static_cast<char>(value);
-}
-
-std::string field(std::uint64_t number, const std::string& content) {
-    return varint(number << 3 | 2) + varint(content.size()) + content;
-}
-
-std::string field(std::uint64_t number, std::uint64_t value) { return varint(number << 3) + varint(value); }
 
 // A constant input. bytes: its elements.
 struct Weights {
@@ -57,32 +46,30 @@ struct Probe {
 
 // A ValueInfoProto of [M,columns].
 std::string value_info(const std::string& name, ONNXTensorElementDataType type, std::int64_t columns) {
-    const std::string last = columns == 0 ? field(2, std::string("N")) : field(1, static_cast<std::uint64_t>(columns));
-    const std::string shape = field(1, field(2, std::string("M"))) + field(1, last);
-    return field(1, name) + field(2, field(1, field(1, static_cast<std::uint64_t>(type)) + field(2, shape)));
+    const std::string last = columns == 0 ? encode(2, "N") : encode(1, static_cast<std::uint64_t>(columns));
+    const std::string shape = encode(1, encode(2, "M")) + encode(1, last);
+    return encode(1, name) + encode(2, encode(1, encode(1, static_cast<std::uint64_t>(type)) + encode(2, shape)));
 }
 
 std::string Probe::model() const {
-    std::string node = field(1, std::string("rows")), tensors;
+    std::string node = encode(1, "rows"), tensors;
     for (const Weights& each : weights) {
-        node += field(1, std::string(each.name));
+        node += encode(1, each.name);
         std::string tensor;
-        for (const std::int64_t size : each.shape) tensor += field(1, static_cast<std::uint64_t>(size));
-        tensor += field(2, static_cast<std::uint64_t>(each.type)) + field(8, std::string(each.name));
-        tensors += field(5, tensor + field(9, each.bytes));
+        for (const std::int64_t size : each.shape) tensor += encode(1, static_cast<std::uint64_t>(size));
+        tensor += encode(2, static_cast<std::uint64_t>(each.type)) + encode(8, each.name);
+        tensors += encode(5, tensor + encode(9, each.bytes));
     }
-    node += field(2, std::string("result")) + field(4, std::string(op)) + field(7, std::string(domain));
+    node += encode(2, "result") + encode(4, op) + encode(7, domain);
     for (const auto& [name, size] : sizes) {
-        node += field(5, field(1, std::string(name)) + field(3, size) + field(20, std::uint64_t{2}));
+        node += encode(5, encode(1, name) + encode(3, size) + encode(20, 2));
     }
-    const std::string graph = field(1, node) + field(2, std::string("probe")) + tensors +
-                              field(11, value_info("rows", input, columns)) +
-                              field(12, value_info("result", output, 0));
-    const std::string microsoft = field(1, std::string("com.microsoft")) + field(2, std::uint64_t{1});
-    return field(1, ir_version) + field(8, microsoft) + field(8, field(2, opset)) + field(7, graph);
+    const std::string graph = encode(1, node) + encode(2, "probe") + tensors +
+                              encode(11, value_info("rows", input, columns)) +
+                              encode(12, value_info("result", output, 0));
+    const std::string microsoft = encode(1, "com.microsoft") + encode(2, 1);
+    return encode(1, ir_version) + encode(8, microsoft) + encode(8, encode(2, opset)) + encode(7, graph);
 }
-
-// --- Running it ----------------------------------------------------------------------------------------------------
 
 template <class Value>
 std::string bytes_of(const std::vector<Value>& values) {

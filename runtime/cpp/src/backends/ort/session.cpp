@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "backends/ort/external_data.h"
 #include "bundle/noise.h"
 #include "bundle/tensors.h"
 #include "errors.h"
@@ -52,6 +53,9 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 }
 
 namespace {
+
+// The folder of the weights of a model that is given as bytes.
+constexpr const char* weights_folder_option = "session.model_external_initializers_file_folder_path";
 
 // The worker threads of a session, which begin to work only when the session has been created. Until then there is
 // hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that hash the bundle's
@@ -139,18 +143,15 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
       file_(path.filename().string()),
       device_(device),
       session_(nullptr, library_->api().ReleaseSession) {
-    const OrtApi& api = library_->api();
     for (std::size_t index = 0; session_ == nullptr; ++index) {
         try {
             const Owned<OrtSessionOptions> options = session_options(threads, shared, weights);
             append_provider(*library_, options.get(), device_, device_.options[index]);
             LateThreads workers;
             workers.give_to(*library_, options.get());
-            OrtSession* session = nullptr;
-            OrtStatus* status = api.CreateSession(library_->environment(), path.c_str(), options.get(), &session);
+            OrtStatus* status = create(path, options.get());
             workers.begin();
             library_->check(status, "onnxruntime cannot load " + path.string());
-            session_.reset(session);
             captures_ = device_.captures(index);
         } catch (const Error& error) {
             if (index + 1 == device_.options.size()) throw;
@@ -158,6 +159,21 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
             log(LogLevel::warning, not_captured_ + " (it is tried without CUDA graphs)");
         }
     }
+}
+
+OrtStatus* OrtGraph::create(const std::filesystem::path& path, OrtSessionOptions* options) {
+    const OrtApi& api = library_->api();
+    OrtSession* session = nullptr;
+    OrtStatus* status = nullptr;
+    if (const std::optional<ResolvedModel> resolved = resolve_links(path)) {
+        library_->check(api.AddSessionConfigEntry(options, weights_folder_option, resolved->folder.c_str()));
+        status = api.CreateSessionFromArray(library_->environment(), resolved->content.data(), resolved->content.size(),
+                                            options, &session);
+    } else {
+        status = api.CreateSession(library_->environment(), path.c_str(), options, &session);
+    }
+    session_.reset(session);
+    return status;
 }
 
 Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared, WeightForm weights) const {

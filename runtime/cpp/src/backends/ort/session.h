@@ -63,6 +63,8 @@ class OrtGraph {
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, WeightForm weights) const;
+    // Create the session, with links of `path` and of its weights resolved. Returns ONNX Runtime's error.
+    OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
                        Count get_count, Name get_name, Info get_info) const;

@@ -11,23 +11,35 @@
 
 namespace pass {
 
-// nvinfer.cpp defines each of them, compiled with the headers of its library.
-#ifdef PASS_TENSORRT
-std::unique_ptr<TrtApi> make_tensorrt(void* handle);
+// nvinfer.cpp defines each of them, compiled with the headers of its library's version.
+#ifdef PASS_TENSORRT_11
+std::unique_ptr<TrtApi> make_tensorrt_11(void* handle);
 #else
-constexpr std::unique_ptr<TrtApi> (*make_tensorrt)(void*) = nullptr;
+constexpr std::unique_ptr<TrtApi> (*make_tensorrt_11)(void*) = nullptr;
 #endif
-#ifdef PASS_TENSORRT_RTX
-std::unique_ptr<TrtApi> make_tensorrt_rtx(void* handle);
+#ifdef PASS_TENSORRT_10
+std::unique_ptr<TrtApi> make_tensorrt_10(void* handle);
 #else
-constexpr std::unique_ptr<TrtApi> (*make_tensorrt_rtx)(void*) = nullptr;
+constexpr std::unique_ptr<TrtApi> (*make_tensorrt_10)(void*) = nullptr;
+#endif
+#ifdef PASS_TENSORRT_RTX_1
+std::unique_ptr<TrtApi> make_tensorrt_rtx_1(void* handle);
+#else
+constexpr std::unique_ptr<TrtApi> (*make_tensorrt_rtx_1)(void*) = nullptr;
 #endif
 
 const std::vector<TrtLibrary>& trt_libraries() {
     static const std::vector<TrtLibrary> known{
-        {"tensorrt", "libnvinfer.so.10", "PASS_TENSORRT", 10, 15, "PASS_TENSORRT_INCLUDE", make_tensorrt},
-        {"tensorrt-rtx", "libtensorrt_rtx.so.1", "PASS_TENSORRT_RTX", 1, 5, "PASS_TENSORRT_RTX_INCLUDE",
-         make_tensorrt_rtx},
+        {"tensorrt",
+         "PASS_TENSORRT",
+         "PASS_TENSORRT_INCLUDE",
+         {{11, "libnvinfer.so.11", make_tensorrt_11}, {10, "libnvinfer.so.10", make_tensorrt_10}},
+         15},
+        {"tensorrt-rtx",
+         "PASS_TENSORRT_RTX",
+         "PASS_TENSORRT_RTX_INCLUDE",
+         {{1, "libtensorrt_rtx.so.1", make_tensorrt_rtx_1}},
+         5},
     };
     return known;
 }
@@ -39,31 +51,62 @@ const TrtLibrary* find_trt_library(const std::string& name) {
     return nullptr;
 }
 
-std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path) {
-    const std::string name = library.name, variable = library.variable;
-    if (library.make == nullptr) {
-        throw Error("this libpass was built without the headers of " + name + ": build it with -D" + library.headers +
-                    "=DIRECTORY, or use --device cpu");
-    }
+namespace {
+
+Error without_headers(const TrtLibrary& library, const std::string& version) {
+    return Error("this libpass was built without the headers of " + version + ": build it with -D" + library.headers +
+                 "=DIRECTORY, or use --device cpu");
+}
+
+// The file at `path`, or else in the library's environment variable, or else those of the versions that `library` was
+// built for.
+std::vector<std::string> files_of(const TrtLibrary& library, const std::filesystem::path& path) {
+    if (!path.empty()) return {path.string()};
     const char* named = std::getenv(library.variable);
-    const std::string file = !path.empty() ? path.string() : named != nullptr && *named != '\0' ? named : library.file;
-    void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (named != nullptr && *named != '\0') return {named};
+    std::vector<std::string> files;
+    for (const TrtVersion& version : library.versions) {
+        if (version.make != nullptr) files.emplace_back(version.file);
+    }
+    return files;
+}
+
+}  // namespace
+
+std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path) {
+    const auto built = std::find_if(library.versions.begin(), library.versions.end(),
+                                    [](const TrtVersion& version) { return version.make != nullptr; });
+    if (built == library.versions.end()) throw without_headers(library, library.name);
+    const std::string name = library.name, set_path = std::string("; set ") + library.variable + " to ";
+    std::string file, failures;
+    void* handle = nullptr;
+    for (const std::string& each : files_of(library, path)) {
+        file = each;
+        handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+        if (handle != nullptr) break;
+        failures += (failures.empty() ? "" : "; ") + std::string(dlerror());
+    }
     if (handle == nullptr) {
-        throw Error(name + " cannot be opened (" + dlerror() + "); set " + variable + " to its library, as " +
-                    library.file);
+        throw Error(name + " cannot be opened (" + failures + ")" + set_path + "its library, as " + built->file);
     }
     const auto number = [&](const char* part) {
         const auto ask = reinterpret_cast<int (*)()>(dlsym(handle, part));
-        if (ask == nullptr) throw Error(file + " is not " + name + "; set " + variable + " to " + library.file);
+        if (ask == nullptr) throw Error(file + " is not " + name + set_path + built->file);
         return ask();
     };
     const int major = number("getInferLibMajorVersion"), minor = number("getInferLibMinorVersion");
-    if (major < library.major || (major == library.major && minor < library.minor)) {
-        throw Error(name + " " + std::to_string(major) + "." + std::to_string(minor) + " is older than " +
-                    std::to_string(library.major) + "." + std::to_string(library.minor) +
-                    ", the first with a KV cache layer; install a newer one");
+    const TrtVersion &newest = library.versions.front(), &oldest = library.versions.back();
+    if (major < oldest.major || (major == oldest.major && minor < library.minor) || major > newest.major) {
+        throw Error(file + " is version " + std::to_string(major) + "." + std::to_string(minor) + ", and " + name +
+                    " is run from " + std::to_string(oldest.major) + "." + std::to_string(library.minor) +
+                    " (the first with a KV cache layer) to " + std::to_string(newest.major) + set_path + built->file);
     }
-    return library.make(handle);
+    const auto version = std::find_if(library.versions.begin(), library.versions.end(),
+                                      [&](const TrtVersion& each) { return each.major == major; });
+    if (version == library.versions.end() || version->make == nullptr) {
+        throw without_headers(library, name + " " + std::to_string(major));
+    }
+    return version->make(handle);
 }
 
 namespace {

@@ -15,24 +15,30 @@
 
 namespace pass {
 
-// variable: the environment variable with the library's path. file: the library to open without it. major, minor: the
-// oldest version with a KV cache update layer. headers: the CMake variable for its headers. make: opens a runtime; null
-// if libpass was built without the headers.
+// A major version of a library. file: to open without a path. make: opens a runtime; null if libpass was built without
+// the headers of this version.
+struct TrtVersion {
+    int major;
+    const char* file;
+    std::unique_ptr<TrtApi> (*make)(void* handle);
+};
+
+// variable: the environment variable with the library's path. headers: the CMake variable for its headers. versions:
+// the newest first. minor: of the oldest one, the first with a KV cache update layer.
 struct TrtLibrary {
     const char* name;
-    const char* file;
     const char* variable;
-    int major, minor;
     const char* headers;
-    std::unique_ptr<TrtApi> (*make)(void* handle);
+    std::vector<TrtVersion> versions;
+    int minor;
 };
 
 const std::vector<TrtLibrary>& trt_libraries();
 // Null if there is no library of this name.
 const TrtLibrary* find_trt_library(const std::string& name);
 
-// Opens `library`. path: of its file; empty is `library.variable`, then `library.file`. Throws Error if libpass was
-// built without its headers, it cannot be opened, or it is too old.
+// Opens `library`. path: of its file; empty is `library.variable`, then the files of the versions whose headers libpass
+// was built with. Throws Error if libpass was built without its headers, or it cannot be opened or has another version.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
 // The newest engine set of `library` for this `version` and GPU. Throws Error if none fits, or an engine is not the

@@ -1,0 +1,78 @@
+"""Looks every id up in one table, and gathers rows without converting their numbers.
+
+The portable trunk has a table for the vocabulary, which the LM head may share, and one for the look-ahead embeddings.
+It looks every id up in both and chooses, in eight nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from pass_exporter.trunk.graph import initializer
+
+LOOKAHEAD_TABLE = "lookahead"
+"""The initializer [L,H] of the look-ahead embeddings, which ids from V on select."""
+
+
+def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
+    """Replaces the two look-ups and the choice by one look-up in both tables joined, [V+L,H].
+
+    ONNX Runtime joins them once, when it opens the session, because both are constants. It then has no other copy of
+    the vocabulary for look-ups. (If the LM head shares the table, ONNX Runtime has a transposed copy for it anyway.)
+    Gemma multiplies rows of the vocabulary by a number; a second look-up then gives each row's factor.
+    """
+    lookahead = graph.initializers[LOOKAHEAD_TABLE]
+    (use,) = lookahead.uses()
+    (choice,) = (each.node for each in use.node.outputs[0].uses())
+    assert choice.op_type == "Where"
+    look_up, factor = _producer(choice.inputs[2]), None
+    if look_up.op_type == "Mul":
+        factor = look_up.inputs[1]
+        look_up = _producer(look_up.inputs[0])
+    assert look_up.op_type == "Gather"
+    nodes = [ir.node("Concat", [look_up.inputs[0], lookahead], {"axis": 0})]
+    nodes.append(ir.node("Gather", [nodes[-1].outputs[0], window_ids(graph)], {"axis": 0}))
+    if factor is not None:
+        assert factor.const_value is not None
+        factors = by_id(graph, "embedding.factor", factor.const_value.numpy().reshape(()), 1, vocab_size)
+        nodes += [factors, ir.node("Mul", [nodes[-1].outputs[0], factors.outputs[0]])]
+    graph.insert_before(choice, nodes)
+    old, new = choice.outputs[0], nodes[-1].outputs[0]
+    new.shape, new.type = old.shape, old.type
+    old.replace_all_uses_with(new)
+
+
+def by_id(graph: ir.Graph, name: str, vocabulary: npt.ArrayLike, lookahead: npt.ArrayLike, vocab_size: int) -> ir.Node:
+    """A node, not yet in the graph, that gives [B,Q,1]: one number for ids of the vocabulary, another for look-ahead
+    embeddings. A look-up in a table of both takes fewer nodes than comparing ids. name: of the table."""
+    shape, dtype = (graph.initializers[LOOKAHEAD_TABLE].shape, graph.initializers[LOOKAHEAD_TABLE].dtype)
+    assert shape is not None and dtype is not None
+    table = np.full((vocab_size + int(shape.numpy()[0]), 1), vocabulary, dtype.numpy())
+    table[vocab_size:] = lookahead
+    return ir.node("Gather", [initializer(graph, name, table), window_ids(graph)], {"axis": 0})
+
+
+def window_ids(graph: ir.Graph) -> ir.Value:
+    """The input of the window's ids, [B,Q]."""
+    return next(value for value in graph.inputs if value.name == "input_ids")
+
+
+def _producer(value: ir.Value | None) -> ir.Node:
+    node = None if value is None else value.producer()
+    assert node is not None
+    return node
+
+
+def gather_rows_directly(graph: ir.Graph) -> None:
+    """Removes Reshape to [-1] and Cast to int64 of inputs that are [n] int64 already, as torch's exporter adds them."""
+    inputs = {*graph.inputs}
+    for cast in [node for node in graph if node.op_type == "Cast"]:
+        reshape = None if cast.inputs[0] is None else cast.inputs[0].producer()
+        if reshape is None or reshape.op_type != "Reshape" or reshape.inputs[0] not in inputs:
+            continue
+        rows = reshape.inputs[0]
+        assert rows is not None and rows.shape is not None
+        if len(rows.shape) == 1 and rows.dtype == cast.attributes["to"].as_int() == ir.DataType.INT64:
+            cast.outputs[0].replace_all_uses_with(rows)

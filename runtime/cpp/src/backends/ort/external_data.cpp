@@ -1,0 +1,110 @@
+#include "backends/ort/external_data.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "backends/ort/protobuf.h"
+#include "errors.h"
+
+namespace pass {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Numbers of fields: the graph of a ModelProto, an initializer of a GraphProto, an entry of a TensorProto's external
+// data, and the entry's key and value.
+constexpr std::uint64_t graph_field = 7, initializer_field = 5, external_data_field = 13, key_field = 1,
+                        value_field = 2;
+constexpr const char* location = "location";  // the key of an entry that names a file
+
+bool any_links(const fs::path& folder) {
+    std::error_code error;
+    const fs::directory_iterator files(folder, error);
+    return std::any_of(fs::begin(files), fs::end(files), [](const fs::directory_entry& each) {
+        std::error_code unknown;
+        return each.is_symlink(unknown);
+    });
+}
+
+std::pair<std::string, std::string> entry_of(std::string_view content) {
+    std::pair<std::string, std::string> found;
+    for (const protobuf::Field& field : protobuf::fields(content)) {
+        if (field.number == key_field) found.first = field.content;
+        if (field.number == value_field) found.second = field.content;
+    }
+    return found;
+}
+
+// The model with `edit` applied to the entries of external data of its graph's initializers.
+std::string edit_entries(std::string_view model, const std::function<std::string(std::string_view)>& edit) {
+    return protobuf::replace(model, graph_field, [&](std::string_view graph) {
+        return protobuf::replace(graph, initializer_field, [&](std::string_view tensor) {
+            return protobuf::replace(tensor, external_data_field, edit);
+        });
+    });
+}
+
+// The files of weights, as the model names them. Empty if it is no model, about which ONNX Runtime has a better
+// message.
+std::set<std::string> locations(std::string_view model) {
+    std::set<std::string> found;
+    try {
+        edit_entries(model, [&](std::string_view entry) {
+            const auto [key, value] = entry_of(entry);
+            if (key == location) found.insert(value);
+            return std::string(entry);
+        });
+    } catch (const Error&) {
+        return {};
+    }
+    return found;
+}
+
+// The folder that has all of `files`, directly or further down.
+fs::path common_folder(const std::map<std::string, fs::path>& files) {
+    fs::path common = files.begin()->second.parent_path();
+    for (const auto& [name, file] : files) {
+        const fs::path folder = file.parent_path();
+        const auto end = std::mismatch(common.begin(), common.end(), folder.begin(), folder.end()).first;
+        fs::path shared;
+        for (auto part = common.begin(); part != end; ++part) shared /= *part;
+        common = shared;
+    }
+    return common;
+}
+
+}  // namespace
+
+std::optional<ResolvedModel> resolve_links(const fs::path& model) {
+    const fs::path beside = model.parent_path();
+    if (!fs::is_symlink(model) && !any_links(beside)) return std::nullopt;
+    std::ifstream file(model, std::ios::binary);
+    const std::string content(std::istreambuf_iterator<char>(file), {});
+    const std::set<std::string> names = locations(content);
+    const auto is_link = [&](const std::string& name) { return fs::is_symlink(beside / name); };
+    if (names.empty() || (!fs::is_symlink(model) && std::none_of(names.begin(), names.end(), is_link))) {
+        return std::nullopt;
+    }
+    std::map<std::string, fs::path> files;
+    for (const std::string& name : names) {
+        std::error_code error;
+        files[name] = fs::canonical(beside / name, error);
+        if (!error) continue;
+        throw Error((beside / name).string() + " is missing, weights of " + model.string() +
+                    "; export the bundle again");
+    }
+    const fs::path folder = common_folder(files);
+    const auto edit = [&](std::string_view entry) {
+        auto [key, value] = entry_of(entry);
+        if (key == location) value = files.at(value).lexically_relative(folder).string();
+        return protobuf::encode(key_field, key) + protobuf::encode(value_field, value);
+    };
+    return ResolvedModel{edit_entries(content, edit), folder};
+}
+
+}  // namespace pass

@@ -1,0 +1,38 @@
+"""The C++ runtime says of this CPU's kernels what `pass-run inspect` says. On other CPUs: tests/cpus/on_cpus.py."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cpp_programs import program_at
+
+from pass_runtime.bundle.manifest import FILE_NAME, QuantizationInfo, SchemeInfo
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli.main import main
+
+WEIGHTS = {
+    "full": None,
+    "w8a8": SchemeInfo(numbers="int8", block_size=None, zero_points=False),
+    "int8": SchemeInfo(numbers="int8", block_size=32, zero_points=False),
+    "int4": SchemeInfo(numbers="int4", block_size=32, zero_points=True),
+}
+
+
+def test_the_kernels_in_words(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    manifest, bundles = read_manifest(tiny_bundle), []
+    for name, scheme in WEIGHTS.items():
+        info = None if scheme is None else QuantizationInfo(grid=scheme, lm_head=None)
+        model = manifest.model.model_copy(update={"weights": name, "quantization": info})
+        bundles.append(tmp_path / name)
+        bundles[-1].mkdir()
+        text = manifest.model_copy(update={"model": model}).model_dump_json()
+        (bundles[-1] / FILE_NAME).write_text(text, encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "300")  # so that no row of the table is broken
+    done = subprocess.run([program_at("kernels"), *bundles], capture_output=True, text=True, check=True, timeout=60)
+    for bundle, words in zip(bundles, done.stdout.splitlines(), strict=True):
+        shown = CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
+        [row] = [line for line in shown.splitlines() if "this CPU" in line]
+        assert words in row

@@ -1,0 +1,69 @@
+"""The C++ runtime opens bundles whose files are links, and checks what the links lead to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cpp_programs import program_at
+from links import KINDS, bundle_of_links
+
+from pass_runtime.bundle.integrity import file_info
+from pass_runtime.bundle.manifest import FILE_NAME
+
+
+def generate(bundle: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    fixed = ("--device", "cpu", "--threads", "1", "--json", "--ignore-eos", "--max-new-tokens", "8", "--plan", "fused")
+    command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def tokens(bundle: Path) -> list[int]:
+    done = generate(bundle)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["token_ids"]
+
+
+@pytest.fixture(scope="module")
+def expected(random_bundle: Path) -> list[int]:
+    return tokens(random_bundle)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_bundle_of_links_opens(random_bundle: Path, expected: list[int], tmp_path: Path, kind: str, absolute: bool):
+    found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
+    assert tokens(found) == expected
+    assert generate(found, "--trust-bundle").returncode == 0
+    weights = (found / "trunk.onnx.data").resolve()
+    content = bytearray(weights.read_bytes())
+    content[100] ^= 1
+    weights.write_bytes(content)
+    assert "does not match its SHA-256" in generate(found).stderr
+    weights.unlink()
+    assert "trunk.onnx.data is missing" in generate(found).stderr
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "half of it": lambda model: model[: len(model) // 2],
+    "no model": lambda _: b"\xff" * 100,
+    "other weights": lambda model: model.replace(b"trunk.onnx.data", b"trunk.onnx.away"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_that_is_a_link(random_bundle: Path, tmp_path: Path, damage: str):
+    """Its size and hash are right in the manifest: the model is read here before ONNX Runtime refuses it."""
+    found = bundle_of_links(random_bundle, tmp_path, "graphs", absolute=False)
+    document = json.loads((found / FILE_NAME).read_text(encoding="utf-8"))
+    for path in found.glob("trunk*.onnx"):
+        path.resolve().write_bytes(DAMAGES[damage](path.read_bytes()))
+        document["files"][path.name] = file_info(path).model_dump()
+    (found / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+    done = generate(found)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert ("trunk.onnx.away is missing" in done.stderr) == (damage == "other weights"), done.stderr
