@@ -21,11 +21,11 @@ from gpu_figures import compared, figures
 from gpu_kernels import why_no_profiler
 
 from pass_runtime.backends.cuda import find_device, why_no_device
-from pass_runtime.backends.packages import why_no_cuda
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.cli.bench import write_json
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
+from pass_runtime.packages import why_no_cuda
 
 SMI_FIELDS = (
     "name,driver_version,memory.total,power.limit,compute_cap,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"

@@ -210,6 +210,7 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
         for i, request in enumerate(requests):
             if request.get("round", 0) == number:
                 sequences[i] = SequenceState(session.request(request["prompt_ids"], options_of(request)))
+                scheduler.reserve(1)
                 scheduler.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
             if request.get("cancel_round") == number:

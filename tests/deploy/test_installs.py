@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pass_runtime.backends.packages import INSTALL_GPU_BUILD, PACKAGES
+from pass_runtime.packages import INSTALL_GPU_BUILD, PACKAGES
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINED = ("--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt"))

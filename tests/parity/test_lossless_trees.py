@@ -113,7 +113,7 @@ def passes_of(session: Session) -> list[tuple[bool, set[str]]]:
     run = runner.run
 
     def noted(plan, drafts):
-        found.append((bool(plan.parents), {slot.current.request.name for slot in runner.decoding}))
+        found.append((bool(plan.parents), {slot.current.request.mode for slot in runner.decoding}))
         return run(plan, drafts)
 
     runner.run = noted

@@ -34,7 +34,7 @@ class WatchedRunner(Runner):
             assert slot.exact_prefix_len == slot.cached, "chains write what reading a prompt does"
         # The requests came, and so got their slots, in the order of their seeds.
         oldest = min((slot.current for slot in self.decoding), key=lambda sequence: sequence.request.sampling.seed)
-        assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.name)
+        assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.mode)
         return super().run(plan, drafts)
 
 
@@ -71,6 +71,7 @@ def play(session: Session, drawn: list) -> list[SequenceState]:
         for _ in range(steps):
             scheduler.step()
         sequences.append(sequence_of(session, seed, *asked))
+        scheduler.reserve(1)
         scheduler.add(sequences[-1])
     while not scheduler.idle:
         scheduler.step()
@@ -83,6 +84,7 @@ def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[in
     key = slots, len(prompt), seed
     if key not in alone:
         sequence, scheduler = sequence_of(session, seed, prompt, 12, "ar"), Scheduler(Runner(session.backend), None, 1)
+        scheduler.reserve(1)
         scheduler.add(sequence)
         while not scheduler.idle:
             scheduler.step()

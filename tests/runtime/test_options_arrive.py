@@ -49,6 +49,7 @@ REQUESTED = {
     "min_tokens": 2,
     "bad_words": ("a",),
     "allowed_token_ids": (5,),
+    "shown_special_tokens": (5,),
 }
 
 

@@ -174,6 +174,32 @@ def test_held_places_are_taken(stopped):
     assert [each.result().token_ids for each in others] == [recited(2, 12)] * 2
 
 
+def test_what_begins_takes_the_places_that_were_held_for_it(stopped):
+    session, go, _ = stopped
+    with session.reserve(3) as places:
+        begun = session.begin([session.request((5,), TWO_PASS) for _ in range(2)], places)
+        assert places.count == 1
+        with pytest.raises(QueueFull):
+            session.generate_ids([5], TWO_PASS)
+    begun.append(session.generate_ids([5], TWO_PASS))
+    with pytest.raises(QueueFull):
+        session.generate_ids([5], TWO_PASS)
+    with pytest.raises(QueueFull):
+        session.reserve(1)
+    go.set()
+    assert [each.result().token_ids for each in begun] == [recited(1, 12)] * 3
+
+
+def test_places_that_nobody_holds_any_more_are_free(stopped):
+    session, go, _ = stopped
+    places = session.reserve(3)
+    with pytest.raises(QueueFull):
+        session.generate_ids([5], TWO_PASS)
+    del places
+    assert session.generate_ids([5], TWO_PASS)
+    go.set()
+
+
 def test_a_place_is_free_when_the_end_is_read(tiny_bundle):
     session = reciting_session(tiny_bundle, max_queue=1)
     before = session.generate_ids([5], GenerateOptions(2, plan="ar"))

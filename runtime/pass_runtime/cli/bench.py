@@ -18,7 +18,6 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from pass_runtime.backends.packages import installed
 from pass_runtime.bundle.plan import MODES
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.bench_rows import Breakdown, SaveReport
@@ -29,6 +28,7 @@ from pass_runtime.files import to_json, write_whole
 from pass_runtime.measuring.lossless import first_difference, loop_start, run_tokens
 from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, in_turns, read_prompt_set
 from pass_runtime.options import GenerateOptions
+from pass_runtime.packages import installed
 from pass_runtime.session import Session
 
 PLANS = (*MODES, "auto")

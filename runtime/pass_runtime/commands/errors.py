@@ -12,9 +12,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from pass_runtime.backends.packages import MISSING
 from pass_runtime.commands.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
+from pass_runtime.packages import MISSING
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit status of a command whose reader has ended, as if SIGPIPE had ended the command."""

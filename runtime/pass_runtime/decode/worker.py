@@ -82,7 +82,8 @@ class Places:
 
     def __exit__(self, *_: object) -> None:
         count, self.count = self.count, 0
-        self._release(count)
+        if count:
+            self._release(count)
 
     def __del__(self) -> None:
         self.__exit__()
@@ -106,9 +107,11 @@ class Worker:
         """Queue sequences, all of them or none. places: those that `reserve` held for them. Raises QueueFull if others
         are needed and not free, or PassError if the session is closed."""
         with self._while_open():
-            self._scheduler.reserve(len(sequences) - (0 if places is None else places.count))
+            held = 0 if places is None else min(places.count, len(sequences))
+            if held < len(sequences):
+                self._scheduler.reserve(len(sequences) - held)
             if places is not None:
-                places.count = 0
+                places.count -= held
             self._scheduler.add(*sequences)
             try:
                 self._start()
@@ -124,8 +127,9 @@ class Worker:
         return Places(count, self._release)
 
     def _release(self, count: int) -> None:
-        with self._lock:
-            self._scheduler.release(count)
+        if os.getpid() == self._process:  # in a fork, another thread's lock would never be released
+            with self._lock:
+                self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
         """Run `task` between two steps, on the thread that owns the backend. Returns or raises what `task` does."""

@@ -1,7 +1,7 @@
 """The backend for ONNX Runtime. Importing it raises PassError if ONNX Runtime is not installed."""
 
-from pass_runtime.backends.packages import MISSING
 from pass_runtime.errors import PassError
+from pass_runtime.packages import MISSING
 
 try:
     import onnxruntime  # noqa: F401

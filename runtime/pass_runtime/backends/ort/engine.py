@@ -17,12 +17,12 @@ from pass_runtime.backends.cuda import Cuda, find_device, has_driver, import_api
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.ort.external_data import resolve_links
-from pass_runtime.backends.packages import why_no_cuda
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.noise import ROW_SIZE, TABLES, TABLES_FILE
 from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
 from pass_runtime.errors import PassError
+from pass_runtime.packages import why_no_cuda
 
 log = logging.getLogger("pass_runtime.device")
 
