@@ -412,6 +412,25 @@ def test_a_schema_without_a_finite_value_is_refused(shared, schema):
         shared.start(Constraint(json_schema=schema))
 
 
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"type": "string", "pattern": "(?=x)"}, "look-around"),
+        ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"),
+        ({"type": "string", "format": "json"}, "Unknown format: json, at properties.a.format"),
+        ({"not": {}}, '"not"], at properties.a.not'),
+        ({"type": "nope"}, "Invalid type: nope"),
+    ],
+)
+def test_a_schema_in_a_grammar_is_named_by_its_title(shared, part, why):
+    schemas = [{"title": "first"}, {"title": "second", "properties": {"a": part}}]
+    rules = [f"r{i}: %json {json.dumps({'type': 'object'} | schema)}" for i, schema in enumerate(schemas)]
+    with pytest.raises(PassError) as refusal:
+        shared.start(Constraint(grammar="\n".join(["start: r0 | r1", *rules])))
+    assert str(refusal.value).startswith("the json_schema of second is not valid: ")
+    assert why in str(refusal.value) and "\n" not in str(refusal.value)
+
+
 def test_finite_recursion_is_kept():
     from pass_runtime.text.dead_ends import without_dead_ends
 

@@ -223,7 +223,10 @@ def _refused(constraint: Constraint, why: str) -> PassError:
     kind, of_schema = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
     texts = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
     if of_schema and texts:
-        kind, why = "json_schema", of_schema.partition("\n")[0]
+        alone = {text: error for text in texts if (error := _error_of(text))}
+        kind, why = "json_schema", next(iter(alone.values()), of_schema.partition("\n")[0])
+        texts = list(alone)[:1]
+        kind += _title(texts[0]) if texts else ""
     for text in [constraint.schema] if constraint.schema else texts:
         try:
             schema = json.loads(text)
@@ -231,11 +234,29 @@ def _refused(constraint: Constraint, why: str) -> PassError:
         except (ValueError, RecursionError):
             continue
         if path is not None:
-            title = schema.get("title")
-            kind += f" of {title}" if isinstance(title, str) and not constraint.schema else ""
             why = f"{problem(why)}, at {'.'.join(path) or 'the top'}: leave it out"
             break
     return PassError(f"the {kind} is not valid: {problem(why)}")
+
+
+def _error_of(schema: str) -> str:
+    """llguidance's error for a JSON schema by itself; empty if it compiles."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM)
+        return str(LLMatcher(LLTokenizer("byte"), grammar, log_level=0).get_error())
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+
+
+def _title(schema: str) -> str:
+    """The words that name a schema by its title, which is the tool's name for a tool."""
+    try:
+        title = json.loads(schema).get("title")
+    except (ValueError, RecursionError):
+        return ""
+    return f" of {title}" if isinstance(title, str) else ""
 
 
 def _place(schema: Any, why: str) -> list[str] | None:
