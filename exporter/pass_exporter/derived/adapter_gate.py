@@ -7,6 +7,8 @@ nodes. On a GPU a row more costs nothing and a node a launch. A gate is 1 where 
 
 What is added to other rows is 0 times a finite number, so they keep their values. In passes without look-ahead rows the
 three nodes would do nothing else; `drop_gated_adapter` makes the graph for these.
+
+Where the adapter's rows are rounded to 8 bits, its nodes stay: all rows would be rounded a second time.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
     gate = by_id(graph, "adapter.gate", 0, 1, vocab_size)
     graph.insert_before(graph[0], gate)
     for pad in pads:
-        gather, products = _from_gather(pad)
+        gather, nodes = _from_gather(pad)
+        if any(node.op_type == "DequantizeLinear" for node in nodes):
+            continue
         rows = gather.inputs[0]
         assert rows is not None
         gather.outputs[0].replace_all_uses_with(rows)
-        for value in products:
-            value.shape = None  # it had the number of look-ahead rows
+        for node in nodes:
+            node.outputs[0].shape = None  # it had the number of look-ahead rows
         (use,) = pad.outputs[0].uses()
         add = use.node
         total = add.outputs[0]
@@ -53,13 +57,13 @@ def drop_gated_adapter(graph: ir.Graph) -> bool:
     return bool(nodes)
 
 
-def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Value]]:
-    """The Gather of look-ahead rows whose products `pad` pads, and these products."""
-    products: list[ir.Value] = []
+def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
+    """The Gather of look-ahead rows whose products `pad` pads, and the nodes that compute with them, last first."""
+    nodes: list[ir.Node] = []
     value = pad.inputs[0]
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "Gather":
-            return node, products
-        products.append(value)
+            return node, nodes
+        nodes.append(node)
         value = node.inputs[0]
     raise AssertionError("the adapter's products do not begin with a Gather")
