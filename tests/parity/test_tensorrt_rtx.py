@@ -72,6 +72,7 @@ def tails_built_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tails_built_once")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path, tmp_path: Path, kind: str):
@@ -151,6 +152,7 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
     """Of every plan's profiles and prefill together."""
     import onnx_ir as ir
@@ -178,6 +180,7 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
     assert weights < len(engine) < 1.5 * weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
     """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show. For one sequence
@@ -215,6 +218,7 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"])
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary, so there is
@@ -231,6 +235,7 @@ def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6, 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
     import torch
