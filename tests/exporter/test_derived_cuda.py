@@ -3,6 +3,7 @@ keeps a pass from being captured."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,11 @@ MODELS = {
 }
 PLANS = [*make_cycle("fused", 2).plans, *make_cycle("two-pass", 2).plans, *make_cycle("ar", 0).plans, prefill_plan(16)]
 LENGTH, CAPACITY = 33, 80
+
+
+@cache
+def opened(file: Path) -> ort.InferenceSession:
+    return ort.InferenceSession(file, providers=["CPUExecutionProvider"])
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -55,7 +61,7 @@ def run(bundle: Path, file: str, plan: Plan) -> dict[str, np.ndarray]:
     for name in cache_names(PAST, model.layers):
         shape = (1, model.kv_heads, CAPACITY, model.head_dim)
         feed[name] = rng.standard_normal(shape, np.float32).astype(np.float16)
-    session = ort.InferenceSession(bundle / file, providers=["CPUExecutionProvider"])
+    session = opened(bundle / file)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, feed), strict=True))
 
