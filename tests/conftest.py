@@ -141,6 +141,13 @@ def traces(shared: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def traces_of_exports(request: pytest.FixtureRequest) -> None:
+    """Before the models of a module are made."""
+    if request.path.parent.name in EXPORTING:
+        request.getfixturevalue("traces")
+
+
 @pytest.fixture(scope="session")
 def tiny_model(shared: Path, traces: None) -> Path:
     """A tiny random Llama directory."""
@@ -219,6 +226,17 @@ def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Pat
     """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=8."""
     options = {"lookahead": 8, "lookahead_weights": adapter_weights}
     return made_once(shared / "adapter", lambda output: export_bundle(tiny_model, output, **options))
+
+
+@pytest.fixture(scope="session")
+def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable[[str], Path]:
+    """Give the tiny Llama with the weights of `adapter_bundle`, L=4, in a format of --weights."""
+
+    def bundle(weights: str) -> Path:
+        options = {"weights": weights, "lookahead_weights": adapter_weights}
+        return made_once(shared / f"in-{weights}", lambda output: export_bundle(tiny_model, output, **options))
+
+    return bundle
 
 
 @pytest.fixture(scope="session")

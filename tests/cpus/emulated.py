@@ -30,24 +30,30 @@ TEXTS = {  # numbers of slots -> temperatures -> plans
 }
 
 
-def read(bundle: Path, chunks: list[int], slots: int) -> tuple[np.ndarray, bool]:
-    """[tensors,heads,length,D]: the K/V of the last slot after these chunks. And whether the backend says that the K/V
-    are the same for all chunks."""
-    backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
-    backend.resize(256, [0] * slots)
+def entries(backend: OrtBackend, slot: int, chunks: list[int]) -> np.ndarray:
+    """[tensors,heads,length,D]: the K/V of the slot after PROMPT was read in these chunks."""
     length = 0
     for count in chunks:
         width = min(each for each in backend.capabilities.prefill_widths if each >= count)
-        backend.prefill(slots - 1, length, PROMPT[length : length + count], width)
+        backend.prefill(slot, length, PROMPT[length : length + count], width)
         length += count
     _, heads, capacity, size = backend.cache.shape(1)
     found = []
-    for _, address in backend.cache.places(slots - 1):
+    for _, address in backend.cache.places(slot):
         whole = np.empty((heads, capacity, size), backend.cache.dtype)
         backend.memory.download(whole, address)
         found.append(whole[:, :length].copy())
+    return np.stack(found)
+
+
+def reads(bundle: Path, slots: int) -> dict[str, bool]:
+    """Whether the last slot's K/V are the same in chunks and at once, and whether the backend says that they are."""
+    backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
+    backend.resize(256, [0] * slots)
+    in_chunks = entries(backend, slots - 1, CHUNKS)  # first: it finds an empty cache
+    whole = entries(backend, slots - 1, [len(PROMPT)])
     backend.close()
-    return np.stack(found), backend.capabilities.same_entries
+    return {"same_entries": backend.capabilities.same_entries, "chunks": bool(np.array_equal(in_chunks, whole))}
 
 
 def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
@@ -75,14 +81,8 @@ def write_sums(bundle: Path, path: Path) -> None:
 def run(bundle: Path, results: Path) -> dict[str, Any]:
     by_slots = {}
     for slots in TEXTS:
-        (whole, same_entries), (in_chunks, _) = (read(bundle, widths, slots) for widths in ([len(PROMPT)], CHUNKS))
         written, cached = texts(bundle, slots)
-        by_slots[slots] = {
-            "same_entries": same_entries,
-            "chunks": bool(np.array_equal(in_chunks, whole)),
-            "texts": written,
-            "cached": cached,
-        }
+        by_slots[slots] = {**reads(bundle, slots), "texts": written, "cached": cached}
     if (bundle / "sums.onnx").exists():
         write_sums(bundle, results)
     return {"kernels": find_kernels(read_manifest(bundle))._asdict(), "slots": by_slots}

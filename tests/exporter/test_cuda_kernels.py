@@ -23,6 +23,7 @@ from pass_runtime.bundle.read import read_manifest
 
 WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 OVERRIDES = {"gemma3_text": WINDOWS}
+OFTEN_IN_FP32 = ("llama", "gemma3_text")
 
 
 def missing(bundle: Path) -> list[str]:
@@ -47,8 +48,14 @@ def test_rejection(tmp_path: Path, subset_bundle: Path):
     assert missing(export_bundle(subset_bundle.parent / "model", tmp_path / "bundle", **options)) == []
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        pytest.param(family, dtype, marks=[pytest.mark.seldom] * (dtype == "fp32" and family not in OFTEN_IN_FP32))
+        for family in SUPPORTED_FAMILIES
+        for dtype in ("fp16", "fp32")
+    ],
+)
 def test_trunks_of_every_family(tmp_path: Path, family: str, dtype: Dtype):
     """With an adapter. test_derived_cuda.py does the same for the trunks that are derived for CUDA."""
     directory = make_model(tmp_path / "model", family, **OVERRIDES.get(family, {}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,12 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
 LENGTHS = (9, 30)
+opened = cache(open_session)
 
 
 @pytest.fixture(scope="module")
-def int4_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("bundles") / "int4"
-    return export_bundle(tiny_model, output, lookahead=3, weights="int4", lookahead_weights=adapter_weights)
+def int4_bundle(in_format: Callable[[str], Path]) -> Path:
+    return in_format("int4")
 
 
 ONE, BATCHES = 1, 2
@@ -55,7 +57,7 @@ def run(
     """
     manifest = read_manifest(bundle)
     model, rng = manifest.model, np.random.default_rng(0)
-    session = open_session(bundle / file, "cpu", exact=exact)
+    session = opened(bundle / file, "cpu", exact=exact)
     tokens = rng.integers(0, model.vocab_size, (len(LENGTHS), 64))[:batch]
     ids = tokens[:, : plan.width].copy()
     ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(model.vocab_size)
@@ -172,9 +174,8 @@ def check_widths(bundle: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def w8a8_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("bundles") / "w8a8"
-    return export_bundle(tiny_model, output, lookahead=3, weights="w8a8", lookahead_weights=adapter_weights)
+def w8a8_bundle(in_format: Callable[[str], Path]) -> Path:
+    return in_format("w8a8")
 
 
 @pytest.mark.parametrize("slots", [ONE, BATCHES])

@@ -25,15 +25,20 @@ PROMPTS = {
     "long": "The quick brown fox jumps over the lazy dog. def add(a, b): " * 15,
 }
 TOKENS = 32
+BUNDLES = ("tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle")
 CASES = [
-    pytest.param(prompt, values, marks=[pytest.mark.seldom] * ((i + j) % 2), id=f"{prompt}-{values}")
-    for i, prompt in enumerate(PROMPTS)
-    for j, values in enumerate(SAMPLING)
+    pytest.param(
+        bundle, prompt, values, marks=[pytest.mark.seldom] * ((i + j + k) % 4 > 0), id=f"{bundle}-{prompt}-{values}"
+    )
+    for i, bundle in enumerate(BUNDLES)
+    for j, prompt in enumerate(PROMPTS)
+    for k, values in enumerate(SAMPLING)
 ]
-"""Every prompt with every sampling; half of the pairs, with all of either in them, unless --all is given."""
+"""Every prompt with every sampling, each pair with one of the bundles; with all of them if --all is given."""
+of_cases = pytest.mark.parametrize(("bundle", "prompt", "values"), CASES, indirect=["bundle"])
 
 
-@pytest.fixture(scope="module", params=["tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle"])
+@pytest.fixture(scope="module", params=BUNDLES)
 def bundle(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 
@@ -61,7 +66,7 @@ def test_the_long_prompt_spans_prefill_chunks(session: Session):
     assert len(session.encode(PROMPTS["one token"])) == 1
 
 
-@pytest.mark.parametrize(("prompt", "values"), CASES)
+@of_cases
 def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
     for seed in SEEDS[:1] if values[0] == 0 or prompt == "long" else SEEDS[1:]:
@@ -72,7 +77,7 @@ def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple
             assert_same_text(session, ids, plain, options(sampling, "two-pass", lookahead))
 
 
-@pytest.mark.parametrize(("prompt", "values"), CASES)
+@of_cases
 def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
     sampling = SamplingParams(*values, SEEDS[len(prompt) % 3])

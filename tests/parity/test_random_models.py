@@ -122,14 +122,14 @@ def test_a_random_model_loads_as_transformers_loads_it(case: Case):
 
 @settings(max_examples=3, **OPTIONS)
 @given(cases())
-def test_a_random_model_decodes_as_in_transformers(traces: None, case: Case):
+def test_a_random_model_decodes_as_in_transformers(case: Case):
     decodes(case)
 
 
 @pytest.mark.slow
 @pytest.mark.seldom
 @pytest.mark.timeout(0)
-def test_many_random_models(traces: None):
+def test_many_random_models():
     """LOADING_EXAMPLES models; what became of them is printed."""
     found: Counter[str] = Counter()
 

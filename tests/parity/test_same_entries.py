@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
@@ -23,9 +23,8 @@ CHUNKS = {"64": [64, 64], "16": [16] * 8, "1": [1] * 128, "ragged": [10, 64, 3, 
 
 
 @pytest.fixture(scope="module", params=["full", "int8", "int4", "w8a8"])
-def bundle(request, tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("entries") / request.param
-    return export_bundle(tiny_model, output, weights=request.param, lookahead_weights=adapter_weights)
+def bundle(request: pytest.FixtureRequest, in_format: Callable[[str], Path]) -> Path:
+    return in_format(request.param)
 
 
 def entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:

@@ -4,6 +4,7 @@ Mistral, where all layers have it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ PLANS = [
 ]
 TRUNKS = ("trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx")
 SAMPLINGS = [SamplingParams(), SamplingParams(0.8, 40, 0.95, seed=7)]
+opened = cache(open_session)
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, traces: None) -> Path:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, config = MODELS[request.param]
     sizes = {"num_hidden_layers": len(LAYERS), "sliding_window": WINDOW}
     directory = make_model(tmp_path_factory.mktemp(family) / "model", family, **sizes, **config)
@@ -87,7 +89,7 @@ def run(bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.nda
         feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
     names = cache_names(PAST, manifest.model.layers)
     # ONNX Runtime's GroupQueryAttention writes over the cache that it is given.
-    return open_session(bundle / file, "cpu").run(None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)})
+    return opened(bundle / file, "cpu").run(None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)})
 
 
 def read_text(bundle: Path, file: str, text: np.ndarray, chunk: int) -> tuple[np.ndarray, list[np.ndarray]]:

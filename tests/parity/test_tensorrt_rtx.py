@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
 from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
 from pass_exporter.engines.target import MIN_COMPUTE_CAPABILITY
+from pass_exporter.progress import Step
 from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.integrity import file_info, verify_files
@@ -52,6 +54,26 @@ def no_report(_done: int, _steps: int) -> None:
     pass
 
 
+@pytest.fixture(scope="module")
+def tails_built_once() -> Iterator[None]:
+    """Tails are the same graphs in every format: each is built once for the same sizes and targets."""
+    build, built = EngineBuilder.build, dict[tuple[bytes, str, tuple[str, ...]], bytes]()
+
+    def build_once(self: EngineBuilder, source: Source, step: Step) -> bytes:
+        if source.aliases:  # a trunk, whose weights are not in `model`
+            return build(self, source, step)
+        key = (source.model, repr(source.profiles), self._targets)
+        if key not in built:
+            built[key] = build(self, source, step)
+        return built[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineBuilder, "build", build_once)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tails_built_once")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path, tmp_path: Path, kind: str):
     """With an adapter; profiles, files and aliases of the manifest are what was built."""
@@ -130,6 +152,7 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
     """Of every plan's profiles and prefill together."""
     import onnx_ir as ir
@@ -157,6 +180,7 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
     assert weights < len(engine) < 1.5 * weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
     """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show. For one sequence
@@ -194,6 +218,7 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"])
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary, so there is
@@ -210,6 +235,7 @@ def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6, 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
     import torch

@@ -19,7 +19,6 @@ from machines import times_of
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
 from reciting import assert_idle, watch_capacity
 
-from conftest import export_bundle
 from pass_runtime import Session, load
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
@@ -130,14 +129,10 @@ class Batches(RuleBasedStateMachine):
             assert token.logprobs is None or len(token.logprobs.top) == asked.logprobs
 
 
-@pytest.fixture(scope="module")
-def int4_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "int4", lookahead=4, weights="int4")
-
-
-@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4_bundle"])
+@pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4"])
 def bundle(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue(request.param)
+    name = request.param
+    return request.getfixturevalue(name) if name.endswith("bundle") else request.getfixturevalue("in_format")(name)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +156,7 @@ def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatc
     run_state_machine_as_test(
         partial(Batches, sessions, alone),
         settings=settings(
-            max_examples=60,
+            max_examples=36,
             stateful_step_count=24,
             derandomize=True,
             deadline=None,

@@ -18,8 +18,6 @@ import pytest
 from click.testing import CliRunner
 from manifests import linked
 
-from conftest import export_bundle
-from once import made_once
 from pass_runtime.backends.ort import packed_weights, packing
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.kernels import EXACT
@@ -45,11 +43,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
 
 
 @pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4", "w8a8"])
-def bundle(request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
-    if request.param.endswith("bundle"):
-        return request.getfixturevalue(request.param)
-    options = {"weights": request.param, "lookahead": 3, "lookahead_weights": adapter_weights}
-    return made_once(shared / f"packed-{request.param}", lambda output: export_bundle(tiny_model, output, **options))
+def bundle(request: pytest.FixtureRequest) -> Path:
+    name = request.param
+    return request.getfixturevalue(name) if name.endswith("bundle") else request.getfixturevalue("in_format")(name)
 
 
 def verified(bundle: Path) -> Path:

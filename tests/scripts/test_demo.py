@@ -13,8 +13,7 @@ from test_suites import ROOT, Checkout
 SMI = "GPU 0: NVIDIA H200 (UUID: GPU-1)"
 NO_GPU = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
 ON_GPU = [
-    "pass-export --model smollm2-135m --lookahead 4 --dtype fp16 "
-    "--output build/smollm2-135m-fp16",
+    "pass-export --model smollm2-135m --lookahead 4 --dtype fp16 --output build/smollm2-135m-fp16",
     "pass-run generate build/smollm2-135m-fp16 --device cuda",
     "pass-run bench build/smollm2-135m-fp16 --device cuda",
 ]
