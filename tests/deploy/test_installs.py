@@ -29,11 +29,8 @@ def pip(python: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("extras", "expected"),
     [
-        ("", set()),
         ("[cpu,serve]", {"onnxruntime"}),
-        ("[gpu]", {"onnxruntime-gpu"}),
         ("[gpu,export,serve]", {"onnxruntime-gpu"}),
-        ("[gpu,tensorrt-rtx]", {"onnxruntime-gpu"}),
     ],
 )
 def test_what_an_empty_environment_would_get(extras: str, expected: set[str], tmp_path: Path):
