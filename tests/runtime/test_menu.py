@@ -146,7 +146,7 @@ def test_it_is_short_and_has_every_kind(lookahead):
 @pytest.mark.parametrize("exactly", [1, 2, 5, 7])
 def test_engines_have_few_plans(exactly):
     """Those with one number of drafts, and full groups."""
-    able = replace(TREES, lookahead=exactly, trees=(3,) if exactly > 1 else ())
+    able = replace(TREES, fixed_lookahead=exactly, trees=(3,) if exactly > 1 else ())
     modes = ("ar", "two-pass", "fused", *(["tree-3"] if exactly > 1 else []))
     for lookahead in (exactly, 8):
         assert set(menu(lookahead, able)) == {make_cycle(mode, exactly) for mode in modes}
