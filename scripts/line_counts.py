@@ -1,4 +1,4 @@
-"""Counts lines and files by room, a folder with a row in docs/architecture.md, for that page and README.md's map."""
+"""Counts lines and files by room, a folder with a row in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, README = ROOT / "docs/architecture.md", ROOT / "README.md"
+PAGE = ROOT / "docs/architecture.md"
 MARKERS = ("<!-- lines -->\n", "<!-- end of lines -->\n")
 SPLIT_PACKAGES = ("runtime/pass_runtime", "exporter/pass_exporter")
 """Packages that have a table row for each of their folders. Each of WHOLE_FOLDERS has one row."""
@@ -42,19 +42,8 @@ def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
     return before + MARKERS[0] + head + "\n".join(rows) + "\n" + MARKERS[1] + after
 
 
-def with_sums(readme: str, counts: Mapping[str, tuple[int, int]]) -> str:
-    """Return the README with new line counts in its map: for each folder, the sum over its rooms."""
-
-    def row(found: re.Match[str]) -> str:
-        lines = sum(n for room, (n, _) in counts.items() if Path(room).is_relative_to(found[1]))
-        return f"| `{found[1]}/` | {round(lines, -2):,} |"
-
-    return re.sub(r"^\| `([\w/]+)/` \| [\d,]+ \|", row, readme, flags=re.MULTILINE)
-
-
 if __name__ == "__main__":
     counts = count()
-    README.write_text(with_sums(README.read_text(encoding="utf-8"), counts), encoding="utf-8")
     written = with_counts(PAGE.read_text(encoding="utf-8"), counts)
     PAGE.write_text(written, encoding="utf-8")
     print(written.partition(MARKERS[0])[2].partition(MARKERS[1])[0], end="")
