@@ -69,10 +69,15 @@ class Trunks:
     family: str
     directory: Path
 
-    def run(self, file: str, plan: Plan, batch: int = 1) -> dict[str, np.ndarray]:
-        """Logits and cache after a window that follows LENGTHS tokens; the entries after it are junk."""
+    def run(self, file: str, plan: Plan, batch: int = 1, *, adapter: bool = True) -> dict[str, np.ndarray]:
+        """Logits and cache after a window that follows LENGTHS tokens; the entries after it are junk.
+
+        adapter: False makes every B of the adapter 0.
+        """
         options, rng = ort.SessionOptions(), np.random.default_rng(0)
         options.log_severity_level = 3
+        if not adapter:
+            file = self.without_adapter(file)
         session = ort.InferenceSession(self.directory / file, options, providers=["CPUExecutionProvider"])
         vocab_size = conftest.VOCAB_SIZE
         ids = rng.integers(0, vocab_size, (batch, plan.width))
@@ -91,6 +96,15 @@ class Trunks:
                 feed[past.name] = rng.standard_normal((batch, heads, CAPACITY, size), np.float32).astype(np.float16)
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(None, feed), strict=True))
+
+    def without_adapter(self, file: str) -> str:
+        """The name of a copy of a graph in which every B of the adapter is 0."""
+        model = ir.load(self.directory / file)
+        for name, value in model.graph.initializers.items():
+            if "lora_B" in name and value.const_value is not None:
+                value.const_value = ir.tensor(np.zeros_like(value.const_value.numpy()), name=name)
+        ir.save(model, self.directory / f"zeroed.{file}")
+        return f"zeroed.{file}"
 
 
 @pytest.fixture(scope="module", params=SUPPORTED_FAMILIES)
@@ -126,13 +140,18 @@ def test_they_compute_what_the_trunk_does(trunks: Trunks, files: tuple[str, str]
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
-def test_rows_that_are_no_lookahead_rows_have_the_bits_of_the_trunk_without_an_adapter(
-    trunks: Trunks, files: tuple[str, str], plan: Plan
-):
-    adapted, plain = (trunks.run(file, plan, BATCHES[files])["logits"] for file in files)
+def test_rows_that_are_no_lookahead_rows_keep_their_bits(trunks: Trunks, files: tuple[str, str], plan: Plan):
+    """Those that they have without an adapter."""
+    batch = BATCHES[files]
+    adapted, zeroed = (trunks.run(files[0], plan, batch, adapter=adapter)["logits"] for adapter in (True, False))
     others = plan.width - len(plan.lookahead_rows)
-    np.testing.assert_array_equal(adapted[:, :others], plain[:, :others])
-    assert len(plan.lookahead_rows) == 0 or not np.array_equal(adapted[:, others:], plain[:, others:])
+    np.testing.assert_array_equal(adapted[:, :others], zeroed[:, :others])
+    assert len(plan.lookahead_rows) == 0 or not np.array_equal(adapted[:, others:], zeroed[:, others:])
+    # The CPU computes float16 in float32, and does not round between two nodes without kernels for float16. OLMo2's
+    # two graphs have different ones: the norm after GatedAdd follows the product itself in the plain one.
+    if trunks.family != "olmo2":
+        plain = trunks.run(files[1], plan, batch)["logits"]
+        np.testing.assert_array_equal(adapted[:, :others], plain[:, :others])
 
 
 def test_few_nodes(trunks: Trunks):
