@@ -41,4 +41,4 @@ def unsigned_activations(graph: ir.Graph) -> None:
         for user in (node, *(use.node for use in quantized.uses())):
             user.resize_inputs(3)
             user.replace_input_with(2, zero_point)
-        quantized.dtype = ir.DataType.UINT8
+        quantized.type = ir.TensorType(ir.DataType.UINT8)  # a new one, because clones of a graph share types
