@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from pass_runtime import PassError
 from pass_runtime.cli import flags as opts
 from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors
 from pass_server.flags import serve_options, server_options
@@ -41,12 +40,8 @@ def serve(bundle: Path, **options: Any) -> None:
 
     After Ctrl-C or SIGTERM, running requests have --drain-seconds to finish.
     """
-    try:
-        with importing():
-            from pass_server.server import run_server
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[serve]'") from None
+    with importing("serve"):
+        from pass_server.server import run_server
     where, served = opts.take(ListenOptions, options), serve_options(options)
     opened = opts.load_options(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -11,6 +11,8 @@ from fake_gpu import VERSION, FakeCuda
 from fake_ort_cuda import FakeCaptures
 from pass_run import output, refusal
 
+from pass_runtime import read_manifest
+from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.ort import backend as ort_backend
 
@@ -48,7 +50,8 @@ def test_onnx_runtime(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     assert refused.startswith("captured: no, tail.ar.greedy.onnx: ") and "CUDA failure 901" in refused
     assert last == f"cuda: {len(lines) - 1} of {len(lines)} captured as CUDA graphs"
     tails = {f"tail.{plan}.{sampler}.onnx" for plan in ("ar", "verify-6") for sampler in ("sample", "truncated")}
-    assert {line.removeprefix("captured: yes, ") for line in lines} > {"trunk.onnx", *tails}
+    trunk = read_manifest(tiny_bundle).trunk_file("cpu", DEFAULT_BATCH)  # what this session, of the CPU, has opened
+    assert {line.removeprefix("captured: yes, ") for line in lines} > {trunk, *tails}
     assert not memory.blocks
 
 

@@ -25,7 +25,7 @@ def test_the_table_and_the_dataclasses_have_the_same_fields_and_defaults():
     assert others == {
         name: value
         for name, value in vars(GenerateOptions()).items()
-        if name not in ("sampling", "constraint", "reuse_prefix")
+        if name not in ("sampling", "constraint", "reuse_prefix", "shown_special_tokens")
     }
     names = [field.name for field in REQUEST_FIELDS]
     assert len(names) == len(set(names))

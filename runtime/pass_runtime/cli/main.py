@@ -18,7 +18,8 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
 
 OTHER_COMMANDS = {"serve": "pass_server.command:serve"}
-"""Commands of packages above this one, which are imported when they are used or listed."""
+"""Commands of packages above this one, which are imported when they are used or listed. An extra of the same name
+brings what they need."""
 
 
 class _Commands(OneLineGroup):
@@ -28,7 +29,7 @@ class _Commands(OneLineGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in OTHER_COMMANDS:
             return super().get_command(ctx, cmd_name)
-        with importing():
+        with importing(cmd_name):
             command: click.Command = resolve_name(OTHER_COMMANDS[cmd_name])
         return command
 

@@ -47,16 +47,20 @@ def _signals_handled_by(handler: Handler) -> Iterator[None]:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def importing(extra: str | None = None) -> Iterator[None]:
     """A context for imports, before a command has written anything: a signal ends the process at once, with one line.
-    An exception in the middle of an import would print a traceback. Raises PassError if ONNX Runtime is missing."""
+    An exception in the middle of an import would print a traceback. Raises PassError if ONNX Runtime is missing, or a
+    package that `extra` brings."""
     with _signals_handled_by(quit_at_once):
         try:
             yield
         except ModuleNotFoundError as error:
-            if error.name != "onnxruntime":
+            if error.name == "onnxruntime":
+                raise PassError(MISSING) from None
+            if extra is None:
                 raise
-            raise PassError(MISSING) from None
+            missing = (error.name or "").partition(".")[0]
+            raise PassError(f"{missing} is not installed: pip install 'pass-toolkit[{extra}]'") from None
 
 
 def report(problem: object) -> None:
@@ -110,6 +114,8 @@ def _one_line_usage() -> Iterator[None]:
         text = " ".join(error.format_message().split()).removesuffix(".")
         command = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
         raise _UsageLine(text[:1].lower() + text[1:] + command) from None
+    except PassError as error:  # a command that cannot be imported
+        raise _UsageLine(str(error)) from None
 
 
 P = ParamSpec("P")
