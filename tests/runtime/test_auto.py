@@ -71,7 +71,7 @@ def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
         times = timed({1: 1.0, 25: 1.3})
         tuner, promised = Tuner(times, 4, GOOD), times_of({1: 1.0, 25: 1.3})
         first = tuner.decide(4).cycle
-        assert first.lookahead
+        assert first.depth
         for _ in range(30):
             for plan in (ar_plan(), *first.plans):
                 seconds = promised.seconds(shape_of(plan))

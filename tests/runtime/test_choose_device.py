@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import onnxruntime as ort
 import pytest
 from fake_gpu import FakeCuda
-from pass_runtime.cli.command_errors import importing
+from pass_runtime.commands.errors import importing
 
 from pass_runtime.backends import packages
 from pass_runtime.backends.ort import engine
