@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import onnxruntime as ort
 import pytest
 from fake_gpu import FakeCuda
-from pass_runtime.commands.errors import importing
 
-from pass_runtime.backends import packages
+from pass_runtime import packages
 from pass_runtime.backends.ort import engine
 from pass_runtime.backends.ort.engine import choose_device
+from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 
 
