@@ -290,10 +290,10 @@ def test_which_attention_to_use():
         other = {"logits": logits, "cells": cells}
         return attention_advice(gpu_report.Result("attention cuda", status, 1, "no kernel", other), plain)
 
-    assert advice([1.0, -4.1], 0.8) == "export with --cuda-attention group-query: passes take 0.80 times as long"
-    assert advice([1.0, -4.0], 0.99).startswith("leave out")
+    assert advice([1.0, -4.1], 0.8) == "leave out --cuda-attention attention: passes take 0.80 times as long without it"
+    assert advice([1.0, -4.0], 0.99).startswith("export with")
     assert "logits differ by up to 0.05 of" in advice([1.2, -4.0], 0.8)
-    assert advice([], 1, "failed") == "leave out --cuda-attention group-query: no kernel"
+    assert advice([], 1, "failed") == "export with --cuda-attention attention: no kernel"
     failed = [gpu_report.Result(name, status, 1, "no kernel") for name, status in LAYERS_RAN]
     assert verdict(Machine(GPU), failed) == ("works", "1 steps on the GPU")
 
