@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -115,7 +114,7 @@ def test_genai_is_timed(tiny_bundle: Path, tiny_model: Path, tmp_path: Path, mon
     """On the CPU: its export of the bundle's model, and the prompts of pass-run bench."""
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
-    monkeypatch.setattr(importlib.import_module("bench_peers"), "read_manifest", lambda _: manifest)
+    monkeypatch.setitem(gpu_steps.build_genai.__globals__, "read_manifest", lambda _: manifest)
     flags = ["--device=cpu", "--precision=fp32", "--tokens=3", f"--keep={tmp_path}", "-o", str(tmp_path / "out.json")]
     done = CliRunner().invoke(gpu_steps.main, ["genai", str(tiny_bundle), *flags])
     assert done.exit_code == 0, done.output
