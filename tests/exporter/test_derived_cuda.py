@@ -128,8 +128,8 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
 def test_they_compute_what_the_trunk_does(trunks: Trunks, files: tuple[str, str], plan: Plan):
-    """They are as near as the fp16 trunk to what the trunk computes in fp32; of the cache, the entries up to the window's
-    end. An error of such a graph is far larger than rounding."""
+    """They are as near as the fp16 trunk to what the trunk computes in fp32; of the cache, the entries up to the end of
+    the window. An error of such a graph is far larger than rounding."""
     batch = BATCHES[files]
     exact, rounded = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
     for file in files[:1] if len(plan.lookahead_rows) else files:
