@@ -6,6 +6,7 @@ transformers' errors name no file, and it ignores a generation_config.json that 
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,8 @@ JSON_FILES = (
 TEXT_FILES = ("chat_template.jinja", "merges.txt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.model")
 LFS_POINTER, ANNEX_POINTER = b"version https://git-lfs.github.com/spec/", b"/annex/objects/"
+FIRST_PART = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
+"""In the name of the first part of a split .gguf file, as llama.cpp and the gguf package write it."""
 AGAIN = "get it again"
 
 

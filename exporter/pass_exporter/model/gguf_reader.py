@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from pass_exporter.model.files import AGAIN, check_file
+from pass_exporter.model.files import AGAIN, FIRST_PART, check_file
 from pass_runtime.errors import PassError
-
-FIRST_PART = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""In the name of the first part of a split file, as llama.cpp and the gguf package write it."""
 
 
 class GgufReader(gguf.GGUFReader):  # type: ignore[misc]

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pass_exporter.model.files import check_files
-from pass_exporter.model.gguf_reader import FIRST_PART
+from pass_exporter.model.files import FIRST_PART, check_files
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 
