@@ -6,7 +6,7 @@ nodes. On a GPU a row more costs nothing and a node a launch. A gate is 1 where 
 (A draft's row has such an id too if there is no draft for it. Nothing that is emitted depends on that row.)
 
 What is added to other rows is 0 times a finite number, so they keep their values. In passes without look-ahead rows the
-three nodes would do nothing else; `drop_gated_adapter` makes the graph for these.
+three nodes would do nothing else; `without_adapter.drop_adapter` makes the graph for these.
 
 Where the adapter's rows are rounded to 8 bits, its nodes stay: all rows would be rounded a second time.
 """
@@ -45,16 +45,6 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
         total.replace_all_uses_with(gated.outputs[0])
         graph.remove([add, pad, gather], safe=True)
     graph.opset_imports[DOMAIN] = 1
-
-
-def drop_gated_adapter(graph: ir.Graph) -> bool:
-    """Bypasses every GatedAdd. The adapter's other nodes stay without readers. Returns False if there is no adapter."""
-    nodes = [node for node in graph if node.op_type == "GatedAdd"]
-    for node in nodes:
-        kept = node.inputs[0]
-        assert kept is not None
-        node.outputs[0].replace_all_uses_with(kept)
-    return bool(nodes)
 
 
 def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:

@@ -63,7 +63,7 @@ def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[Deriv
         file=f"{name.name}.onnx", device="cpu", batch=batch, lookahead_rows=True, weight_zero_points=zero_points
     )
     _save(model, name.with_name(derived.file))
-    if not drop_adapter(model.graph):
+    if not drop_adapter(model.graph, "ScatterND"):
         return (derived,)
     plain = derived.model_copy(update={"file": f"{name.name}.plain.onnx", "lookahead_rows": False})
     _save(model, name.with_name(plain.file))

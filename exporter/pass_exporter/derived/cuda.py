@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from pass_exporter.derived.adapter_gate import drop_gated_adapter, gate_adapter_results
+from pass_exporter.derived.adapter_gate import gate_adapter_results
 from pass_exporter.derived.embeddings import gather_rows_directly, join_embedding_tables
 from pass_exporter.derived.group_query import (
     DOMAIN,
@@ -39,6 +39,7 @@ from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_co
 from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
 from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.derived.silu_products import fuse_silu_products
+from pass_exporter.derived.without_adapter import drop_adapter
 from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.manifest import DerivedTrunk
 
@@ -103,7 +104,7 @@ def _write(
     derived = DerivedTrunk(file=f"{stem}.onnx", device="cuda", batch=batch)
     _save(model, trunk.with_name(derived.file))
     weights = trunk.with_name(f"{trunk.name}.data")
-    if weights.stat().st_size > PLAIN_MAX_BYTES or not drop_gated_adapter(graph):
+    if weights.stat().st_size > PLAIN_MAX_BYTES or not drop_adapter(graph, "GatedAdd"):
         return (derived,)
     plain = derived.model_copy(update={"file": f"{stem}.plain.onnx", "lookahead_rows": False})
     _save(model, trunk.with_name(plain.file))

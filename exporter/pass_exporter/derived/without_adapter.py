@@ -9,12 +9,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 
-def drop_adapter(graph: ir.Graph) -> bool:
-    """Bypasses the ScatterND nodes by which `adapter_rows.scatter_adapter_results` adds the adapter's results.
+def drop_adapter(graph: ir.Graph, op_type: str) -> bool:
+    """Bypasses the nodes that add the adapter's results. op_type: theirs, "ScatterND" after
+    `adapter_rows.scatter_adapter_results`, "GatedAdd" after `adapter_gate.gate_adapter_results`.
 
     The adapter's nodes stay in the graph without readers. Returns False if there is no adapter.
     """
-    nodes = [node for node in graph if node.op_type == "ScatterND"]
+    nodes = [node for node in graph if node.op_type == op_type]
     for node in nodes:
         kept = node.inputs[0]
         assert kept is not None
