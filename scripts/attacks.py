@@ -2,10 +2,11 @@
 
     python scripts/attacks.py build/smollm2-135m-w8a8 --threads 2
 
-It starts `pass-run serve` on a free loopback port. A client, the victim, streams completions, while another process
-repeats each attack. The table has the gaps between the victim's tokens in milliseconds, alone and during the attack,
-the statuses of the attack's requests, and the memory of the server and its child processes. The victim is measured
-alone before every attack, so that both figures of a row are from the same minute.
+It starts `pass-run serve` on a free loopback port. A client, the victim, streams completions, while
+another process repeats each attack. The table has the gaps between the victim's tokens in
+milliseconds, alone and during the attack, the statuses of the attack's requests, and the memory of
+the server and its child processes. The victim is measured alone before every attack, so that both
+figures of a row are from the same minute.
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ def chained_all_of(count: int) -> dict[str, Any]:
 
 
 def lark_request(*lines: str, tokens: int = 64) -> dict[str, Any]:
-    return {"prompt": "x", "max_tokens": tokens, "structured_outputs": {"grammar": "\n".join(lines)}}
+    return {
+        "prompt": "x",
+        "max_tokens": tokens,
+        "structured_outputs": {"grammar": "\n".join(lines)},
+    }
 
 
 def patterns_request(count: int) -> dict[str, Any]:
-    return schema_request({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, count + 1)]})
+    return schema_request(
+        {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, count + 1)]}
+    )
 
 
 def stops_request(count: int, size: int) -> dict[str, Any]:
@@ -82,8 +89,14 @@ ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
     "allOf of 23 patterns": lambda: (COMPLETIONS, patterns_request(23)),
     "allOf of 39 patterns": lambda: (COMPLETIONS, patterns_request(39)),
     "2,500 choices": lambda: (COMPLETIONS, choices_request(2500)),
-    "an ambiguous grammar": lambda: (COMPLETIONS, lark_request("start: a", 'a: a a | a a a | "x" | "y"')),
-    "an ambiguous grammar of all text": lambda: (COMPLETIONS, lark_request("start: a*", *ANY_TEXT_RULES)),
+    "an ambiguous grammar": lambda: (
+        COMPLETIONS,
+        lark_request("start: a", 'a: a a | a a a | "x" | "y"'),
+    ),
+    "an ambiguous grammar of all text": lambda: (
+        COMPLETIONS,
+        lark_request("start: a*", *ANY_TEXT_RULES),
+    ),
     "16 stops of 58,000 spaces": lambda: (COMPLETIONS, stops_request(16, 58_000)),
     "4 stops of 256 spaces": lambda: (COMPLETIONS, stops_request(4, 256)),
     "a prompt of 300,000 objects": lambda: (COMPLETIONS, {"prompt": [{}] * 300_000}),
@@ -91,10 +104,16 @@ ATTACKS: dict[str, Callable[[], tuple[str, Any]]] = {
     "a prompt of 200,000 ids and a text": lambda: (COMPLETIONS, {"prompt": [*[5] * 200_000, "x"]}),
     "a prompt of 300,000 ids": lambda: (COMPLETIONS, {"prompt": [5] * 300_000}),
     "50,000 wrong messages": lambda: (CHAT, {"messages": [{"role": 1}] * 50_000}),
-    "100,000 biases": lambda: (COMPLETIONS, {"prompt": "x", "logit_bias": {f"x{i}": 1 for i in range(100_000)}}),
+    "100,000 biases": lambda: (
+        COMPLETIONS,
+        {"prompt": "x", "logit_bias": {f"x{i}": 1 for i in range(100_000)}},
+    ),
     "/detokenize of 200,000 objects": lambda: ("/detokenize", {"tokens": [{}] * 200_000}),
     "/tokenize of 1 MB": lambda: ("/tokenize", {"prompt": "x " * 500_000}),
-    "a nested body": lambda: (COMPLETIONS, {"prompt": "x", "metadata": json.loads("[" * 400 + "]" * 400)}),
+    "a nested body": lambda: (
+        COMPLETIONS,
+        {"prompt": "x", "metadata": json.loads("[" * 400 + "]" * 400)},
+    ),
     "unknown fields": lambda: (COMPLETIONS, {f"field{i}": i for i in range(60_000)}),
 }
 
@@ -123,7 +142,8 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
 
 
 def repeat_attack(url: str, path: str, body: bytes, queue: Any, stop: Any) -> None:
-    """Repeat an attack until `stop` is set, in a process of its own. Then put the counts of statuses into `queue`."""
+    """Repeat an attack until `stop` is set, in a process of its own. Then put the counts of
+    statuses into `queue`."""
     statuses = Counter[str]()
     while not stop.is_set():
         if not path:
@@ -138,12 +158,18 @@ def repeat_attack(url: str, path: str, body: bytes, queue: Any, stop: Any) -> No
     queue.put(statuses)
 
 
-@click.command(help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--threads", default=0, help="[default: the engine's choice]")
 @click.option("--tokens", default=96, show_default=True, help="Tokens of the victim's stream.")
-@click.option("--rounds", default=2, show_default=True, help="Streams alone, and as many during each attack.")
-@click.option("--attack", "chosen", multiple=True, type=click.Choice(list(ATTACKS)), help="[default: all]")
+@click.option(
+    "--rounds", default=2, show_default=True, help="Streams alone, and as many during each attack."
+)
+@click.option(
+    "--attack", "chosen", multiple=True, type=click.Choice(list(ATTACKS)), help="[default: all]"
+)
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:
     rows = []
@@ -170,7 +196,9 @@ def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str
             rows.append(
                 {
                     "attack": name,
-                    "answers": ", ".join(f"{count} x {status}" for status, count in statuses.items()),
+                    "answers": ", ".join(
+                        f"{count} x {status}" for status, count in statuses.items()
+                    ),
                     "median": f"{1e3 * statistics.median(alone):.1f}",
                     "during": f"{1e3 * statistics.median(during):.1f}",
                     "worst": f"{1e3 * max(alone):.1f}",

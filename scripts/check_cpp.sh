@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the C++ sources with clang-format, clang-tidy and fuzzing. scripts/build_cpp.sh builds and tests them.
+# Checks the C++ sources with clang-format, clang-tidy and fuzzing. scripts/build_cpp.sh builds and
+# tests them.
 #
 #     scripts/check_cpp.sh format           # clang-format; --fix writes
 #     scripts/check_cpp.sh tidy             # clang-tidy. Run build_cpp.sh first. Directories that were clean are
@@ -13,8 +14,8 @@ included() { # the project's own files that a source includes, from ninja's depe
     awk -v object="/${1#"$PWD"/runtime/cpp/}.o:" '/^[^ ]/ { it = index($1, object) } it && /\/runtime\/cpp\// { print $1 }' \
         build/cpp/tidy/included
 }
-# Writes a source for each directory that includes the directory's sources, because clang-tidy needs most of its time for
-# headers. Prints the paths.
+# Writes a source for each directory that includes the directory's sources, because clang-tidy needs
+# most of its time for headers. Prints the paths.
 joined_sources() {
     python3 - <<'PY'
 import json

@@ -2,9 +2,10 @@
 
     python scripts/count_nodes.py BUNDLE
 
-A trunk's nodes are counted before the layers (`prelude`), in a layer without the adapter (`layer`), in a place that the
-adapter changes (`place`), and after the layers (`end`). Nodes of constants alone are left out, because ONNX Runtime
-computes them once. What it fuses itself when it opens a graph does not show here.
+A trunk's nodes are counted before the layers (`prelude`), in a layer without the adapter (`layer`),
+in a place that the adapter changes (`place`), and after the layers (`end`). Nodes of constants
+alone are left out, because ONNX Runtime computes them once. What it fuses itself when it opens a
+graph does not show here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import onnx_ir as ir
 
 NORMS = ("RMSNormalization", "SkipSimplifiedLayerNormalization")
 KEYS, ADAPTER = "present_key.", "adapter.lora_A."
-"""Prefixes of the outputs by which layers are told apart, and of the weights by which the adapter begins."""
+"""Prefixes of the outputs by which layers are told apart, and of the weights by which the adapter
+begins."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ def count_trunk(file: Path) -> TrunkNodes:
     graph = ir.load(file).graph
     run = run_nodes(graph)
     layered = _readers(run, next(node for node in run if _begins_layer(node)))
-    places = [_place(node) for node in run if any(str(each.name).startswith(ADAPTER) for each in node.inputs if each)]
+    places = [
+        _place(node)
+        for node in run
+        if any(str(each.name).startswith(ADAPTER) for each in node.inputs if each)
+    ]
     own = layered.difference(*places)
     keys = [_sources(value) & own for value in graph.outputs if str(value.name).startswith(KEYS)]
     layer = len(keys[1] - keys[0])
@@ -62,7 +68,8 @@ def run_nodes(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _begins_layer(node: ir.Node) -> bool:
-    """Whether a node is a norm or a product with weights; what is before the first of them is before the layers."""
+    """Whether a node is a norm or a product with weights; what is before the first of them is
+    before the layers."""
     weight = node.inputs[1] if node.op_type == "MatMul" else None
     return node.op_type in NORMS or (weight is not None and weight.is_initializer())
 
@@ -90,14 +97,19 @@ def _sources(value: ir.Value) -> set[ir.Node]:
 
 
 def _place(product: ir.Node) -> set[ir.Node]:
-    """The adapter's nodes from the product with A, or the Gather before it, to where its result is added."""
+    """The adapter's nodes from the product with A, or the Gather before it, to where its result is
+    added."""
     source = None if product.inputs[0] is None else product.inputs[0].producer()
     found = {product} if source is None or source.op_type != "Gather" else {product, source}
     value = product.outputs[0]
     while len(uses := list(value.uses())) == 1:
         node = uses[0].node
         found.add(node)
-        others = [each.producer() for at, each in enumerate(node.inputs) if each is not None and at != uses[0].idx]
+        others = [
+            each.producer()
+            for at, each in enumerate(node.inputs)
+            if each is not None and at != uses[0].idx
+        ]
         if any(each is not None and each.op_type == "MatMul" for each in others):
             break
         value = node.outputs[0]

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Quick start: install, export SmolLM2-135M, decode with PaSS, and compare with plain decoding on nine prompts; the
-# status is 1 if the texts differ. A second run skips what is there already.
+# Quick start: install, export SmolLM2-135M, decode with PaSS, and compare with plain decoding on
+# nine prompts; the status is 1 if the texts differ. A second run skips what is there already.
 #
 #     scripts/demo.sh [--model NAME] [--cpu]
 #
-# With an NVIDIA GPU it installs into .venv-gpu, with the CUDA libraries, and runs in fp16 on the GPU; --cpu keeps to the
-# CPU, for which it installs into .venv and exports w8a8. PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format
-# for the CPU, and --model another model of models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
+# With an NVIDIA GPU it installs into .venv-gpu, with the CUDA libraries, and runs in fp16 on the
+# GPU; --cpu keeps to the CPU, for which it installs into .venv and exports w8a8.
+# PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format for the CPU, and --model another
+# model of models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh

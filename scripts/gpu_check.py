@@ -1,8 +1,9 @@
 """Checks within minutes if this toolkit works on a machine with a GPU: see scripts/gpu_check.sh.
 
-Each step is a process. The most informative steps run first. A step that cannot run is skipped with a reason. The
-output directory has report.json and report.md, written after every step, and gpu_check.log. The last line is the
-verdict: works (status 0), wrong (1), nothing ran (3), works but not captured (4: passes without CUDA graphs).
+Each step is a process. The most informative steps run first. A step that cannot run is skipped with
+a reason. The output directory has report.json and report.md, written after every step, and
+gpu_check.log. The last line is the verdict: works (status 0), wrong (1), nothing ran (3), works but
+not captured (4: passes without CUDA graphs).
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from gpu_report import VERDICTS, Machine, Result, inspect_machine, read_figures, verdict, write_report
+from gpu_report import (
+    VERDICTS,
+    Machine,
+    Result,
+    inspect_machine,
+    read_figures,
+    verdict,
+    write_report,
+)
 from rich.console import Console
 from rich.text import Text
 
@@ -35,24 +44,51 @@ from pass_runtime.errors import PassError
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, BUNDLE, LOOKAHEAD = "smollm2-135m", ROOT / "build/smollm2-135m-fp16", 4
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
-PLAN_FLAGS = "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft ngram --draft both"
+PLAN_FLAGS = (
+    "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft "
+    "ngram --draft both"
+)
 DEVICES = ("cuda", *LIBRARIES)
-MEASURED = ("device", "layers cuda", "export", "rows cuda", "kernels cuda", "batch cuda", "bench cuda", "genai cuda")
+MEASURED = (
+    "device",
+    "layers cuda",
+    "export",
+    "rows cuda",
+    "kernels cuda",
+    "batch cuda",
+    "bench cuda",
+    "genai cuda",
+)
 MEASURED += ("attention cuda",)
 """Beginnings of the names of the steps that --measure runs."""
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
-"""The prompt for the C++ runtime, as token ids of SmolLM2, because it needs another library for text."""
+"""The prompt for the C++ runtime, as token ids of SmolLM2, because it needs another library for
+text."""
 OUTPUT_PLACEHOLDER = "{output}"
 """Stands in a command for the file into which the step writes its JSON."""
 MAX_SEQ_LEN, LAYER_GIB = 2048, 0.65
-"""The longest sequence of engines in tokens; the GPU memory that a layer of the random 7B model needs."""
-STEP_SECONDS = {"device": (5, 30), "tiny": (20, 120), "layers": (40, 240), "export": (40, 180), "build": (30, 180)}
+"""The longest sequence of engines in tokens; the GPU memory that a layer of the random 7B model
+needs."""
+STEP_SECONDS = {
+    "device": (5, 30),
+    "tiny": (20, 120),
+    "layers": (40, 240),
+    "export": (40, 180),
+    "build": (30, 180),
+}
 STEP_SECONDS |= {"kernels": (15, 60), "genai": (40, 120)}
-STEP_SECONDS |= {"rows": (15, 60), "batch": (20, 180), "bench": (20, 150), "cpp": (20, 100), "tests": (20, 150)}
+STEP_SECONDS |= {
+    "rows": (15, 60),
+    "batch": (20, 180),
+    "bench": (20, 150),
+    "cpp": (20, 100),
+    "tests": (20, 150),
+}
 STEP_SECONDS |= {"attention": (40, 240)}
-"""By the first word of a step's name: the seconds that must be left to start it, and its time limit in seconds. If the
-budget of --minutes is larger than DEFAULT_BUDGET_SECONDS, the limits grow in proportion."""
+"""By the first word of a step's name: the seconds that must be left to start it, and its time limit
+in seconds. If the budget of --minutes is larger than DEFAULT_BUDGET_SECONDS, the limits grow in
+proportion."""
 DEFAULT_BUDGET_SECONDS = 600.0
 PYTHON_MODULE = (sys.executable, "-m")
 
@@ -61,7 +97,8 @@ PYTHON_MODULE = (sys.executable, "-m")
 class Step:
     """A command to run.
 
-    blocked: the reason why it cannot run; None if it can. after: names of steps that must succeed first.
+    blocked: the reason why it cannot run; None if it can. after: names of steps that must succeed
+    first.
     """
 
     name: str
@@ -71,20 +108,40 @@ class Step:
 
 
 def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
-    """Return all steps in order: check the device, compare backends with the CPU, time rows; build engines, and measure
-    the bundle and its kernels; run tests; time another attention operator. Steps that cannot run have `blocked` set."""
+    """Return all steps in order: check the device, compare backends with the CPU, time rows; build
+    engines, and measure the bundle and its kernels; run tests; time another attention operator.
+    Steps that cannot run have `blocked` set."""
     no_device, need, memory = machine.missing.get("cuda-python"), LAYER_GIB * layers, machine.memory
-    too_small = f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
+    too_small = (
+        f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
+    )
     steps = [Step("device", _gpu_step("device"), no_device)]
-    steps += [Step(f"tiny {name}", _gpu_step("tiny", "--device", name), machine.missing.get(name)) for name in DEVICES]
+    steps += [
+        Step(f"tiny {name}", _gpu_step("tiny", "--device", name), machine.missing.get(name))
+        for name in DEVICES
+    ]
     for name in DEVICES:
         blocked = machine.missing.get(name) or no_device or too_small
-        steps.append(Step(f"layers {name}", _gpu_step("layers", "--device", name, f"--layers={layers}"), blocked))
+        steps.append(
+            Step(
+                f"layers {name}",
+                _gpu_step("layers", "--device", name, f"--layers={layers}"),
+                blocked,
+            )
+        )
     steps += _bundle_steps(machine, bundle, tokens)
-    flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]  # the project's addopts need plugins that may be missing
+    flags = [
+        "-q",
+        "-m",
+        "gpu",
+        "-o",
+        "addopts=-ra",
+    ]  # the project's addopts need plugins that may be missing
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
     steps.append(Step("tests", (*PYTHON_MODULE, "pytest", *flags, *TESTS), blocked))
-    group_query = _gpu_step("layers", "--device=cuda", "--cuda-attention=group-query", f"--layers={layers}")
+    group_query = _gpu_step(
+        "layers", "--device=cuda", "--cuda-attention=group-query", f"--layers={layers}"
+    )
     blocked = machine.missing.get("cuda") or no_device or too_small
     steps.append(Step("attention cuda", group_query, blocked, ("layers cuda",)))
     return steps if machine.gpu else [replace(step, blocked="no NVIDIA GPU") for step in steps]
@@ -96,9 +153,15 @@ def _gpu_step(*words: str) -> tuple[str, ...]:
 
 def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     """Return the steps that build engines for the bundle, and measure it on every device."""
-    manifest, missing = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None, machine.missing
+    manifest, missing = (
+        read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None,
+        machine.missing,
+    )
     length = min(MAX_SEQ_LEN, manifest.model.max_capacity) if manifest else MAX_SEQ_LEN
-    export = f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 --cuda-attention group-query -o"
+    export = (
+        f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 "
+        "--cuda-attention group-query -o"
+    )
     steps = [] if manifest else [Step("export", (*PYTHON_MODULE, *export.split(), str(bundle)))]
     exported = () if manifest else ("export",)
     for name in LIBRARIES:
@@ -109,16 +172,26 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})  # engines allow these
+    widths = sorted(
+        {plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans}
+    )  # engines allow these
     for name in DEVICES:
-        rows = f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
+        rows = (
+            f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
+        )
         steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
     kernels = _gpu_step("kernels", str(bundle))
-    steps.append(Step("kernels cuda", kernels, missing.get("cuda") or missing.get("profiler"), exported))
-    batch = f"--plan ar --plan fused --batch 1,8,32 --device cuda --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}"
+    steps.append(
+        Step("kernels cuda", kernels, missing.get("cuda") or missing.get("profiler"), exported)
+    )
+    batch = (
+        f"--plan ar --plan fused --batch 1,8,32 --device cuda --max-new-tokens {tokens} -o "
+        f"{OUTPUT_PLACEHOLDER}"
+    )
     steps.append(Step("batch cuda", (*bench, *batch.split()), missing.get("cuda"), exported))
     for name in DEVICES:
-        flags = f"{PLAN_FLAGS} --device {name} --max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}".split()
+        output = f"--max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}"
+        flags = f"{PLAN_FLAGS} --device {name} {output}".split()
         for kind, sampling in {"greedy": "", "sampled": "--temperature 0.8 --seed 1"}.items():
             command = (*bench, *flags, *sampling.split())
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after[name]))
@@ -129,8 +202,11 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     return steps
 
 
-def run_steps(steps: Sequence[Step], budget: float, log: Path, report: Callable[[list[Result]], None]) -> list[Result]:
-    """Run the steps one after another. budget: seconds for all steps. report: called with all results after each."""
+def run_steps(
+    steps: Sequence[Step], budget: float, log: Path, report: Callable[[list[Result]], None]
+) -> list[Result]:
+    """Run the steps one after another. budget: seconds for all steps. report: called with all
+    results after each."""
     started, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory() as scratch:
         limit_factor = max(1.0, budget / DEFAULT_BUDGET_SECONDS)
@@ -151,7 +227,11 @@ def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
         if result.name in step.after and result.status != "ok":
             return f"{result.name} {'failed' if result.status == 'failed' else 'was skipped'}"
     least = STEP_SECONDS[step.name.split()[0]][0]
-    return None if left >= least else f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
+    return (
+        None
+        if left >= least
+        else f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
+    )
 
 
 def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: float = 1.0) -> Result:
@@ -170,23 +250,36 @@ def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: flo
         try:
             # Ctrl-C is delayed until `process` is set, so that the process is ended.
             before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-            process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True
+            )
             signal.signal(signal.SIGINT, before)
             if interrupts:
                 raise KeyboardInterrupt
             status, reason = "failed" if process.wait(limit) else "ok", ""
         except subprocess.TimeoutExpired:
-            status, why = ("failed", "its limit") if limit < left else ("skipped", "the end of the budget")
+            status, why = (
+                ("failed", "its limit") if limit < left else ("skipped", "the end of the budget")
+            )
             reason = f"stopped after {limit:.0f} s, {why}"
         finally:
             if process is not None:
                 _end(process)
         file.seek(begin)
-        output_lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        output_lines = [
+            line.strip()
+            for line in file.read().decode(errors="replace").splitlines()
+            if line.strip()
+        ]
     if kind == "build" and status == "failed" and "has engines" in "".join(output_lines[-1:]):
         status = "ok"  # An earlier run built them.
-    elif kind == "tests" and status == "ok":  # pytest ends with status 0 even if it skips everything
-        status, reason = "ok" if " passed" in output_lines[-1] else "skipped", output_lines[-1].strip("= ")
+    elif (
+        kind == "tests" and status == "ok"
+    ):  # pytest ends with status 0 even if it skips everything
+        status, reason = (
+            "ok" if " passed" in output_lines[-1] else "skipped",
+            output_lines[-1].strip("= "),
+        )
     elif status == "failed":
         reason = reason or " / ".join(output_lines[-3:]) or f"status {process.returncode}"
     data = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
@@ -203,12 +296,26 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path), default=BUNDLE)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=ROOT / "build/gpu", help="Results directory.")
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True, help="Time for all steps."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=ROOT / "build/gpu",
+    help="Results directory.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(1), default=64, show_default=True, help="Length of each benchmark's answers."
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=10,
+    show_default=True,
+    help="Time for all steps.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Length of each benchmark's answers.",
 )
 @click.option(
     "--layers",
@@ -217,10 +324,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     show_default=True,
     help="Layers of a random 7B model (32 are all); more layers need more --minutes.",
 )
-@click.option("--only", multiple=True, help="Run only steps whose names begin with this; repeatable.  [default: all]")
-@click.option("--measure", is_flag=True, help="Run only the steps that say how fast ONNX Runtime is on this GPU.")
 @click.option(
-    "--before", type=click.Path(path_type=Path), help="report.json of an earlier run, whose figures are shown beside."
+    "--only",
+    multiple=True,
+    help="Run only steps whose names begin with this; repeatable.  [default: all]",
+)
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Run only the steps that say how fast ONNX Runtime is on this GPU.",
+)
+@click.option(
+    "--before",
+    type=click.Path(path_type=Path),
+    help="report.json of an earlier run, whose figures are shown beside.",
 )
 @one_line_errors
 def main(
@@ -240,7 +357,11 @@ def main(
         raise PassError(f"{bundle} is not a bundle; make one with pass-export")
     machine = inspect_machine()
     output.mkdir(parents=True, exist_ok=True)
-    steps = [step for step in plan_steps(machine, bundle, tokens, layers) if not only or step.name.startswith(only)]
+    steps = [
+        step
+        for step in plan_steps(machine, bundle, tokens, layers)
+        if not only or step.name.startswith(only)
+    ]
     progress = Console(stderr=True)
 
     def report(results: list[Result]) -> None:

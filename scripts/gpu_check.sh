@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Checks in one command if the toolkit works on a machine with a GPU: the device and all backends, the time of passes by
-# rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o DIR] [--minutes 10] [--only STEP], see --help
+# Checks in one command if the toolkit works on a machine with a GPU: the device and all backends,
+# the time of passes by rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o
+# DIR] [--minutes 10] [--only STEP], see --help
 #
-#     scripts/gpu_check.sh --measure --tokens 128 --minutes 20 [--before build/gpu-before/report.json]
+#     scripts/gpu_check.sh --measure --tokens 128 --minutes 20 [--before
+#     build/gpu-before/report.json]
 #
-# runs what docs/cuda.md has figures of, each step with a time limit, and shows the figures beside those of an earlier
-# run. PYTHON names the interpreter whose packages are used: by default that of .venv-gpu, which scripts/demo.sh makes,
-# else python3, since GPU machines may bring their own torch, onnxruntime-gpu and TensorRT.
+# runs what docs/cuda.md has figures of, each step with a time limit, and shows the figures beside
+# those of an earlier run. PYTHON names the interpreter whose packages are used: by default that of
+# .venv-gpu, which scripts/demo.sh makes, else python3, since GPU machines may bring their own
+# torch, onnxruntime-gpu and TensorRT.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=python3
@@ -20,7 +23,8 @@ if ! error=$("$python" -c 'import pass_runtime.cli.main' 2>&1); then
     echo "error: $python cannot run the toolkit (${error##*$'\n'}); run: $python -m pip install '$root[gpu,export]'" >&2
     exit 2
 fi
-# torch finds CUDA libraries from wheels by itself; onnxruntime does not, and pass-cpp does not find TensorRT's.
+# torch finds CUDA libraries from wheels by itself; onnxruntime does not, and pass-cpp does not find
+# TensorRT's.
 wheels=$("$python" -c '
 import glob, importlib.util
 def places(name):

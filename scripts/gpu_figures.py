@@ -1,4 +1,5 @@
-"""The figures by which a GPU's runs of scripts/gpu_check.py are compared, taken from the results of its steps."""
+"""The figures by which a GPU's runs of scripts/gpu_check.py are compared, taken from the results of
+its steps."""
 
 from __future__ import annotations
 
@@ -50,15 +51,26 @@ FIGURES: dict[str, tuple[str, Pick]] = {
     "trunk, 25 rows, 20 of them look-ahead: times 1 row": ("rows cuda", _rows("fused-4", "ratio")),
     "tail of ar, greedy: ms": ("rows cuda", _rows("ar", "tail_milliseconds")),
     "tail of fused, greedy: ms": ("rows cuda", _rows("fused-4", "tail_milliseconds")),
-    "ar, 8 sequences: times 1": ("batch cuda", partial(_value, "plans", "ratio", {"plan": "ar x8"})),
-    "ar, 32 sequences: times 1": ("batch cuda", partial(_value, "plans", "ratio", {"plan": "ar x32"})),
-    "onnxruntime-genai, greedy: tokens/s": ("genai cuda", partial(_of_plan, "tokens_per_second", "genai")),
+    "ar, 8 sequences: times 1": (
+        "batch cuda",
+        partial(_value, "plans", "ratio", {"plan": "ar x8"}),
+    ),
+    "ar, 32 sequences: times 1": (
+        "batch cuda",
+        partial(_value, "plans", "ratio", {"plan": "ar x32"}),
+    ),
+    "onnxruntime-genai, greedy: tokens/s": (
+        "genai cuda",
+        partial(_of_plan, "tokens_per_second", "genai"),
+    ),
 }
 """By name: the step, and what to take from its data."""
 for _window, _count in {"ar": 1, "fused-4": 25}.items():
     for _name, _step in LAYERS.items():
         for _capacity in (512, 8192):
-            _pick = partial(_value, "cells", "milliseconds", {"window": _window, "capacity": _capacity})
+            _pick = partial(
+                _value, "cells", "milliseconds", {"window": _window, "capacity": _capacity}
+            )
             FIGURES[f"layers of a 7B, {_name}, {_count} rows at {_capacity}: ms"] = (_step, _pick)
 for _kind in ("ar, greedy", "ar, T=0.8", "fused, greedy", "fused, T=0.8"):
     for _field in ("launches", "microseconds"):
@@ -72,7 +84,10 @@ def figures(steps: Mapping[str, Data]) -> dict[str, float]:
     for name, (step, pick) in FIGURES.items():
         try:
             found[name] = pick(steps[step])
-        except (LookupError, TypeError):  # the step was not run, or not with this plan, or has no such time
+        except (
+            LookupError,
+            TypeError,
+        ):  # the step was not run, or not with this plan, or has no such time
             continue
     return found
 

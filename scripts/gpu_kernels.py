@@ -1,7 +1,8 @@
-"""Times the kernels of a bundle's passes on a GPU by name, through torch's profiler. A step of scripts/gpu_check.py.
+"""Times the kernels of a bundle's passes on a GPU by name, through torch's profiler. A step of
+scripts/gpu_check.py.
 
-The profiler records all kernels of the process, whoever launched them, through NVIDIA's CUPTI, which CUDA builds of
-torch bring. It also sees the kernels inside of captured graphs.
+The profiler records all kernels of the process, whoever launched them, through NVIDIA's CUPTI,
+which CUDA builds of torch bring. It also sees the kernels inside of captured graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ PROFILED = {
     "fused, T=0.8": ("fused", SamplingParams(0.8, seed=1)),
 }
 Profile = Callable[[Callable[[], int]], tuple[Iterable[Mapping[str, Any]], int]]
-"""Runs a function. Returns the events of a Chrome trace (name, cat: category, dur: microseconds), and its result."""
+"""Runs a function. Returns the events of a Chrome trace (name, cat: category, dur: microseconds),
+and its result."""
 
 
 def why_no_profiler() -> str:
@@ -38,7 +40,10 @@ def why_no_profiler() -> str:
     except ImportError as error:
         return f"torch's profiler cannot be imported ({error}); install a CUDA build of torch"
     if ProfilerActivity.CUDA not in supported_activities():
-        return "this torch has no CUPTI, through which kernels are timed; install a CUDA build of torch"
+        return (
+            "this torch has no CUPTI, through which kernels are timed; install a CUDA build "
+            "of torch"
+        )
     return ""
 
 
@@ -57,28 +62,39 @@ def profile(work: Callable[[], int]) -> tuple[list[dict[str, Any]], int]:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, parameters and template arguments, but with the argument that
-    tells what a kernel of ONNX Runtime or CUTLASS computes."""
+    """A kernel's name without return type, namespaces, parameters and template arguments, but with
+    the argument that tells what a kernel of ONNX Runtime or CUTLASS computes."""
     told = re.search(r"\b(OP_|cutlass_)\w+", name)
     name = name.removeprefix("void ")
     while (shorter := re.sub(r"<[^<>]*>", "", name)) != name:
         name = shorter
-    name = re.sub(r"(\(anonymous namespace\)|\w+)::", "", name).partition("(")[0].strip() or "unnamed"
+    name = (
+        re.sub(r"(\(anonymous namespace\)|\w+)::", "", name).partition("(")[0].strip() or "unnamed"
+    )
     return (f"{name} {told[0]}" if told and told[0] != name else name)[:NAME_LENGTH]
 
 
-def kernel_rows(plan: str, events: Iterable[Mapping[str, Any]], passes: int) -> list[dict[str, Any]]:
-    """The kernels of `passes` passes by name, those that take longest first, after a row of all of them.
+def kernel_rows(
+    plan: str, events: Iterable[Mapping[str, Any]], passes: int
+) -> list[dict[str, Any]]:
+    """The kernels of `passes` passes by name, those that take longest first, after a row of all of
+    them.
 
-    Each row has the number of launches and the microseconds of a pass. Raises PassError if there are no kernels.
+    Each row has the number of launches and the microseconds of a pass. Raises PassError if there
+    are no kernels.
     """
     found = defaultdict[str, list[float]](list)
     for event in events:
         if event.get("cat") in KINDS:
             found[short_name(event["name"])].append(event["dur"])
     if not found:
-        raise PassError("the profiler saw no kernels: CUPTI may not be allowed here, or another profiler is running")
-    kernels = sorted(((name, len(times), sum(times)) for name, times in found.items()), key=lambda each: -each[2])
+        raise PassError(
+            "the profiler saw no kernels: CUPTI may not be allowed here, or another profiler "
+            "is running"
+        )
+    kernels = sorted(
+        ((name, len(times), sum(times)) for name, times in found.items()), key=lambda each: -each[2]
+    )
 
     def together(name: str, some: Sequence[tuple[str, int, float]]) -> tuple[str, int, float]:
         return name, sum(count for _, count, _ in some), sum(time for _, _, time in some)
@@ -95,8 +111,8 @@ def kernel_rows(plan: str, events: Iterable[Mapping[str, Any]], passes: int) -> 
 def time_kernels(session: Session, run: Profile = profile) -> dict[str, Any]:
     """The kernels of passes of each of PROFILED, as `kernel_rows` has them.
 
-    The prompt is one token, so that nothing but passes of the plan runs; each text is written once before, so that
-    everything is captured.
+    The prompt is one token, so that nothing but passes of the plan runs; each text is written once
+    before, so that everything is captured.
     """
     rows = []
     for name, (plan, sampling) in PROFILED.items():

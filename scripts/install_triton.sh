@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON: the server and its Python
-# backend from NVIDIA's pytriton wheel, an environment for models (this project with numpy 1, because the backend was
-# compiled with it), and the client that the tests use. Then: build/triton/tritonserver --model-repository REPOSITORY
-# A second call installs nothing if nothing has changed. It needs Python 3.11 or 3.12 (PYTHON=/path/to/python3.12).
+# Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON: the
+# server and its Python backend from NVIDIA's pytriton wheel, an environment for models (this
+# project with numpy 1, because the backend was compiled with it), and the client that the tests
+# use. Then: build/triton/tritonserver --model-repository REPOSITORY A second call installs nothing
+# if nothing has changed. It needs Python 3.11 or 3.12 (PYTHON=/path/to/python3.12).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 server_version=0.7.0 # of nvidia-pytriton: tritonserver 2.51.0

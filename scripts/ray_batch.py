@@ -1,12 +1,12 @@
-"""`pass-run batch` on a Ray cluster. ray.data gives blocks of lines to actors, gives blocks of dead actors to new ones,
-and holds back blocks that no actor has room for.
+"""`pass-run batch` on a Ray cluster. ray.data gives blocks of lines to actors, gives blocks of dead
+actors to new ones, and holds back blocks that no actor has room for.
 
     pip install 'pass-toolkit[cpu,ray]'
     python scripts/ray_batch.py build/smollm2-135m in.jsonl out.jsonl --actors 8
 
-Requests, seeds and results are those of `pass-run batch`, but results have no fingerprint, so a run that was stopped
-begins again. The script joins the cluster of RAY_ADDRESS, or starts one. The bundle must be at the same path on every
-node.
+Requests, seeds and results are those of `pass-run batch`, but results have no fingerprint, so a run
+that was stopped begins again. The script joins the cluster of RAY_ADDRESS, or starts one. The
+bundle must be at the same path on every node.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ class Answerer:
         self._session: Session | None = None
 
     def __call__(self, block: dict[str, Sequence[Any]]) -> dict[str, list[str]]:
-        """Map columns of a block of lines, `number` and `text`, to the column `result`: JSON for each line."""
-        lines = [Line(int(number), str(text)) for number, text in zip(block["number"], block["text"], strict=True)]
+        """Map columns of a block of lines, `number` and `text`, to the column `result`: JSON for
+        each line."""
+        lines = [
+            Line(int(number), str(text))
+            for number, text in zip(block["number"], block["text"], strict=True)
+        ]
         results = zip(lines, results_of(self._open, lines, self._defaults), strict=True)
         return {"result": [to_json({"line": line.number, **found}) for line, found in results]}
 
@@ -58,10 +62,22 @@ class Answerer:
 @opts.BUNDLE
 @click.argument("requests", type=click.Path(path_type=Path))
 @click.argument("results", type=click.Path(path_type=Path))
-@click.option("--actors", type=int, default=1, show_default=True, help="Actors. Each has --threads CPUs (default: 1).")
+@click.option(
+    "--actors",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Actors. Each has --threads CPUs (default: 1).",
+)
 @opts.MAX_BATCH_SIZE
 @opts.generation_options
-@click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Line n is sampled with this seed + n - 1.",
+)
 @opts.engine_options
 @one_line_errors
 def main(bundle: Path, requests: Path, results: Path, actors: int, **options: Any) -> None:
@@ -76,7 +92,9 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
         import ray.data
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    with opts.open_bundle(bundle, opened) as session:  # errors of the bundle appear here, not in an actor's log
+    with opts.open_bundle(
+        bundle, opened
+    ) as session:  # errors of the bundle appear here, not in an actor's log
         size = BLOCK_LINES_PER_SLOT * session.slots
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()

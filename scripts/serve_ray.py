@@ -1,11 +1,13 @@
-"""The server of `pass-run serve` as a Ray Serve deployment: replicas on a cluster, autoscaling, health checks.
+"""The server of `pass-run serve` as a Ray Serve deployment: replicas on a cluster, autoscaling,
+health checks.
 
     pip install 'pass-toolkit[cpu,serve,ray]'
     python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
 
-Every replica runs the whole app with its own session, slots, queue and metrics. The script joins the cluster that
-RAY_ADDRESS names, or starts one. The bundle must be at the same path on every node. If a replica dies, Ray replaces it;
-its requests fail with status 500, and clients should retry them (the openai package does).
+Every replica runs the whole app with its own session, slots, queue and metrics. The script joins
+the cluster that RAY_ADDRESS names, or starts one. The bundle must be at the same path on every
+node. If a replica dies, Ray replaces it; its requests fail with status 500, and clients should
+retry them (the openai package does).
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ from pass_server.serve_options import ServeOptions, check_exposure
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def deployment(bundle: Path, opened: LoadOptions, slots: int, options: ServeOptions, scaling: dict[str, int]) -> Any:
-    """Return a Ray Serve deployment. slots: of each replica. scaling: min_replicas and max_replicas."""
+def deployment(
+    bundle: Path, opened: LoadOptions, slots: int, options: ServeOptions, scaling: dict[str, int]
+) -> Any:
+    """Return a Ray Serve deployment. slots: of each replica. scaling: min_replicas and
+    max_replicas."""
     from ray import serve
 
     def app() -> Any:
@@ -71,15 +76,27 @@ def deployment(bundle: Path, opened: LoadOptions, slots: int, options: ServeOpti
 @server_flags.server_options
 @click.option("--replicas", type=int, default=1, show_default=True, help="Fewest replicas.")
 @click.option("--max-replicas", type=int, help="Most replicas.  [default: --replicas]")
-@click.option("--max-batch-size", type=int, default=DEFAULT_BATCH, show_default=True, help="Slots per replica.")
+@click.option(
+    "--max-batch-size",
+    type=int,
+    default=DEFAULT_BATCH,
+    show_default=True,
+    help="Slots per replica.",
+)
 @opts.engine_options
 @one_line_errors
-def main(bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, **options: Any) -> None:
-    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each uses --threads CPUs (default: 1), and a GPU if --device
-    names one. The options are those of pass-run serve; limits and queues are of each replica."""
+def main(
+    bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, **options: Any
+) -> None:
+    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each uses --threads CPUs (default: 1),
+    and a GPU if --device names one. The options are those of pass-run serve; limits and queues are
+    of each replica."""
     most, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
     if not 1 <= replicas <= most or slots < 1:
-        raise PassError("--replicas and --max-batch-size must be at least 1, and --max-replicas at least --replicas")
+        raise PassError(
+            "--replicas and --max-batch-size must be at least 1, and --max-replicas at least "
+            "--replicas"
+        )
     limits = server_flags.serve_options(options)
     opened = opts.load_options(options)
     opened = replace(opened, threads=opened.threads or 1)
@@ -90,8 +107,12 @@ def main(bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, 
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    opts.open_bundle(bundle, opened).close()  # reports errors of the bundle here, not in a replica's log
-    made = deployment(bundle.absolute(), opened, slots, limits, {"min_replicas": replicas, "max_replicas": most})
+    opts.open_bundle(
+        bundle, opened
+    ).close()  # reports errors of the bundle here, not in a replica's log
+    made = deployment(
+        bundle.absolute(), opened, slots, limits, {"min_replicas": replicas, "max_replicas": most}
+    )
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})
@@ -105,7 +126,9 @@ def main(bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, 
         click.echo("shutting down", err=True)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # A second signal must not interrupt the shutdown.
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # A second signal must not interrupt the shutdown.
         serve.shutdown()
         ray.shutdown()
 

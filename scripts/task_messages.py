@@ -1,6 +1,8 @@
-"""Typical messages of users to a chat model, which ask for lists, mail, dialogue, JSON, tables, code, and so on.
+"""Typical messages of users to a chat model, which ask for lists, mail, dialogue, JSON, tables,
+code, and so on.
 
-`fetch_corpus.py` writes them as training text. A message is a template with a topic or the head of a Python function.
+`fetch_corpus.py` writes them as training text. A message is a template with a topic or the head of
+a Python function.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ TEMPLATES = (
     "Write an interview with an expert on {}: three questions, with answers.",
     "Write a short scene for a play in which a grandmother explains {} to a child.",
     "Write a JSON object that describes {}, with the keys name, category, summary and keywords.",
-    "Return a JSON array of five quiz questions about {}, each with a question, four options and the answer.",
-    "Make up three products that have to do with {} and print them as JSON with name, price and stock.",
+    "Return a JSON array of five quiz questions about {}, each with a question, four options "
+    "and the answer.",
+    "Make up three products that have to do with {} and print them as JSON with name, price "
+    "and stock.",
     "Write a YAML file with the settings of an app about {}.",
     "Make a markdown table with five rows that compares kinds of {}.",
-    "Write a README in markdown for a small project about {}, with headings and a list of features.",
+    "Write a README in markdown for a small project about {}, with headings and a list of "
+    "features.",
     "Write a one-page summary of {} in markdown with a heading for each section.",
     "Explain {} in simple words.",
     "What is {}, and why does it matter?",
@@ -44,23 +49,29 @@ TEMPLATES = (
     "Write a bash script that creates folders for notes on {}.",
 )
 TOPICS = (
-    "baking bread", "first aid", "houseplants", "personal budgets", "bicycle repair", "public speaking", "sleep",
-    "solar power", "chess openings", "dog training", "home networks", "job interviews", "watercolour painting",
-    "time management", "electric cars", "coffee", "camping", "recycling", "password security", "yoga", "volcanoes",
-    "the water cycle", "black holes", "vaccines", "inflation", "remote work", "open source software", "photography",
-    "gardening in small spaces", "city buses", "vegetarian cooking", "marathon training", "learning a language",
-    "renting a flat", "moving to another country", "birthday parties", "board games", "weather forecasts", "bees",
-    "healthy breakfasts", "spreadsheets", "version control", "databases", "machine learning", "unit tests", "insurance",
-    "cleaning a kitchen", "saving energy", "knitting", "the Roman Empire", "jazz", "classical music", "football",
-    "swimming", "dinosaurs", "photosynthesis", "the stock market", "elections", "museums", "trains", "airports",
-    "online shopping", "mental health at work", "teaching children to read", "writing a novel", "podcasts", "tea",
+    "baking bread", "first aid", "houseplants", "personal budgets", "bicycle repair",
+    "public speaking", "sleep", "solar power", "chess openings", "dog training", "home networks",
+    "job interviews", "watercolour painting", "time management", "electric cars", "coffee",
+    "camping", "recycling", "password security", "yoga", "volcanoes", "the water cycle",
+    "black holes", "vaccines", "inflation", "remote work", "open source software", "photography",
+    "gardening in small spaces", "city buses", "vegetarian cooking", "marathon training",
+    "learning a language", "renting a flat", "moving to another country", "birthday parties",
+    "board games", "weather forecasts", "bees", "healthy breakfasts", "spreadsheets",
+    "version control", "databases", "machine learning", "unit tests", "insurance",
+    "cleaning a kitchen", "saving energy", "knitting", "the Roman Empire", "jazz",
+    "classical music", "football", "swimming", "dinosaurs", "photosynthesis", "the stock market",
+    "elections", "museums", "trains", "airports", "online shopping", "mental health at work",
+    "teaching children to read", "writing a novel", "podcasts", "tea",
 )  # fmt: skip
 MAX_HEAD_CHARACTERS = 600
 """The most characters of a function's head (signature and docstring) in a message."""
 
 
-def task_messages(titles: Iterable[str], modules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, message). titles: more topics. modules: (name, Python source) of functions to ask for."""
+def task_messages(
+    titles: Iterable[str], modules: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, message). titles: more topics. modules: (name, Python source) of functions to
+    ask for."""
     for number, (template, topic) in enumerate(itertools.product(TEMPLATES, (*TOPICS, *titles))):
         yield f"task-{number}", template.format(topic)
     for name, source in modules:
@@ -69,10 +80,17 @@ def task_messages(titles: Iterable[str], modules: Iterable[tuple[str, str]]) -> 
 
 
 def function_heads(source: str) -> Iterator[str]:
-    """Yield signature and docstring of the public functions and methods of a module that have both."""
+    """Yield signature and docstring of the public functions and methods of a module that have
+    both."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and ast.get_docstring(node):
-            head = "\n".join(line[node.col_offset :] for line in lines[node.lineno - 1 : node.body[0].end_lineno])
+        if (
+            isinstance(node, ast.FunctionDef)
+            and not node.name.startswith("_")
+            and ast.get_docstring(node)
+        ):
+            head = "\n".join(
+                line[node.col_offset :] for line in lines[node.lineno - 1 : node.body[0].end_lineno]
+            )
             if len(head) <= MAX_HEAD_CHARACTERS:
                 yield head

@@ -2,15 +2,18 @@
 # The tests. A suite gets what it needs, says what it installs, and a second call installs nothing.
 #
 #     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is there; OPTIONs are
-#                                         # pytest's (-m "not slow", tests/docs); --all adds tests marked `seldom`
-#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests, tests/cpp, format, tidy;
-#                                         # --sanitizers: its own again under AddressSanitizer and UBSan, and TSan
+#                                         # pytest's (-m "not slow", tests/docs); --all adds tests
+#                                         marked `seldom`
+#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests,
+#                                         tests/cpp, format, tidy; # --sanitizers: its own again
+#                                         under AddressSanitizer and UBSan, and TSan
 #     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
 #     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
 #     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test needs its 38 packages
 #     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in build/page
 #     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot products, AVX2 or AVX,
-#                                         # which qemu-user emulates; the C++ program too, if it is built
+#                                         # which qemu-user emulates; the C++ program too, if it is
+#                                         built
 #     scripts/test.sh docs                # the pages that scripts/docs.sh makes: no link leads nowhere
 #     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
@@ -23,8 +26,8 @@ usual() {
     ruff check .
     ruff format --check .
     mypy
-    # Files go to workers in the order of tests/conftest.py, the longest first. Otherwise xdist would begin with the
-    # files that have most tests.
+    # Files go to workers in the order of tests/conftest.py, the longest first. Otherwise xdist
+    # would begin with the files that have most tests.
     pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 }
 
@@ -100,8 +103,9 @@ cpus() {
 
 docs() { bash scripts/docs.sh --strict; }
 
-# .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests of the runtime and
-# its commands. It needs Python 3.11 or 3.12, for which numpy 1.26 was built: OLDEST_PYTHON names one.
+# .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests
+# of the runtime and its commands. It needs Python 3.11 or 3.12, for which numpy 1.26 was built:
+# OLDEST_PYTHON names one.
 ranges() {
     test_environment
     local candidate python='' stamp

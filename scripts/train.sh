@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Trains look-ahead weights for a model of models/registry.toml and puts them, with measured acceptance, into models/:
-#   scripts/train.sh MODEL --minutes M [OPTION...]
+# Trains look-ahead weights for a model of models/registry.toml and puts them, with measured
+#   acceptance, into models/: scripts/train.sh MODEL --minutes M [OPTION...]
 #   scripts/train.sh MODEL [STEPS [OPTION...]]
-# It is the whole recipe: corpus, text, training, evaluation, card. --minutes 10 is for a GPU, on which text is written
-# while training goes on; a CPU needs hours. The evaluation and the corpus take minutes more. A second call continues an
-# interrupted run, and more STEPS or minutes extend it. If the model has weights already, they are trained further.
-# OPTIONs are those of pass-train, for example for shorter runs. The variables CORPUS, OUTPUT and TARGET (directories),
-# LOOKAHEAD, SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
+# It is the whole recipe: corpus, text, training, evaluation, card. --minutes 10 is for a GPU, on
+# which text is written while training goes on; a CPU needs hours. The evaluation and the corpus
+# take minutes more. A second call continues an interrupted run, and more STEPS or minutes extend
+# it. If the model has weights already, they are trained further. OPTIONs are those of pass-train,
+# for example for shorter runs. The variables CORPUS, OUTPUT and TARGET (directories), LOOKAHEAD,
+# SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
 # `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +25,8 @@ environment cpu train
 corpus=${CORPUS:-build/corpus} output=${OUTPUT:-build/train/$model} target=${TARGET:-models/$model}
 [ -f "$corpus/train/tasks.jsonl" ] || python scripts/fetch_corpus.py "$corpus"
 
-# Sources take turns. The model writes three of seven prompts, two are tasks, one is an excerpt of text and one of code.
+# Sources take turns. The model writes three of seven prompts, two are tasks, one is an excerpt of
+# text and one of code.
 data=()
 for source in ${SOURCES:-self self self tasks tasks wikipedia python}; do
     if [ "$source" = self ]; then data+=(--data self); else data+=(--data "$corpus/train/$source.jsonl"); fi
@@ -35,7 +37,8 @@ if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" 
     cp "$target/lookahead.safetensors" "$output/start.safetensors"
 fi
 start=()
-# The probability of acceptance is for weights that can draft: from the start on if they are trained further.
+# The probability of acceptance is for weights that can draft: from the start on if they are trained
+# further.
 if [ -f "$output/start.safetensors" ]; then start=(--start "$output/start.safetensors" --aim acceptance); fi
 [[ " ${options[*]} " != *" --minutes "* ]] || start+=(--aim both)
 pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --anchors 48 \

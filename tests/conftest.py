@@ -1,4 +1,5 @@
-"""Shared fixtures: a tiny tokenizer, tiny random models, and bundles exported from them by the real exporter."""
+"""Shared fixtures: a tiny tokenizer, tiny random models, and bundles exported from them by the real
+exporter."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ THREADS = 0
 """For large models in tests: 0 is the engine's choice; among several workers each gets one core."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     THREADS = 1
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads spin while they wait for one another
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # torch's threads spin while they wait for one another
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -41,7 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.parent.name not in EXPORTING))
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("slow") is None,
+            item.path.parent.name not in EXPORTING,
+        )
+    )
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("seldom")]
         config.hook.pytest_deselected(items=left_out)
@@ -59,7 +67,8 @@ class SilentProgress:
 
 
 def make_tokenizer():
-    """A byte-level BPE tokenizer of at most VOCAB_SIZE tokens, <bos> 0 and <eos> 1: every byte has a token."""
+    """A byte-level BPE tokenizer of at most VOCAB_SIZE tokens, <bos> 0 and <eos> 1: every byte has
+    a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -79,7 +88,8 @@ def make_tokenizer():
 
 
 def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
-    """Save a tiny random model with a tokenizer in `directory`. Its logits are spread enough to have few near-ties."""
+    """Save a tiny random model with a tokenizer in `directory`. Its logits are spread enough to
+    have few near-ties."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -98,7 +108,9 @@ def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
         "pad_token_id": EOS,
     }
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(sizes | overrides)))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **(sizes | overrides))
+    )
     model.save_pretrained(directory)
     make_tokenizer().save_pretrained(directory)
     return directory
@@ -156,29 +168,40 @@ def tiny_model(shared: Path, traces: None) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and the untrained baseline. Shared: tests must not change it."""
+    """The tiny Llama exported with L=6 and the untrained baseline. Shared: tests must not change
+    it."""
     return made_once(shared / "tiny", lambda output: export_bundle(tiny_model, output, lookahead=6))
 
 
 @pytest.fixture(scope="session")
 def random_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and random look-ahead vectors, large enough to draft nonsense."""
+    """The tiny Llama exported with L=6 and random look-ahead vectors, large enough to draft
+    nonsense."""
     import torch
     from safetensors.torch import save_file
 
     def make(output: Path) -> None:
         weights = shared / "random.safetensors"
-        save_file({"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3}, weights)
+        save_file(
+            {"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3},
+            weights,
+        )
         export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
 
     return made_once(shared / "random", make)
 
 
 def write_random_weights(
-    model: Path, path: Path, lookahead: int = 6, rank: int = 4, head_rank: int = 0, head_strength: float = 1.0
+    model: Path,
+    path: Path,
+    lookahead: int = 6,
+    rank: int = 4,
+    head_rank: int = 0,
+    head_strength: float = 1.0,
 ) -> Path:
-    """A weights file as pass-train writes it for `model`, with random embeddings; with a random adapter where it has a
-    rank, and a random draft head where that has one. head_strength: as `random_head` has it."""
+    """A weights file as pass-train writes it for `model`, with random embeddings; with a random
+    adapter where it has a rank, and a random draft head where that has one. head_strength: as
+    `random_head` has it."""
     import torch
 
     from pass_exporter.model.fingerprint import model_fingerprint
@@ -187,15 +210,28 @@ def write_random_weights(
     from pass_exporter.model.registry import resolve
     from pass_trainer.drafter import new_adapter
 
-    base, generator = load_model(resolve(str(model)), "fp32").model, torch.Generator().manual_seed(1)
+    base, generator = (
+        load_model(resolve(str(model)), "fp32").model,
+        torch.Generator().manual_seed(1),
+    )
     adapter = new_adapter(base, rank, generator) if rank else None
     with torch.no_grad():
         for b in adapter.lora_B if adapter else ():
             b.normal_(generator=generator)
-    head = random_head(base.get_output_embeddings().weight, head_rank, strength=head_strength) if head_rank else None
+    head = (
+        random_head(base.get_output_embeddings().weight, head_rank, strength=head_strength)
+        if head_rank
+        else None
+    )
     sizes = {"rank": rank, "head_rank": head_rank, "head_width": 24 if head_rank else 0}
     record = TrainingRecord(
-        base="tiny", lookahead=lookahead, adapter="lora" if rank else "none", **sizes, steps=0, recipe={}, tools={}
+        base="tiny",
+        lookahead=lookahead,
+        adapter="lora" if rank else "none",
+        **sizes,
+        steps=0,
+        recipe={},
+        tools={},
     )
     embeddings = torch.randn(lookahead, base.config.hidden_size, generator=generator)
     write_lookahead(path, embeddings, adapter, head, model_fingerprint(base), record)
@@ -203,7 +239,8 @@ def write_random_weights(
 
 
 def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2, strength: float = 1.0):
-    """A draft head that moves logits by a few units, times `strength`: in float16, as files hold it."""
+    """A draft head that moves logits by a few units, times `strength`: in float16, as files hold
+    it."""
     import torch
 
     from pass_exporter.model.head import DraftHead, new_head
@@ -213,19 +250,26 @@ def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2, stre
     tensors["head.bias"] = torch.randn(width, generator=generator)
     tensors["head.state"] = tensors["head.state"] * 10
     tensors["head.out"] = torch.randn(rank, width, generator=generator) / 2 * strength
-    return DraftHead({name.removeprefix("head."): tensor.half() for name, tensor in tensors.items()}, embeddings)
+    return DraftHead(
+        {name.removeprefix("head."): tensor.half() for name, tensor in tensors.items()}, embeddings
+    )
 
 
 @pytest.fixture(scope="session")
 def adapter_weights(tiny_model: Path, shared: Path) -> Path:
-    return made_once(shared / "adapter.safetensors", lambda path: write_random_weights(tiny_model, path, lookahead=8))
+    return made_once(
+        shared / "adapter.safetensors",
+        lambda path: write_random_weights(tiny_model, path, lookahead=8),
+    )
 
 
 @pytest.fixture(scope="session")
 def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
     """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=8."""
     options = {"lookahead": 8, "lookahead_weights": adapter_weights}
-    return made_once(shared / "adapter", lambda output: export_bundle(tiny_model, output, **options))
+    return made_once(
+        shared / "adapter", lambda output: export_bundle(tiny_model, output, **options)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -234,7 +278,9 @@ def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable
 
     def bundle(weights: str) -> Path:
         options = {"weights": weights, "lookahead_weights": adapter_weights}
-        return made_once(shared / f"in-{weights}", lambda output: export_bundle(tiny_model, output, **options))
+        return made_once(
+            shared / f"in-{weights}", lambda output: export_bundle(tiny_model, output, **options)
+        )
 
     return bundle
 
@@ -245,7 +291,9 @@ def head_bundle(tiny_model: Path, shared: Path) -> Path:
 
     def make(directory: Path) -> None:
         directory.mkdir(exist_ok=True)
-        weights = write_random_weights(tiny_model, directory / "lookahead.safetensors", lookahead=8, head_rank=12)
+        weights = write_random_weights(
+            tiny_model, directory / "lookahead.safetensors", lookahead=8, head_rank=12
+        )
         export_bundle(tiny_model, directory / "bundle", lookahead=8, lookahead_weights=weights)
 
     return made_once(shared / "head", make) / "bundle"
@@ -253,11 +301,14 @@ def head_bundle(tiny_model: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def subset_bundle(shared: Path, traces: None) -> Path:
-    """A draft head that sees half of a vocabulary of 1024, and no adapter, L=4. Model and weights lie beside it."""
+    """A draft head that sees half of a vocabulary of 1024, and no adapter, L=4. Model and weights
+    lie beside it."""
 
     def make(directory: Path) -> None:
         model = make_model(directory / "model", vocab_size=1024)
-        weights = write_random_weights(model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12)
+        weights = write_random_weights(
+            model, directory / "lookahead.safetensors", lookahead=4, rank=0, head_rank=12
+        )
         export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
 
     return made_once(shared / "subset", make) / "bundle"
@@ -287,7 +338,9 @@ def smollm2_bundle(shared: Path) -> Path:
         try:
             load(output, "cpu", verify=False)
         except PassError:  # not there, or of an older version
-            report = export(ExportConfig(SMOLLM2, lookahead=4, output=output, force=True), SilentProgress())
+            report = export(
+                ExportConfig(SMOLLM2, lookahead=4, output=output, force=True), SilentProgress()
+            )
             assert report.relative_error < 2e-5
 
     made_once(shared / "smollm2", make)
@@ -308,10 +361,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A server with four slots, and a queue that nothing fills. Its drafts are nonsense, some of which is accepted."""
+    """A server with four slots, and a queue that nothing fills. Its drafts are nonsense, some of
+    which is accepted."""
     from running import Server
 
-    with Server(random_bundle, tmp_path_factory.mktemp("server") / "log", "--max-batch-size", 4) as running:
+    with Server(
+        random_bundle, tmp_path_factory.mktemp("server") / "log", "--max-batch-size", 4
+    ) as running:
         yield running
 
 
@@ -329,7 +385,8 @@ def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """Triton with a model `text` and a model `tokens`, four slots each, and `slow`: two slots, 30 ms a pass."""
+    """Triton with a model `text` and a model `tokens`, four slots each, and `slow`: two slots, 30
+    ms a pass."""
     from triton_server import SLOW, Triton, require_triton
 
     from pass_exporter.triton import RepositoryConfig, write_model
@@ -338,7 +395,9 @@ def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
     directory = tmp_path_factory.mktemp("triton")
     for name, slots in (("text", 4), ("tokens", 4), ("slow", 2)):
         chosen = {"served_model_name": name, "tokens": name == "tokens", "copy": name == "tokens"}
-        config = RepositoryConfig(random_bundle, directory / "models", max_batch_size=slots, threads=1, **chosen)
+        config = RepositoryConfig(
+            random_bundle, directory / "models", max_batch_size=slots, threads=1, **chosen
+        )
         if (model := write_model(config)).name == "slow":
             with (model / "1" / "model.py").open("a") as file:
                 file.write(SLOW)

@@ -21,13 +21,15 @@ def of_type(kind: str, weight: torch.Tensor) -> torch.Tensor:
 
 
 def export_of_type(kind: str, directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """`source` from a model whose decoder has the values of a GGUF type, and its weights. The export's own check has
-    compared it with torch."""
+    """`source` from a model whose decoder has the values of a GGUF type, and its weights. The
+    export's own check has compared it with torch."""
     model = make_model(directory / "model", tie_word_embeddings=False)
     tensors = load_file(model / "model.safetensors")
     tensors |= {name: of_type(kind, tensor) for name, tensor in tensors.items() if "_proj" in name}
     tensors["lm_head.weight"] = of_type("Q8_0", tensors["lm_head.weight"])
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pass_exporter.export.check_gguf_types", lambda _: None)  # it is no .gguf file
+        patch.setattr(
+            "pass_exporter.export.check_gguf_types", lambda _: None
+        )  # it is no .gguf file
         return export_bundle(model, directory / "bundle", lookahead=2, weights="source"), tensors

@@ -18,9 +18,11 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Return `path`, which the first caller of any worker has made with make(path); the others wait for it.
+    """Return `path`, which the first caller of any worker has made with make(path); the others wait
+    for it.
 
-    The lock's file says that it is whole: what a failure left is made again, by the next who asks for it.
+    The lock's file says that it is whole: what a failure left is made again, by the next who asks
+    for it.
     """
     with path.with_name(f"{path.name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -27,8 +27,8 @@ SMALL = 4 << 20
 
 @contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
-    """While the block runs, the first trace of an architecture leaves its graph in `folder`. Later ones get that graph
-    with their own weights.
+    """While the block runs, the first trace of an architecture leaves its graph in `folder`. Later
+    ones get that graph with their own weights.
     """
 
     def remembering(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
@@ -51,29 +51,46 @@ class _Program:
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by every name that it has: of tied weights, the graph has either name."""
+    """Every parameter and buffer by every name that it has: of tied weights, the graph has either
+    name."""
     parameters = module.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
-    """Everything about a trunk that decides how its graph looks: all but the values of its parameters, and how many
-    look-ahead embeddings there are. (An export compares the graph with torch, whatever the graph was made from.)"""
-    config = {name: value for name, value in module.model.config.to_dict().items() if name not in NO_PART_OF_A_GRAPH}
+    """Everything about a trunk that decides how its graph looks: all but the values of its
+    parameters, and how many look-ahead embeddings there are. (An export compares the graph with
+    torch, whatever the graph was made from.)"""
+    config = {
+        name: value
+        for name, value in module.model.config.to_dict().items()
+        if name not in NO_PART_OF_A_GRAPH
+    }
     tensors = _tensors(module)
     tied: dict[int, str] = {}
     shapes = [
-        (name, t.shape[name == "lookahead" :], t.dtype, tied.setdefault(id(t), name)) for name, t in tensors.items()
+        (name, t.shape[name == "lookahead" :], t.dtype, tied.setdefault(id(t), name))
+        for name, t in tensors.items()
     ]
     adapted = None if module.adapter is None else module.adapter.names
     tensors_of = (one if isinstance(one, list) else [one] for one in inputs)
     examples = [[(t.shape, t.dtype) for t in some if t is not None] for some in tensors_of]
-    found = (type(module.model), config, shapes, adapted, module.outputs_hidden, module.training, examples, options)
+    found = (
+        type(module.model),
+        config,
+        shapes,
+        adapted,
+        module.outputs_hidden,
+        module.training,
+        examples,
+        options,
+    )
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _with_weights(model: ir.Model, module: torch.nn.Module) -> ir.Model:
-    """Set each initializer to the module's tensor of that name: a reference to it, as the tracer makes it."""
+    """Set each initializer to the module's tensor of that name: a reference to it, as the tracer
+    makes it."""
     from torch.onnx._internal.exporter._core import TorchTensor
 
     tensors = _tensors(module)

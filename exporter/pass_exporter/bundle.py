@@ -66,12 +66,17 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizer
 
 
 def write_tails(
-    directory: Path, lookahead: int, vocab_size: int, rule: Rule, draft_head: DraftHead | None = None
+    directory: Path,
+    lookahead: int,
+    vocab_size: int,
+    rule: Rule,
+    draft_head: DraftHead | None = None,
 ) -> tuple[PlanInfo, ...]:
     """Write tail.<plan>.<sampler>.onnx for every plan of the bundle.
 
-    Sampling tails read the noise tables from one file, and drafting tails the draft head from another. Trees need rule
-    "match", `has_candidate_subset`, and a head: without one, all drafts of one depth would have the same children.
+    Sampling tails read the noise tables from one file, and drafting tails the draft head from
+    another. Trees need rule "match", `has_candidate_subset`, and a head: without one, all drafts of
+    one depth would have the same children.
     """
     locations = _write_noise_tables(directory, vocab_size)
     head = None
@@ -84,7 +89,8 @@ def write_tails(
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Write the tables. Return the file and the offset in bytes of each, by its name in the tails."""
+    """Write the tables. Return the file and the offset in bytes of each, by its name in the
+    tails."""
     locations, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
@@ -93,15 +99,21 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
     return locations
 
 
-def _write_head(directory: Path, draft_head: DraftHead) -> tuple[heads.HeadArrays, dict[str, tuple[str, int]]]:
-    """Write the draft head. Return its arrays, and their files and offsets as in `_write_noise_tables`."""
+def _write_head(
+    directory: Path, draft_head: DraftHead
+) -> tuple[heads.HeadArrays, dict[str, tuple[str, int]]]:
+    """Write the draft head. Return its arrays, and their files and offsets as in
+    `_write_noise_tables`."""
     head = draft_head.arrays()
     places = heads.head_layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
     with (directory / heads.HEAD_FILE).open("wb") as file:
         for name, place in places.items():
             file.seek(place.offset)
             file.write(getattr(head, name).astype(place.dtype).tobytes())
-    return head, {f"{heads.HEAD_PREFIX}{name}": (heads.HEAD_FILE, place.offset) for name, place in places.items()}
+    return head, {
+        f"{heads.HEAD_PREFIX}{name}": (heads.HEAD_FILE, place.offset)
+        for name, place in places.items()
+    }
 
 
 def _write_plan(
@@ -115,7 +127,9 @@ def _write_plan(
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
-        model = (build_rejection_tail if by_rejection else build_tail)(plan, sampler, vocab_size, head)
+        model = (build_rejection_tail if by_rejection else build_tail)(
+            plan, sampler, vocab_size, head
+        )
         _use_external_data(model, directory, locations)
         name = f"tail.{plan.name}.{sampler}.onnx"
         ir.save(model, directory / name)
@@ -132,21 +146,26 @@ def _write_plan(
 
 
 def write_logprobs(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.logprobs.onnx, which serves all samplers and all plans but trees. Return its manifest entry."""
+    """Write tail.logprobs.onnx, which serves all samplers and all plans but trees. Return its
+    manifest entry."""
     model = build_logprobs(vocab_size)
     ir.save(model, directory / LOGPROBS_FILE)
     return graph_info(model, LOGPROBS_FILE)
 
 
 def write_processors(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.processors.onnx, which serves all plans and samplers. Return its manifest entry."""
+    """Write tail.processors.onnx, which serves all plans and samplers. Return its manifest
+    entry."""
     model = build_processors(vocab_size)
     ir.save(model, directory / PROCESSORS_FILE)
     return graph_info(model, PROCESSORS_FILE)
 
 
-def _use_external_data(model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]) -> None:
-    """Make `model` read initializers from files of `directory`. locations: name -> (file, offset in bytes)."""
+def _use_external_data(
+    model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]
+) -> None:
+    """Make `model` read initializers from files of `directory`. locations: name -> (file, offset in
+    bytes)."""
     for name, (file, offset) in locations.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -174,11 +193,14 @@ def graph_info(model: ir.Model, file: str) -> Graph:
 def _tensor(value: ir.Value) -> Tensor:
     assert value.name is not None and value.dtype is not None and value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return Tensor.model_validate({"name": value.name, "dtype": value.dtype.numpy().name, "shape": shape})
+    return Tensor.model_validate(
+        {"name": value.name, "dtype": value.dtype.numpy().name, "shape": shape}
+    )
 
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write tokenizer.json, and chat templates if the model has any. Raises PassError if one does not compile."""
+    """Write tokenizer.json, and chat templates if the model has any. Raises PassError if one does
+    not compile."""
     tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
@@ -188,7 +210,9 @@ def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None
             (directory / file).write_text(templates[name], encoding="utf-8")
     if others := sorted(set(templates) - set(CHAT_TEMPLATE_FILES)):
         known = " and ".join(CHAT_TEMPLATE_FILES)
-        warnings.warn(f"left out the chat templates {', '.join(others)}: only {known} are used", stacklevel=2)
+        warnings.warn(
+            f"left out the chat templates {', '.join(others)}: only {known} are used", stacklevel=2
+        )
     if (template := load_chat_template(directory, tokenizer.special_tokens_map)) is not None:
         template.check()
         template.close()
@@ -203,7 +227,8 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with the hashes of all other files."""
+    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with the hashes of
+    all other files."""
     record, head = lookahead.record, lookahead.head
     manifest = Manifest(
         format="pass-bundle",
@@ -216,8 +241,12 @@ def write_manifest(
             source=lookahead.source,
             adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
             acceptance_per_position=() if record is None else record.acceptance[: lookahead.length],
-            acceptance_per_position_sampled=() if record is None else record.acceptance_sampled[: lookahead.length],
-            head=None if head is None else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS),
+            acceptance_per_position_sampled=()
+            if record is None
+            else record.acceptance_sampled[: lookahead.length],
+            head=None
+            if head is None
+            else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS),
         ),
         trunk=trunk,
         derived=derived,
@@ -225,7 +254,9 @@ def write_manifest(
         logprobs=write_logprobs(directory, model.vocab_size),
         processors=write_processors(directory, model.vocab_size),
         feeds=feeds(trunk, plans),
-        noise=NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS),
+        noise=NoiseInfo(
+            scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS
+        ),
         files=_hash_files(directory),
         tools=_tools(),
         engines=(),
@@ -235,22 +266,26 @@ def write_manifest(
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Map each output to the input that shares its memory, which the next graph or the next pass's trunk reads."""
+    """Map each output to the input that shares its memory, which the next graph or the next pass's
+    trunk reads."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
 
 
 def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write the model's description into the trunk's metadata, so that the runtime refuses another model's manifest."""
-    trunk.metadata_props[METADATA_KEY] = json.dumps(metadata(model, lookahead, rule), sort_keys=True)
+    """Write the model's description into the trunk's metadata, so that the runtime refuses another
+    model's manifest."""
+    trunk.metadata_props[METADATA_KEY] = json.dumps(
+        metadata(model, lookahead, rule), sort_keys=True
+    )
 
 
 def _tools() -> dict[str, str]:
     """Return the versions of the tools that made the bundle.
 
-    The package of onnxruntime has another name on GPU machines, so its version comes from the module. Packages that are
-    not installed, such as this project in a plain checkout, are left out.
+    The package of onnxruntime has another name on GPU machines, so its version comes from the
+    module. Packages that are not installed, such as this project in a plain checkout, are left out.
     """
     found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
@@ -282,7 +317,8 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
 
 
 def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
-    """Return the manifest entry; None without quantization. Its `grid` is the scheme of most layers of the decoder."""
+    """Return the manifest entry; None without quantization. Its `grid` is the scheme of most layers
+    of the decoder."""
     spec = quantized.spec
     if spec.scheme is None:
         return None
@@ -305,9 +341,14 @@ def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
 
 def _scheme_info(scheme: WeightScheme, offsets: bool = False) -> SchemeInfo:
     return SchemeInfo(
-        numbers=scheme.code_type, block_size=scheme.block_size, zero_points=scheme.zero_points, offsets=offsets
+        numbers=scheme.code_type,
+        block_size=scheme.block_size,
+        zero_points=scheme.zero_points,
+        offsets=offsets,
     )
 
 
 def _hash_files(directory: Path) -> dict[str, FileInfo]:
-    return {path.name: file_info(path) for path in sorted(directory.iterdir()) if path.name != FILE_NAME}
+    return {
+        path.name: file_info(path) for path in sorted(directory.iterdir()) if path.name != FILE_NAME
+    }

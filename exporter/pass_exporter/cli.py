@@ -1,4 +1,5 @@
-"""pass-export: the command line of `export.export`, `engines.build.build_engines` and `triton.write_model`."""
+"""pass-export: the command line of `export.export`, `engines.build.build_engines` and
+`triton.write_model`."""
 
 from __future__ import annotations
 
@@ -35,44 +36,72 @@ if TYPE_CHECKING:
 
 
 class _ExportGroup(OneLineGroup):
-    """`pass-export --model M ...` exports, `pass-export build BUNDLE ...` builds engines for an existing bundle, and
-    `pass-export triton BUNDLE ...` adds it to a Triton model repository."""
+    """`pass-export --model M ...` exports, `pass-export build BUNDLE ...` builds engines for an
+    existing bundle, and `pass-export triton BUNDLE ...` adds it to a Triton model repository."""
 
     def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
         return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
 
-def _parse_integers(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+def _parse_integers(
+    _context: click.Context, _parameter: click.Parameter, given: str | None
+) -> tuple[int, ...] | None:
     """Parse "1024,256" to (1024, 256)."""
     if given is None:
         return None
     try:
         return tuple(int(word) for word in given.split(","))
     except ValueError:
-        raise click.BadParameter(f"give integers separated by commas, such as 1024,256, not {given!r}") from None
+        raise click.BadParameter(
+            f"give integers separated by commas, such as 1024,256, not {given!r}"
+        ) from None
 
 
 def _engine_options(command: Any) -> Any:
     """Add the options of engine builds, named as in trtexec and Polygraphy."""
     choices = [
-        click.option("--max-batch-size", type=int, default=1, show_default=True, help="Most sequences per pass."),
-        click.option("--max-seq-len", type=int, help="Prompt + output tokens.  [default: 4096, if the model allows]"),
-        click.option("--capacity", type=int, help="KV cache entries per sequence, instead of --max-seq-len."),
+        click.option(
+            "--max-batch-size",
+            type=int,
+            default=1,
+            show_default=True,
+            help="Most sequences per pass.",
+        ),
+        click.option(
+            "--max-seq-len",
+            type=int,
+            help="Prompt + output tokens.  [default: 4096, if the model allows]",
+        ),
+        click.option(
+            "--capacity", type=int, help="KV cache entries per sequence, instead of --max-seq-len."
+        ),
         click.option(
             "--prefill-widths",
             metavar="N,N,...",
             callback=_parse_integers,
             help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
         ),
-        click.option("--workspace", type=int, metavar="MIB", help="Scratch memory of kernels.  [default: all memory]"),
         click.option(
-            "--timing-cache", type=click.Path(path_type=Path), help="File to read and update, for faster rebuilds."
+            "--workspace",
+            type=int,
+            metavar="MIB",
+            help="Scratch memory of kernels.  [default: all memory]",
         ),
         click.option(
-            "--compute-capability", multiple=True, help="Target, such as 8.9; repeatable.  [default: this machine's]"
+            "--timing-cache",
+            type=click.Path(path_type=Path),
+            help="File to read and update, for faster rebuilds.",
         ),
         click.option(
-            "--device-memory", type=float, metavar="GIB", help="Memory of the target.  [default: this machine's]"
+            "--compute-capability",
+            multiple=True,
+            help="Target, such as 8.9; repeatable.  [default: this machine's]",
+        ),
+        click.option(
+            "--device-memory",
+            type=float,
+            metavar="GIB",
+            help="Memory of the target.  [default: this machine's]",
         ),
     ]
     for option in reversed(choices):
@@ -80,16 +109,32 @@ def _engine_options(command: Any) -> Any:
     return command
 
 
-@click.group(cls=_ExportGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_ExportGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 @model_flags
-@click.option("--lookahead", type=int, default=4, show_default=True, help=f"L, drafts per pass: 1..{MAX_LOOKAHEAD}.")
+@click.option(
+    "--lookahead",
+    type=int,
+    default=4,
+    show_default=True,
+    help=f"L, drafts per pass: 1..{MAX_LOOKAHEAD}.",
+)
 @click.option(
     "--lookahead-weights",
     type=click.Path(path_type=Path),
-    help="File that pass-train wrote, or `mean` (untrained).  [default: the model's shipped weights, else mean]",
+    help="File that pass-train wrote, or `mean` (untrained).  [default: the model's shipped "
+    "weights, else mean]",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Bundle directory.  [default: <model>-pass<L>]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Bundle directory.  [default: <model>-pass<L>]",
+)
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
@@ -106,48 +151,60 @@ def _engine_options(command: Any) -> Any:
     "--calibrate",
     type=click.Path(path_type=Path),
     metavar="TEXT",
-    help="For int4 and w8a8: a text file to calibrate on; `none`: round int4 to the nearest codes, for large "
-    "models on few cores.  [default: the model writes some text]",
+    help="For int4 and w8a8: a text file to calibrate on; `none`: round int4 to the nearest "
+    "codes, for large models on few cores.  [default: the model writes some text]",
 )
 @click.option(
     "--zero-points/--no-zero-points",
     default=None,
-    help="A zero point per block of int4 or int8 weights: smaller rounding errors, but not for TensorRT.  "
-    "[default: only for int4 in fp32 without --engine]",
+    help="A zero point per block of int4 or int8 weights: smaller rounding errors, but not for "
+    "TensorRT.  [default: only for int4 in fp32 without --engine]",
 )
 @click.option(
     "--cuda-attention",
     type=click.Choice(CUDA_ATTENTION),
-    help="For ONNX Runtime on CUDA, one sequence: `group-query` adds trunks of few nodes with GroupQueryAttention, in "
-    "fp16 only; `attention` adds none.  [default: group-query in fp16, if the model's attention allows]",
+    help="For ONNX Runtime on CUDA, one sequence: `group-query` adds trunks of few nodes with "
+    "GroupQueryAttention, in fp16 only; `attention` adds none.  [default: group-query in fp16, if "
+    "the model's attention allows]",
 )
 @click.option(
     "--rule",
     type=click.Choice(RULES),
     default="match",
     show_default=True,
-    help="Accept a draft if it is the model's own sample (match), or by speculative sampling (rejection).",
+    help="Accept a draft if it is the model's own sample (match), or by speculative sampling "
+    "(rejection).",
 )
 @click.option(
-    "--verify", type=click.Path(path_type=Path), help="Text file to measure perplexity and greedy agreement on."
+    "--verify",
+    type=click.Path(path_type=Path),
+    help="Text file to measure perplexity and greedy agreement on.",
 )
 @click.option(
     "--max-perplexity-ratio",
     type=float,
     default=1.25,
     show_default=True,
-    help="With --verify: fail if the perplexity is more than this times the full-precision model's.",
+    help="With --verify: fail if the perplexity is more than this times the full-precision "
+    "model's.",
 )
 @click.option(
-    "--engine", type=click.Choice(tuple(LIBRARIES)), help="Build TensorRT engines too, with the options below."
+    "--engine",
+    type=click.Choice(tuple(LIBRARIES)),
+    help="Build TensorRT engines too, with the options below.",
 )
 @_engine_options
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @one_line_errors
 def main(**options: Any) -> None:
-    """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run, or build engines for a bundle."""
+    """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run, or build
+    engines for a bundle."""
     context = click.get_current_context()
-    given = [name for name in options if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    given = [
+        name
+        for name in options
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    ]
     if context.invoked_subcommand is not None:
         if given:
             flag = f"--{given[0].replace('_', '-')}"
@@ -155,18 +212,30 @@ def main(**options: Any) -> None:
         return
     engine = _engine_config(options)
     if options["model"] is None:
-        raise PassError("name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE")
-    if engine is None and (unused := next((name for name in given if name in _ENGINE_ONLY_OPTIONS), None)):
-        raise PassError(f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}")
+        raise PassError(
+            "name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE"
+        )
+    if engine is None and (
+        unused := next((name for name in given if name in _ENGINE_ONLY_OPTIONS), None)
+    ):
+        raise PassError(
+            f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}"
+        )
     if engine is not None:
         if options["zero_points"]:
-            raise PassError("TensorRT does not support zero points: leave out --zero-points, or --engine")
+            raise PassError(
+                "TensorRT does not support zero points: leave out --zero-points, or --engine"
+            )
         options["zero_points"] = False
         _check_engine(engine)  # first, because finding the model takes longer
     if "max_perplexity_ratio" in given and options["verify"] is None:
         raise PassError("--max-perplexity-ratio is about a text: add --verify TEXT")
-    options["dtype"] = options["dtype"] or _default_dtype(options["model"], options["revision"], engine)
-    config = ExportConfig(**{name: value for name, value in options.items() if name not in _ENGINE_ONLY_OPTIONS})
+    options["dtype"] = options["dtype"] or _default_dtype(
+        options["model"], options["revision"], engine
+    )
+    config = ExportConfig(
+        **{name: value for name, value in options.items() if name not in _ENGINE_ONLY_OPTIONS}
+    )
     _export(config, engine)
 
 
@@ -177,7 +246,8 @@ def _check_engine(engine: EngineConfig) -> None:
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
-    """Return the model's own dtype for engines, else fp32, because ONNX Runtime's CPU kernels are for fp32."""
+    """Return the model's own dtype for engines, else fp32, because ONNX Runtime's CPU kernels are
+    for fp32."""
     if engine is None:
         return "fp32"
     with importing():
@@ -193,14 +263,25 @@ _ENGINE_ONLY_OPTIONS = {field.name for field in fields(EngineConfig)} - {"force"
 def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
     if options["engine"] is None:
         return None
-    return EngineConfig(force=options["force"], **{name: options[name] for name in _ENGINE_ONLY_OPTIONS})
+    return EngineConfig(
+        force=options["force"], **{name: options[name] for name in _ENGINE_ONLY_OPTIONS}
+    )
 
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--engine", type=click.Choice(tuple(LIBRARIES)), required=True, help="The library to build with.")
+@click.option(
+    "--engine",
+    type=click.Choice(tuple(LIBRARIES)),
+    required=True,
+    help="The library to build with.",
+)
 @_engine_options
-@click.option("--verify", is_flag=True, help="Compare the engines' logits with ONNX Runtime's (needs the GPU).")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare the engines' logits with ONNX Runtime's (needs the GPU).",
+)
 @click.option("--force", is_flag=True, help="Rebuild existing engines.")
 @one_line_errors
 def build(bundle: Path, **options: Any) -> None:
@@ -224,46 +305,86 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
         console.print(f"  of which {report.resumed} were built by an interrupted run")
     console.print(f"size                    {report.bytes / 1e9:.2f} GB")
     console.print(f"targets                 {', '.join(engines.targets)}")
-    console.print(f"capacity                {engines.capacities[-1]}, {profiles} profiles of the trunk")
+    console.print(
+        f"capacity                {engines.capacities[-1]}, {profiles} profiles of the trunk"
+    )
     console.print(f"device memory           about {report.memory}")
     for found in report.comparisons:
         limit = f"(limit {found.limit:.0e})"
-        console.print(f"{found.plan:23} logits differ from ONNX Runtime's by {found.relative:.1e} {limit}")
+        console.print(
+            f"{found.plan:23} logits differ from ONNX Runtime's by {found.relative:.1e} {limit}"
+        )
 
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Model repository, existing or new."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Model repository, existing or new.",
 )
 @click.option(
     "--served-model-name",
-    help="The model's name for clients.  [default: the bundle's name, with -tokens appended for --tokens]",
+    help="The model's name for clients.  [default: the bundle's name, with -tokens appended "
+    "for --tokens]",
 )
-@click.option("--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids.")
 @click.option(
-    "--reference/--copy", "reference", default=True, help="Refer to the bundle's path (the default), or copy it."
+    "--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids."
 )
-@click.option("--instances", type=int, default=1, show_default=True, help="Processes, each with its own session.")
+@click.option(
+    "--reference/--copy",
+    "reference",
+    default=True,
+    help="Refer to the bundle's path (the default), or copy it.",
+)
+@click.option(
+    "--instances",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Processes, each with its own session.",
+)
 @click.option("--device", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option("--max-batch-size", type=int, help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]")
+@click.option(
+    "--max-batch-size",
+    type=int,
+    help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]",
+)
 @field_option("max_queue", unset=True)
 @field_option("max_prompt_tokens", unset=True)
 @field_option("max_output_tokens", unset=True)
 @field_option("request_seconds", unset=True)
-@click.option("--drain-seconds", type=float, help=f"To finish requests after SIGTERM.  [default: {DRAIN_SECONDS:g}]")
-@click.option("--threads", type=int, help="CPU threads of an instance.  [default: ONNX Runtime's choice]")
+@click.option(
+    "--drain-seconds",
+    type=float,
+    help=f"To finish requests after SIGTERM.  [default: {DRAIN_SECONDS:g}]",
+)
+@click.option(
+    "--threads", type=int, help="CPU threads of an instance.  [default: ONNX Runtime's choice]"
+)
 @click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
 @field_option("reuse_prefix", unset=True)
 @click.option(
-    "--weight-cache/--no-weight-cache", default=None, help="Whether processes share weights on the CPU.  [default: yes]"
+    "--weight-cache/--no-weight-cache",
+    default=None,
+    help="Whether processes share weights on the CPU.  [default: yes]",
 )
 @click.option(
-    "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share K/V on the CPU.  [default: yes]"
+    "--prefix-cache/--no-prefix-cache",
+    default=None,
+    help="Whether prompts share K/V on the CPU.  [default: yes]",
 )
-@click.option("--speculative-max-concurrency", type=int, help="Draft only while at most so many sequences decode.")
 @click.option(
-    "--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Before or after biases and penalties.  [default: raw]"
+    "--speculative-max-concurrency",
+    type=int,
+    help="Draft only while at most so many sequences decode.",
+)
+@click.option(
+    "--logprobs-mode",
+    type=click.Choice(LOGPROBS_MODES),
+    help="Before or after biases and penalties.  [default: raw]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing model with that name.")
 @one_line_errors
@@ -275,7 +396,10 @@ def triton(text: bool, reference: bool, **options: Any) -> None:
 def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     console = Console(stderr=True)
     weights = "" if config.weights == "full" else f", {config.weights} weights"
-    console.print(f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, {config.dtype}{weights}")
+    console.print(
+        f"[bold]pass-export[/] {config.model}, look-ahead {config.lookahead}, "
+        f"{config.dtype}{weights}"
+    )
     silence_libraries()
     # These raise errors for unreadable files before the long work.
     config.verification_text()
@@ -291,8 +415,9 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
         _build(report.output, engine, console)
     elif config.dtype == "bf16":
         console.print(
-            f"[yellow]ONNX Runtime cannot run bf16: build engines next (pass-export build {report.output} --engine "
-            f"{' or '.join(LIBRARIES)}), or export with --dtype fp16 or fp32[/]",
+            "[yellow]ONNX Runtime cannot run bf16: build engines next (pass-export build "
+            f"{report.output} --engine {' or '.join(LIBRARIES)}), or export with --dtype fp16 or "
+            "fp32[/]",
             soft_wrap=True,
         )
     click.echo(report.output)
@@ -302,9 +427,14 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
     lookahead = report.manifest.lookahead
     console.print(f"look-ahead embeddings   {lookahead.source}")
     if not lookahead.trained and config.lookahead_weights is None:
-        console.print("[yellow]  no trained embeddings are shipped for this model: pass-train makes them[/]")
+        console.print(
+            "[yellow]  no trained embeddings are shipped for this model: pass-train makes them[/]"
+        )
     if not lookahead.trained:
-        console.print("[yellow]  drafts of untrained embeddings are rarely accepted; the text is exact either way[/]")
+        console.print(
+            "[yellow]  drafts of untrained embeddings are rarely accepted; the text is exact "
+            "either way[/]"
+        )
     limit = f"(limit {report.relative_error_limit:.0e})"
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
     note = f", then {report.near_tie}" if report.near_tie else ""
@@ -312,7 +442,8 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
         console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
     else:
         console.print(
-            "every plan against ar   not run: it needs a float32 copy of all weights (pass-run bench compares plans)"
+            "every plan against ar   not run: it needs a float32 copy of all weights (pass-run "
+            "bench compares plans)"
         )
     if report.quality is not None:
         quality = report.quality
@@ -325,10 +456,14 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
 
 
 def _peak_memory() -> int:
-    """Return bytes. VmHWM is preferred, because getrusage may count memory of the parent process."""
+    """Return bytes. VmHWM is preferred, because getrusage may count memory of the parent
+    process."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024
+        return (
+            int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+            * 1024
+        )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

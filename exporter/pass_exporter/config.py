@@ -27,8 +27,10 @@ class EngineConfig:
     """Options of an engine build. Raises PassError if one is out of range.
 
     engine: a name in `backends.trt.library.LIBRARIES`.
-    max_seq_len: prompt and output tokens of the longest sequence. capacity: the KV capacity, instead of max_seq_len.
-    prefill_widths: tokens of the chunks in which prompts are prefilled; None if the build chooses them.
+    max_seq_len: prompt and output tokens of the longest sequence. capacity: the KV capacity,
+    instead of max_seq_len.
+    prefill_widths: tokens of the chunks in which prompts are prefilled; None if the build chooses
+    them.
     workspace: MiB of scratch memory for kernels; None for no limit.
     timing_cache: a file that is read and updated.
     compute_capability: GPUs to build for, such as 8.9 or sm89; () means the GPU of this machine.
@@ -52,7 +54,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         find_library(self.engine)
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
-            raise PassError(f"--max-batch-size must be 1 to {MAX_BATCH_SIZE}, not {self.max_batch_size}")
+            raise PassError(
+                f"--max-batch-size must be 1 to {MAX_BATCH_SIZE}, not {self.max_batch_size}"
+            )
         if self.workspace is not None and self.workspace < 1:
             raise PassError(f"--workspace must be at least 1 MiB, not {self.workspace}")
         if self.device_memory is not None and not self.device_memory > 0:
@@ -63,23 +67,31 @@ class EngineConfig:
 class ExportConfig:
     """Options of an export. Raises PassError if they are out of range or do not fit together.
 
-    model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of a hub id.
+    model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of
+    a hub id.
     lookahead: L, the number of look-ahead embeddings, and so of drafts that follow one another.
-    lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained baseline; None
-    means the weights that are shipped for the model, or else the baseline.
+    lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained
+    baseline; None means the weights that are shipped for the model, or else the baseline.
     output: the bundle directory; None names it after the model.
-    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see quantize/spec.py).
-    zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding errors smaller but
-    is not supported by TensorRT; None means True for int4 in fp32 (the dtype for CPUs), and False otherwise.
-    calibrate: a text file for rounding int4 weights and measuring w8a8's activations; None if the model writes the
-    text. Path(NO_CALIBRATION) rounds int4 to the nearest codes instead, for large models on few cores.
-    rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain decoding;
-    "rejection" is the paper's rule: it accepts more sampled drafts, and keeps only the distribution of texts.
-    verify: a text file on which perplexity and greedy agreement with the full-precision model are measured.
-    max_perplexity_ratio: the export fails if that perplexity is more than this times the full-precision model's.
+    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see
+    quantize/spec.py).
+    zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding
+    errors smaller but is not supported by TensorRT; None means True for int4 in fp32 (the dtype for
+    CPUs), and False otherwise.
+    calibrate: a text file for rounding int4 weights and measuring w8a8's activations; None if the
+    model writes the text. Path(NO_CALIBRATION) rounds int4 to the nearest codes instead, for large
+    models on few cores.
+    rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain
+    decoding; "rejection" is the paper's rule: it accepts more sampled drafts, and keeps only the
+    distribution of texts.
+    verify: a text file on which perplexity and greedy agreement with the full-precision model are
+    measured.
+    max_perplexity_ratio: the export fails if that perplexity is more than this times the
+    full-precision model's.
     force: replace an existing bundle.
-    cuda_attention: "group-query" adds trunks of ONNX Runtime's own operators for CUDA (derived/cuda.py), "attention"
-    adds none; None adds them in fp16 if they can compute the model's attention.
+    cuda_attention: "group-query" adds trunks of ONNX Runtime's own operators for CUDA
+    (derived/cuda.py), "attention" adds none; None adds them in fp16 if they can compute the model's
+    attention.
     """
 
     model: str
@@ -107,18 +119,28 @@ class ExportConfig:
         if self.weights not in WEIGHTS:
             raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
         if self.cuda_attention not in (*CUDA_ATTENTION, None):
-            raise PassError(f"--cuda-attention must be one of {', '.join(CUDA_ATTENTION)}, not {self.cuda_attention!r}")
+            raise PassError(
+                f"--cuda-attention must be one of {', '.join(CUDA_ATTENTION)}, not "
+                f"{self.cuda_attention!r}"
+            )
         if self.cuda_attention == GROUP_QUERY and self.dtype != "fp16":
-            raise PassError(f"--cuda-attention {GROUP_QUERY} is for --dtype fp16: it has no kernel for others")
+            raise PassError(
+                f"--cuda-attention {GROUP_QUERY} is for --dtype fp16: it has no kernel for others"
+            )
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
-            raise PassError(f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text")
+            raise PassError(
+                f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text"
+            )
         if not self.max_perplexity_ratio > 0:
-            raise PassError(f"--max-perplexity-ratio must be above 0, not {self.max_perplexity_ratio:g}")
+            raise PassError(
+                f"--max-perplexity-ratio must be above 0, not {self.max_perplexity_ratio:g}"
+            )
         if self._rounds_to_nearest and not SPECS[self.weights].gptq:
             raise PassError(
-                f"--calibrate {NO_CALIBRATION} is for --weights int4: {self.weights} cannot do without text"
+                f"--calibrate {NO_CALIBRATION} is for --weights int4: {self.weights} cannot do "
+                "without text"
             )
 
     @property
@@ -134,12 +156,18 @@ class ExportConfig:
         return self.calibrate == Path(NO_CALIBRATION)
 
     def verification_text(self) -> str | None:
-        """Return the text of `verify`, or None. Raises PassError if it cannot be read or is empty."""
+        """Return the text of `verify`, or None. Raises PassError if it cannot be read or is
+        empty."""
         return None if self.verify is None else _text_of(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """Return the text of `calibrate`, or None. Raises PassError if it cannot be read or is empty."""
-        return None if self.calibrate is None or self._rounds_to_nearest else _text_of(self.calibrate, "--calibrate")
+        """Return the text of `calibrate`, or None. Raises PassError if it cannot be read or is
+        empty."""
+        return (
+            None
+            if self.calibrate is None or self._rounds_to_nearest
+            else _text_of(self.calibrate, "--calibrate")
+        )
 
 
 def _text_of(path: Path, flag: str) -> str:

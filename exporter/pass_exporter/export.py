@@ -45,7 +45,8 @@ TRUNK_FILE = "trunk.onnx"
 class ExportReport:
     """The written bundle, and the results of its checks.
 
-    relative_error: of the trunk's outputs against torch's. greedy_tokens, near_tie: see `check_greedy`.
+    relative_error: of the trunk's outputs against torch's. greedy_tokens, near_tie: see
+    `check_greedy`.
     quality: None without a text to verify on.
     """
 
@@ -59,7 +60,8 @@ class ExportReport:
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
-    """Write a bundle and check it. Raises PassError if either fails; nothing of the bundle is kept then."""
+    """Write a bundle and check it. Raises PassError if either fails; nothing of the bundle is kept
+    then."""
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model, config.revision)
@@ -90,16 +92,27 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         spare_rows = quantized.spec.rounds_activations  # see trunk/pad_queries.py
         derived: tuple[DerivedTrunk, ...] = ()
         if config.dtype == "fp32":
-            derived = write_trunks_for_cpu(written, directory, info.max_capacity, windows, spare_rows=spare_rows)
+            derived = write_trunks_for_cpu(
+                written, directory, info.max_capacity, windows, spare_rows=spare_rows
+            )
         derived += _trunks_for_cuda(config, path, info, windows)
         if spare_rows:
             pad_queries(written.graph)
             ir.save(written, path)
         progress.phase("writing tails, tokenizer and manifest")
-        plans = bundle.write_tails(directory, config.lookahead, info.vocab_size, config.rule, lookahead.head)
+        plans = bundle.write_tails(
+            directory, config.lookahead, info.vocab_size, config.rule, lookahead.head
+        )
         bundle.write_tokenizer(directory, loaded.tokenizer)
-        manifest = bundle.write_manifest(directory, info, config.rule, lookahead, trunk, derived, plans)
-        del loaded, graph, written, quantized  # frees memory: ONNX Runtime loads the weights again for the checks
+        manifest = bundle.write_manifest(
+            directory, info, config.rule, lookahead, trunk, derived, plans
+        )
+        del (
+            loaded,
+            graph,
+            written,
+            quantized,
+        )  # frees memory: ONNX Runtime loads the weights again for the checks
         gc.collect()
         quality, limits = None, limits_of(manifest.model)
         with runnable_on_cpu(directory, manifest) as checked:
@@ -121,7 +134,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
 def _trunks_for_cuda(
     config: ExportConfig, trunk: Path, info: ModelInfo, windows: Sequence[int | None]
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the trunks for ONNX Runtime on CUDA beside `trunk`, unless they are not wanted or cannot be made."""
+    """Write the trunks for ONNX Runtime on CUDA beside `trunk`, unless they are not wanted or
+    cannot be made."""
     if config.dtype != "fp16" or config.cuda_attention not in (GROUP_QUERY, None):
         return ()
     try:
@@ -134,7 +148,8 @@ def _trunks_for_cuda(
 
 
 def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:
-    """Read the file that the user named, else the weights shipped for this model, else make the untrained baseline."""
+    """Read the file that the user named, else the weights shipped for this model, else make the
+    untrained baseline."""
     path = config.lookahead_weights or shipped_weights(loaded.model)
     if path is None or str(path) == BASELINE_NAME:
         return mean_embedding(loaded.model, config.lookahead)

@@ -15,11 +15,16 @@ def _refuse(_context: click.Context, parameter: click.Parameter, given: bool) ->
 
 
 REVISION = click.option(
-    "--revision", metavar="REV", help="Branch, tag or commit of a model of the hub.  [default: main]"
+    "--revision",
+    metavar="REV",
+    help="Branch, tag or commit of a model of the hub.  [default: main]",
 )
-TRUST_REMOTE_CODE = click.option("--trust-remote-code", is_flag=True, hidden=True, expose_value=False, callback=_refuse)
+TRUST_REMOTE_CODE = click.option(
+    "--trust-remote-code", is_flag=True, hidden=True, expose_value=False, callback=_refuse
+)
 
 
 def model_flags(command: Any) -> Any:
-    """Add --revision, and a hidden --trust-remote-code whose only use is to explain why it is refused."""
+    """Add --revision, and a hidden --trust-remote-code whose only use is to explain why it is
+    refused."""
     return REVISION(TRUST_REMOTE_CODE(command))

@@ -16,6 +16,7 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """Work calls `phase` at the start of a phase. If it knows the number of steps, it calls the Step after each one."""
+    """Work calls `phase` at the start of a phase. If it knows the number of steps, it calls the
+    Step after each one."""
 
     def phase(self, name: str) -> Step: ...

@@ -1,7 +1,7 @@
 """Writes a directory atomically: builds it beside its destination, then renames it.
 
-An export holds a lock on a file beside the destination, so only one at a time writes there. If the lock is free,
-partial files beside the destination are of an export that was killed.
+An export holds a lock on a file beside the destination, so only one at a time writes there. If the
+lock is free, partial files beside the destination are of an export that was killed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ def staged_directory(
     marker_file: str = FILE_NAME,
     alternative: str = "another --output",
 ) -> Iterator[Path]:
-    """Yields an empty directory that is renamed to `destination` if the block succeeds, and removed otherwise.
+    """Yields an empty directory that is renamed to `destination` if the block succeeds, and removed
+    otherwise.
 
-    force: replace an existing directory of the same kind. marker_file: every directory of the kind has this file.
-    kind: the name of the kind in error messages. alternative: the option that they advise to avoid the conflict.
+    force: replace an existing directory of the same kind. marker_file: every directory of the kind
+    has this file.
+    kind: the name of the kind in error messages. alternative: the option that they advise to avoid
+    the conflict.
 
-    Raises PassError if the destination exists and must not be replaced, is locked, or cannot be written.
+    Raises PassError if the destination exists and must not be replaced, is locked, or cannot be
+    written.
     """
     destination = destination.absolute()
     _check_replaceable(destination, force, kind, marker_file, alternative)
@@ -69,12 +73,16 @@ def _put_in_place(staging: Path, destination: Path) -> None:
     shutil.rmtree(old)
 
 
-def _check_replaceable(destination: Path, force: bool, kind: str, marker_file: str, alternative: str) -> None:
+def _check_replaceable(
+    destination: Path, force: bool, kind: str, marker_file: str, alternative: str
+) -> None:
     if not destination.exists():
         return
     if not force:
         raise PassError(f"{destination} exists; use --force to replace it, or {alternative}")
-    if not destination.is_dir() or (any(destination.iterdir()) and not (destination / marker_file).is_file()):
+    if not destination.is_dir() or (
+        any(destination.iterdir()) and not (destination / marker_file).is_file()
+    ):
         raise PassError(f"{destination} is not a {kind}, so --force will not replace it")
 
 
@@ -85,7 +93,8 @@ def _sibling(destination: Path, suffix: str) -> Path:
 def _recover(destination: Path) -> None:
     """Remove the files of an export that was killed. The caller holds the lock.
 
-    If that export had moved the old bundle away and not yet installed the new one, the old one is moved back.
+    If that export had moved the old bundle away and not yet installed the new one, the old one is
+    moved back.
     """
     old = _sibling(destination, "replaced")
     if old.exists() and not destination.exists():

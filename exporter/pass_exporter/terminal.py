@@ -1,4 +1,5 @@
-"""Shows the progress of pass-export and pass-train on stderr: bars in a terminal, plain lines elsewhere."""
+"""Shows the progress of pass-export and pass-train on stderr: bars in a terminal, plain lines
+elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+)
 from rich.text import Text
 
 from pass_exporter.progress import NotedStep
@@ -18,7 +27,8 @@ LINE_INTERVAL_SECONDS = 10
 
 
 def silence_libraries() -> None:
-    """Disable the tqdm bars of transformers and the hub's client. Call it before tqdm is imported."""
+    """Disable the tqdm bars of transformers and the hub's client. Call it before tqdm is
+    imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
@@ -27,7 +37,9 @@ class Terminal:
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self._console, self._show = console, show
-        self._bars: _ProgressBars | None = _ProgressBars(console) if show and console.is_terminal else None
+        self._bars: _ProgressBars | None = (
+            _ProgressBars(console) if show and console.is_terminal else None
+        )
 
     def __enter__(self) -> Terminal:
         if self._bars is not None:
@@ -50,7 +62,8 @@ class Terminal:
 
 
 class _ProgressBars:
-    """Shows a spinner or a bar while a phase runs, and a check mark and its time when it is done."""
+    """Shows a spinner or a bar while a phase runs, and a check mark and its time when it is
+    done."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -89,7 +102,8 @@ class _ProgressBars:
 
 
 class _PhaseStatus(ProgressColumn):
-    """Renders the remaining time if it is known, else the elapsed time; steps done and all steps; the note."""
+    """Renders the remaining time if it is known, else the elapsed time; steps done and all steps;
+    the note."""
 
     def render(self, task: Task) -> Text:
         if task.time_remaining and not task.finished:
@@ -106,7 +120,8 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Returns a step that prints a line with the remaining time for every tenth of the steps, and one at the end.
+    """Returns a step that prints a line with the remaining time for every tenth of the steps, and
+    one at the end.
 
     Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.
     """
@@ -116,7 +131,11 @@ def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
     def step(done: int, total: int, note: str = "") -> None:
         nonlocal printed_tenth, printed_at
         tenth, now = 10 * done // max(total, 1), time.monotonic()
-        if total > 1 and tenth > printed_tenth and (done >= total or now - printed_at >= LINE_INTERVAL_SECONDS):
+        if (
+            total > 1
+            and tenth > printed_tenth
+            and (done >= total or now - printed_at >= LINE_INTERVAL_SECONDS)
+        ):
             left = f"{_clock((now - started) * (total - done) / done)} left" if done < total else ""
             line("  ".join(part for part in (f"{name}: {done}/{total}", note, left) if part))
             printed_tenth, printed_at = tenth, now

@@ -1,4 +1,5 @@
-"""`pass-export triton`: adds a bundle to a model repository, as a model of Triton's Python backend."""
+"""`pass-export triton`: adds a bundle to a model repository, as a model of Triton's Python
+backend."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pass_server.triton.config import PARAMETER_TYPES, TensorSpec, inputs, make_
 BUNDLE_COPY = "1/bundle"
 """The path of a copied bundle in its model's directory."""
 MODEL_PY = '''\
-"""Written by `pass-export triton`: the code is in pass_server, which must be installed in Triton's Python."""
+"""Written by `pass-export triton`. Its code is pass_server, which Triton's Python must have."""
 
 import triton_python_backend_utils
 
@@ -29,8 +30,8 @@ class TritonPythonModel(Model):
     pb_utils = triton_python_backend_utils
 '''
 PYCACHE_PLACEHOLDER = """\
-This file keeps Python from creating a directory __pycache__ here. Triton would take the new directory for a change of
-the model, and load the model a second time.
+This file keeps Python from creating a directory __pycache__ here. Triton would take the new
+directory for a change of the model, and load the model a second time.
 """
 
 
@@ -38,9 +39,11 @@ the model, and load the model a second time.
 class RepositoryConfig:
     """The options of pass-export triton.
 
-    output: the repository that the model is added to. tokens: the model takes and returns token ids instead of text.
+    output: the repository that the model is added to. tokens: the model takes and returns token ids
+    instead of text.
     copy: copy the bundle into the model's directory; otherwise the model refers to its path.
-    instances: processes, each with its own session. force: replace an existing model with the same name.
+    instances: processes, each with its own session. force: replace an existing model with the same
+    name.
     Others: see `pass_server.triton.config`; None means the default there.
     """
 
@@ -69,13 +72,16 @@ class RepositoryConfig:
     @property
     def parameters(self) -> dict[str, str | int | float | bool]:
         """The options in PARAMETER_TYPES that are not None: the `parameters` of config.pbtxt."""
-        return {name: value for name in PARAMETER_TYPES if (value := getattr(self, name)) is not None}
+        return {
+            name: value for name in PARAMETER_TYPES if (value := getattr(self, name)) is not None
+        }
 
 
 def write_model(config: RepositoryConfig) -> Path:
     """Add a model to a repository atomically. Returns its directory.
 
-    Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and is not replaced.
+    Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and is
+    not replaced.
     """
     manifest = read_manifest(config.bundle)
     verify_files(config.bundle, manifest, hashes=False)
@@ -85,11 +91,15 @@ def write_model(config: RepositoryConfig) -> Path:
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
     check_load_options(config.bundle, manifest, config.device, config.capacity)
-    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)  # raises PassError if an option is invalid
+    make_settings(
+        BUNDLE_COPY, tokens=config.tokens, **config.parameters
+    )  # raises PassError if an option is invalid
     _check_repository(config.output)
     model = config.output / name
     words = {"kind": "model of Triton", "alternative": "another --served-model-name"}
-    with staged_directory(model, force=config.force, marker_file="config.pbtxt", **words) as directory:
+    with staged_directory(
+        model, force=config.force, marker_file="config.pbtxt", **words
+    ) as directory:
         (directory / "1").mkdir()
         if config.copy:
             shutil.copytree(config.bundle, directory / BUNDLE_COPY)
@@ -109,10 +119,16 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
         'backend: "python"',
         "max_batch_size: 0",
         "model_transaction_policy { decoupled: true }",
-        *(f"input {{ {_field(field)}{_optional(field)} }}" for field in inputs(tokens=config.tokens)),
+        *(
+            f"input {{ {_field(field)}{_optional(field)} }}"
+            for field in inputs(tokens=config.tokens)
+        ),
         *(f"output {{ {_field(field)} }}" for field in outputs(tokens=config.tokens)),
         f"instance_group {{ count: {config.instances} kind: {_instance_kind(config.device)} }}",
-        *(f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(values[key])} }} }}" for key in values),
+        *(
+            f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(values[key])} }} }}"
+            for key in values
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -124,13 +140,18 @@ def _name(model: str, *, tokens: bool) -> str:
 
 def _check_repository(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise PassError(f"{path} is not a directory; give a directory, which is created if it does not exist")
+        raise PassError(
+            f"{path} is not a directory; give a directory, which is created if it does not exist"
+        )
     if (path / "config.pbtxt").exists():
-        raise PassError(f"{path} is a model of a repository; name the repository, with --output {path.parent}")
+        raise PassError(
+            f"{path} is a model of a repository; name the repository, with --output {path.parent}"
+        )
 
 
 def _instance_kind(device: str) -> str:
-    """Return Triton's kind of instances for a device. With KIND_MODEL the session chooses the device."""
+    """Return Triton's kind of instances for a device. With KIND_MODEL the session chooses the
+    device."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
@@ -147,5 +168,6 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal of protobuf's text format: as in JSON, but non-ASCII characters are not escaped."""
+    """Return a string literal of protobuf's text format: as in JSON, but non-ASCII characters are
+    not escaped."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,5 @@
-"""The probability that a draft is accepted, as a differentiable function of the two distributions."""
+"""The probability that a draft is accepted, as a differentiable function of the two
+distributions."""
 
 from __future__ import annotations
 
@@ -8,25 +9,30 @@ MIN_DENOMINATOR = 1e-30
 
 
 def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Return the probability [...] that the model and the draft sample the same token with the same noise.
+    """Return the probability [...] that the model and the draft sample the same token with the same
+    noise.
 
-    target, draft [...,C]: logarithms of the probabilities p and q of the same C tokens. q sums to 1; p sums to less if
-    the model gives other tokens a probability, too.
+    target, draft [...,C]: logarithms of the probabilities p and q of the same C tokens. q sums to
+    1; p sums to less if the model gives other tokens a probability, too.
 
-    The exact-match rule samples both with the same exponential noise E: the model's token is the i with the least
-    E_i / p_i, the draft the i with the least E_i / q_i (equivalent to Gumbel noise added to log-probabilities). Both
-    choose token i if E_j >= E_i max(p_j / p_i, q_j / q_i) for every other token j. Given E_i, this has the probability
-    exp(-E_i S), with S the sum of these maxima over the other tokens. The mean over E_i is 1 / (1 + S), so
+    The exact-match rule samples both with the same exponential noise E: the model's token is the i
+    with the least E_i / p_i, the draft the i with the least E_i / q_i (equivalent to Gumbel noise
+    added to log-probabilities). Both choose token i if E_j >= E_i max(p_j / p_i, q_j / q_i) for
+    every other token j. Given E_i, this has the probability exp(-E_i S), with S the sum of these
+    maxima over the other tokens. The mean over E_i is 1 / (1 + S), so
 
         P(same token) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)
 
-    p_j / p_i is the larger ratio if p_j / q_j > p_i / q_i. With the tokens sorted by falling p / q, the sum over j is
-    therefore A_i / p_i + B_i / q_i: A_i is the sum of p up to and including i, and B_i the sum of q after i. So a sort
-    replaces C^2 ratios. The result is between (1 - d) / (1 + d) and 1 - d, with d the total variation distance.
+    p_j / p_i is the larger ratio if p_j / q_j > p_i / q_i. With the tokens sorted by falling p / q,
+    the sum over j is therefore A_i / p_i + B_i / q_i: A_i is the sum of p up to and including i,
+    and B_i the sum of q after i. So a sort replaces C^2 ratios. The result is between (1 - d) / (1
+    + d) and 1 - d, with d the total variation distance.
     """
     order = (target - draft).detach().argsort(-1, descending=True)
     p, q = target.gather(-1, order).exp(), draft.gather(-1, order).exp()
-    others = (1 - p.sum(-1, keepdim=True)).clamp(min=0)  # Tokens that are not drafted have q = 0, so they sort first.
+    others = (1 - p.sum(-1, keepdim=True)).clamp(
+        min=0
+    )  # Tokens that are not drafted have q = 0, so they sort first.
     before = p.cumsum(-1) + others
     after = q.flip(-1).cumsum(-1).flip(-1) - q
     return (p * q / (before * q + after.clamp(min=0) * p + MIN_DENOMINATOR)).sum(-1)

@@ -17,7 +17,12 @@ from pass_trainer.schedule import Clock, Stage
 
 CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
 STATE_FILE = "progress.json"
-FLAG_NAMES = {"length": "sequence-length", "prompt": "prompt-tokens", "chat": "chat-share", "data_sha256": "data"}
+FLAG_NAMES = {
+    "length": "sequence-length",
+    "prompt": "prompt-tokens",
+    "chat": "chat-share",
+    "data_sha256": "data",
+}
 """By the name of a setting: the name of its flag, if they differ."""
 DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
 """Values of the flags that are missing in checkpoints of earlier versions."""
@@ -29,8 +34,10 @@ LENGTHS = ("steps", "minutes")
 class History:
     """The measurements of a run so far.
 
-    stages: a run begins with one, and every extension of `steps` or `minutes` adds one. loss[i]: the loss of step i.
-    evaluations: the results of the `evaluate` hook. joins: when text joined, see `Deck`. clock: see `Schedule.state`.
+    stages: a run begins with one, and every extension of `steps` or `minutes` adds one. loss[i]:
+    the loss of step i.
+    evaluations: the results of the `evaluate` hook. joins: when text joined, see `Deck`. clock: see
+    `Schedule.state`.
     """
 
     stages: list[Stage]
@@ -41,10 +48,12 @@ class History:
 
 
 class Checkpoint:
-    """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced atomically.
+    """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced
+    atomically.
 
-    settings: everything that the result depends on, as JSON. A run continues from a checkpoint only if its settings are
-    equal, except that the value of one of LENGTHS may be larger. minutes: the time between two checkpoints.
+    settings: everything that the result depends on, as JSON. A run continues from a checkpoint only
+    if its settings are equal, except that the value of one of LENGTHS may be larger. minutes: the
+    time between two checkpoints.
     """
 
     def __init__(
@@ -61,7 +70,8 @@ class Checkpoint:
         self._saved_at = self._clock()
 
     def is_due(self) -> bool:
-        """Whether this process's time is up. Either all processes save, or none: the first one decides."""
+        """Whether this process's time is up. Either all processes save, or none: the first one
+        decides."""
         return self._clock() - self._saved_at > 60 * self._minutes
 
     def save(self, step: int, history: History) -> None:
@@ -85,9 +95,13 @@ class Checkpoint:
             self._check(_read_state(path))
 
     def load(self) -> tuple[int, History]:
-        """Load the checkpoint. Return the next step and the history; 0 and an empty history if there is none."""
+        """Load the checkpoint. Return the next step and the history; 0 and an empty history if
+        there is none."""
         length = {name: self.settings[name] for name in LENGTHS}
-        if find_checkpoint(self._path) not in (None, self._path) and self._accelerator.is_main_process:
+        if (
+            find_checkpoint(self._path) not in (None, self._path)
+            and self._accelerator.is_main_process
+        ):
             self._path.with_suffix(OLD_SUFFIX).rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
@@ -97,7 +111,11 @@ class Checkpoint:
         try:
             stages = [Stage(**stage) for stage in state["stages"]]
             history = History(
-                stages, state["loss"], state["evaluations"], state.get("joins", []), state.get("clock", {})
+                stages,
+                state["loss"],
+                state["evaluations"],
+                state.get("joins", []),
+                state.get("clock", {}),
             )
             step = int(state["step"])
             self._accelerator.load_state(str(self._path))
@@ -118,14 +136,18 @@ class Checkpoint:
                 hint = "; give at least as many" if flag in LENGTHS and saved_value else ""
                 shown = "" if flag == "data" else f" ({_shown(saved_value)}{hint})"
                 raise PassError(
-                    f"{self._path} was made with another --{flag}{shown}; give the same options, or another -o"
+                    f"{self._path} was made with another --{flag}{shown}; give the same "
+                    "options, or another -o"
                 )
 
 
 def planned_length(output: Path) -> dict[str, Any]:
-    """Return the LENGTHS of the run whose checkpoint is in `output`; nothing if there is no checkpoint."""
+    """Return the LENGTHS of the run whose checkpoint is in `output`; nothing if there is no
+    checkpoint."""
     path = find_checkpoint(output / CHECKPOINT)
-    return {} if path is None else {name: _read_state(path)["settings"].get(name) for name in LENGTHS}
+    return (
+        {} if path is None else {name: _read_state(path)["settings"].get(name) for name in LENGTHS}
+    )
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -134,7 +156,8 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def replace_directory(part: Path, path: Path) -> None:
-    """Replace `path` by the finished directory `part`. After a crash in between, the old or the new one is complete."""
+    """Replace `path` by the finished directory `part`. After a crash in between, the old or the new
+    one is complete."""
     old = path.with_suffix(OLD_SUFFIX)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -159,9 +182,17 @@ def _unusable(path: Path, error: Exception) -> PassError:
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings under the names of their flags, without the leading dashes."""
-    flat = dict(settings.get("recipe", {})) | {name: value for name, value in settings.items() if name != "recipe"}
+    flat = dict(settings.get("recipe", {})) | {
+        name: value for name, value in settings.items() if name != "recipe"
+    }
     return {FLAG_NAMES.get(name, name.replace("_", "-")): value for name, value in flat.items()}
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+    return (
+        " ".join(map(str, value))
+        if isinstance(value, list)
+        else "none"
+        if value is None
+        else str(value)
+    )

@@ -23,7 +23,9 @@ from pass_trainer.corpus import SELF_NAME
 PATH = click.Path(path_type=Path)
 
 
-def _read_temperatures(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[float, ...]:
+def _read_temperatures(
+    _context: click.Context, _parameter: click.Parameter, value: str
+) -> tuple[float, ...]:
     try:
         temperatures = tuple(float(part) for part in value.split(","))
     except ValueError:
@@ -37,23 +39,35 @@ DATA = click.option(
     "--data",
     multiple=True,
     type=PATH,
-    help="Source of prompts: a text file, a directory, JSON lines, or `self`: the model writes them (default). "
-    "Repeatable; each source gives the same number of prompts.",
+    help="Source of prompts: a text file, a directory, JSON lines, or `self`: the model writes "
+    "them (default). Repeatable; each source gives the same number of prompts.",
 )
-MODEL = click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
+MODEL = click.option(
+    "--model", help="Registry name, hub id (owner/name), local directory, or .gguf file."
+)
 LOOKAHEAD = click.option(
-    "--lookahead", type=int, default=4, show_default=True, help=f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}."
+    "--lookahead",
+    type=int,
+    default=4,
+    show_default=True,
+    help=f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}.",
 )
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 TABLE_CHARACTERS = 110
 """Characters in a line of a table if stderr is not a terminal."""
 
 
-@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(
+    cls=OneLineGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @MODEL
 @model_flags
 @DATA
-@click.option("-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card.")
+@click.option(
+    "-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card."
+)
 @LOOKAHEAD
 @click.option(
     "--adapter",
@@ -63,15 +77,30 @@ TABLE_CHARACTERS = 110
     help="Adapter for look-ahead rows.",
 )
 @click.option("--rank", type=int, default=32, show_default=True, help="Rank of the adapter.")
-@click.option("--adapter-from", type=int, default=0, show_default=True, help="First layer with an adapter, from 0.")
-@click.option("--head", is_flag=True, help="Also train a draft head, which reads the token before each draft.")
-@click.option("--head-rank", type=int, help="Rank of the head's token table.  [default: 96, or --start's]")
-@click.option("--head-width", type=int, help="Size of the head's hidden state.  [default: 384, or --start's]")
-@click.option("--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated.")
+@click.option(
+    "--adapter-from",
+    type=int,
+    default=0,
+    show_default=True,
+    help="First layer with an adapter, from 0.",
+)
+@click.option(
+    "--head", is_flag=True, help="Also train a draft head, which reads the token before each draft."
+)
+@click.option(
+    "--head-rank", type=int, help="Rank of the head's token table.  [default: 96, or --start's]"
+)
+@click.option(
+    "--head-width", type=int, help="Size of the head's hidden state.  [default: 384, or --start's]"
+)
+@click.option(
+    "--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated."
+)
 @click.option(
     "--steps",
     type=int,
-    help="Optimizer steps. With --resume, a larger number extends the run.  [default: 2000, or the run's]",
+    help="Optimizer steps. With --resume, a larger number extends the run.  [default: 2000, or "
+    "the run's]",
 )
 @click.option(
     "--minutes",
@@ -79,10 +108,16 @@ TABLE_CHARACTERS = 110
     help="In place of --steps: the time of the whole run, text and written weights included.",
 )
 @click.option(
-    "--batch", type=int, help="Sequences per step and process.  [default: 1; on a GPU as many as fit, at most 64]"
+    "--batch",
+    type=int,
+    help="Sequences per step and process.  [default: 1; on a GPU as many as fit, at most 64]",
 )
 @click.option(
-    "--anchors", type=int, default=48, show_default=True, help="Tokens per sequence after which drafts are trained."
+    "--anchors",
+    type=int,
+    default=48,
+    show_default=True,
+    help="Tokens per sequence after which drafts are trained.",
 )
 @click.option(
     "--lr",
@@ -92,32 +127,51 @@ TABLE_CHARACTERS = 110
     help="Learning rate of adapter and head; the embeddings' is 10 times that.",
 )
 @click.option(
-    "--decay", type=float, default=0.8, show_default=True, help="Loss weight of a draft relative to the one before it."
+    "--decay",
+    type=float,
+    default=0.8,
+    show_default=True,
+    help="Loss weight of a draft relative to the one before it.",
 )
 @click.option(
     "--aim",
     type=click.Choice(["distribution", "acceptance", "both"]),
     default="distribution",
     show_default=True,
-    help="The loss: KL divergence from the model's distributions, or mostly the probability that a draft is rejected; "
-    "both: the first for 70 % of the run, then the second.",
+    help="The loss: KL divergence from the model's distributions, or mostly the probability that "
+    "a draft is rejected; both: the first for 70 % of the run, then the second.",
 )
 @click.option(
     "--sequences",
     type=int,
-    help="Sequences of training text, which the model writes.  [default: 1024; with --minutes as many as it can]",
+    help="Sequences of training text, which the model writes.  [default: 1024; with --minutes "
+    "as many as it can]",
 )
 @click.option(
-    "--held-out", type=int, help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]"
+    "--held-out",
+    type=int,
+    help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]",
 )
 @click.option(
-    "--sequence-length", type=int, default=256, show_default=True, help="Tokens per sequence, including its prompt."
+    "--sequence-length",
+    type=int,
+    default=256,
+    show_default=True,
+    help="Tokens per sequence, including its prompt.",
 )
 @click.option(
-    "--prompt-tokens", type=(int, int), default=(16, 64), show_default=True, help="Fewest and most tokens of a prompt."
+    "--prompt-tokens",
+    type=(int, int),
+    default=(16, 64),
+    show_default=True,
+    help="Fewest and most tokens of a prompt.",
 )
 @click.option(
-    "--chat-share", type=float, default=0.25, show_default=True, help="Share of prompts that become a chat message."
+    "--chat-share",
+    type=float,
+    default=0.25,
+    show_default=True,
+    help="Share of prompts that become a chat message.",
 )
 @click.option(
     "--temperatures",
@@ -132,22 +186,35 @@ TABLE_CHARACTERS = 110
     type=click.Choice(["auto", "torch", "w8a8"]),
     default="auto",
     show_default=True,
-    help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 if one process runs on a CPU.",
+    help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 if one "
+    "process runs on a CPU.",
 )
 @click.option(
     "--write-text",
     type=click.Choice(["auto", "first", "between", "beside"]),
     default="auto",
     show_default=True,
-    help="When: before the first step, between steps, or by another process while training goes on. auto: beside on a "
-    "GPU; on a CPU first, and between with --minutes.",
+    help="When: before the first step, between steps, or by another process while training goes "
+    "on. auto: beside on a GPU; on a CPU first, and between with --minutes.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of training text, weights and batches.")
 @click.option(
-    "--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Dtype of the frozen model."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of training text, weights and batches.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Dtype of the frozen model.",
 )
 @DEVICE
-@click.option("--resume", is_flag=True, help="Continue from the last checkpoint in --output, if there is one.")
+@click.option(
+    "--resume", is_flag=True, help="Continue from the last checkpoint in --output, if there is one."
+)
 @click.option(
     "--checkpoint-minutes",
     type=float,
@@ -176,10 +243,14 @@ def main(context: click.Context, /, **options: Any) -> None:
         from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
     if options["steps"] is None and options["minutes"] is None:
-        options |= (planned_length(options["output"]) if options["resume"] else {}) or {"steps": TrainConfig.steps}
+        options |= (planned_length(options["output"]) if options["resume"] else {}) or {
+            "steps": TrainConfig.steps
+        }
     sequences = options.pop("sequences")
     recipe = Recipe(
-        sequences=Recipe.sequences if sequences is None and options["minutes"] is None else sequences,
+        sequences=Recipe.sequences
+        if sequences is None and options["minutes"] is None
+        else sequences,
         length=options.pop("sequence_length"),
         prompt=options.pop("prompt_tokens"),
         temperatures=options.pop("temperatures"),
@@ -192,7 +263,10 @@ def main(context: click.Context, /, **options: Any) -> None:
         with Terminal(Console(stderr=True), show=is_main()) as progress:
             report = run(config, progress)
     except KeyboardInterrupt:
-        click.echo(f"the same command with --resume continues from the last checkpoint in {config.output}", err=True)
+        click.echo(
+            f"the same command with --resume continues from the last checkpoint in {config.output}",
+            err=True,
+        )
         raise
     if is_main():
         _print_agreement("held-out sequences, greedy", report.agreement, config.lookahead)
@@ -203,24 +277,49 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.argument("weights", type=PATH, required=False)
 @MODEL
 @model_flags
-@click.option("--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".')
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of prompts to answer.")
-@click.option("--each", type=click.IntRange(1), help="Number of prompts of each kind.  [default: all]")
-@click.option("--tokens", type=int, default=128, show_default=True, help="Measured tokens per answer.")
-@click.option("--temperatures", default="0,0.8,1.0", show_default=True, help="Temperatures to measure; 0 is greedy.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Top-k of sampled answers; 0 is off.")
+@click.option(
+    "--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".'
+)
+@click.option(
+    "--kinds", default=",".join(KINDS), show_default=True, help="Kinds of prompts to answer."
+)
+@click.option(
+    "--each", type=click.IntRange(1), help="Number of prompts of each kind.  [default: all]"
+)
+@click.option(
+    "--tokens", type=int, default=128, show_default=True, help="Measured tokens per answer."
+)
+@click.option(
+    "--temperatures",
+    default="0,0.8,1.0",
+    show_default=True,
+    help="Temperatures to measure; 0 is greedy.",
+)
+@click.option(
+    "--top-k", type=int, default=0, show_default=True, help="Top-k of sampled answers; 0 is off."
+)
 @LOOKAHEAD
 @click.option(
-    "--dtype", type=click.Choice(["bf16", "fp32"]), default="fp32", show_default=True, help="Dtype of the model."
+    "--dtype",
+    type=click.Choice(["bf16", "fp32"]),
+    default="fp32",
+    show_default=True,
+    help="Dtype of the model.",
 )
 @DEVICE
-@click.option("--record", is_flag=True, help="Write the results into WEIGHTS and the model card beside it.")
+@click.option(
+    "--record", is_flag=True, help="Write the results into WEIGHTS and the model card beside it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
 @one_line_errors
-def evaluate(as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any) -> None:
-    """Measure the acceptance of drafts, and tokens per pass, on answers to prompts of several kinds.
+def evaluate(
+    as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any
+) -> None:
+    """Measure the acceptance of drafts, and tokens per pass, on answers to prompts of several
+    kinds.
 
-    WEIGHTS is a file that pass-train wrote. Default: the untrained baseline, the mean of all token embeddings.
+    WEIGHTS is a file that pass-train wrote. Default: the untrained baseline, the mean of all token
+    embeddings.
     """
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")
@@ -275,7 +374,14 @@ def _quiet_libraries() -> None:
 
 def _print_agreement(name: str, agreement: Any, lookahead: int) -> None:
     table = Table()
-    for heading in ("", "places", f"agreement at 1..{lookahead}", "accepted", "tau two-pass", "tau fused"):
+    for heading in (
+        "",
+        "places",
+        f"agreement at 1..{lookahead}",
+        "accepted",
+        "tau two-pass",
+        "tau fused",
+    ):
         table.add_column(heading, no_wrap=heading == "")
     match = " ".join(f"{value:.2f}" for value in agreement.match)
     tau = (f"{value:.2f}" for plan, value in agreement.tau().items() if plan != "ar")

@@ -18,7 +18,8 @@ WriteText = Literal["auto", "first", "between", "beside"]
 TrainDtype = Literal["fp32", "bf16"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
-"""Default sizes of a new draft head. Larger heads draft a little better, but cost more than they gain on a CPU."""
+"""Default sizes of a new draft head. Larger heads draft a little better, but cost more than they
+gain on a CPU."""
 MAX_HELD_OUT = 32
 """The most sequences that are held out by default."""
 
@@ -28,22 +29,29 @@ class TrainConfig:
     """Options of a training run. Raises PassError if one is out of range.
 
     model, revision: as for pass-export.
-    data: text files, directories or JSON lines from which prompts are taken, or `self`: the model writes them.
+    data: text files, directories or JSON lines from which prompts are taken, or `self`: the model
+    writes them.
     lookahead: L, the number of embeddings.
-    adapter: `lora` trains low-rank adapters of `rank` for look-ahead rows, in the layers from `adapter_from` on.
-    head: also train a draft head with `head_rank` columns in its token table and a state of size `head_width`. None
-    means the sizes of the head of `start`; if it has none, HEAD_RANK and HEAD_WIDTH. A smaller head is widened.
+    adapter: `lora` trains low-rank adapters of `rank` for look-ahead rows, in the layers from
+    `adapter_from` on.
+    head: also train a draft head with `head_rank` columns in its token table and a state of size
+    `head_width`. None means the sizes of the head of `start`; if it has none, HEAD_RANK and
+    HEAD_WIDTH. A smaller head is widened.
     start: a weights file to start from; its adapter is truncated to `rank`.
-    write_with: what writes the training text, see `text_supply.text_writer_name`. write_text: when, see `text_supply`.
+    write_with: what writes the training text, see `text_supply.text_writer_name`. write_text: when,
+    see `text_supply`.
     recipe: how text is made.
-    steps: optimizer steps. minutes: the time of the run in place of `steps`, from its start to its written weights.
+    steps: optimizer steps. minutes: the time of the run in place of `steps`, from its start to its
+    written weights.
     batch: sequences per step and process; None means `device_sizes.batch_size`.
     anchors: tokens per sequence after which drafts are trained.
     lr: the learning rate of adapter and head; the embeddings' is ten times as high.
-    decay: the loss weight of a draft relative to the one before it. aim: the loss, see `Drafter.forward`.
-    held_out: number of sequences that are measured and not trained on; None means one in 16, at most MAX_HELD_OUT.
-    dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two checkpoints, or a
-    tenth of `minutes` if that is less.
+    decay: the loss weight of a draft relative to the one before it. aim: the loss, see
+    `Drafter.forward`.
+    held_out: number of sequences that are measured and not trained on; None means one in 16, at
+    most MAX_HELD_OUT.
+    dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two
+    checkpoints, or a tenth of `minutes` if that is less.
     """
 
     model: str
@@ -80,7 +88,9 @@ class TrainConfig:
             raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
         for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors", "held_out"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise PassError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+                raise PassError(
+                    f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}"
+                )
         if (self.steps is None) == (self.minutes is None):
             raise PassError("give either --steps or --minutes")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
@@ -89,8 +99,14 @@ class TrainConfig:
             raise PassError("--write-text first has no end in time; leave it out with --minutes")
         if self.minutes is None and self.recipe.sequences is None:
             raise PassError("give --sequences with --steps")
-        if self.held_out is not None and self.recipe.sequences and self.held_out >= self.recipe.sequences:
-            raise PassError(f"--held-out must leave some of the {self.recipe.sequences} --sequences to train on")
+        if (
+            self.held_out is not None
+            and self.recipe.sequences
+            and self.held_out >= self.recipe.sequences
+        ):
+            raise PassError(
+                f"--held-out must leave some of the {self.recipe.sequences} --sequences to train on"
+            )
         if not self.adapter_from >= 0:
             raise PassError(f"--adapter-from must be 0 or more, not {self.adapter_from}")
         if not 0 <= self.seed < 2**32:
@@ -98,7 +114,9 @@ class TrainConfig:
         if not 0 < self.lr < math.inf:
             raise PassError(f"--lr must be a finite number above 0, not {self.lr}")
         if not self.checkpoint_minutes >= 0:
-            raise PassError(f"--checkpoint-minutes must be 0 or more, not {self.checkpoint_minutes}")
+            raise PassError(
+                f"--checkpoint-minutes must be 0 or more, not {self.checkpoint_minutes}"
+            )
         if self.start is not None and not self.start.is_file():
             raise PassError(f"--start {self.start}: there is no such file")
         if not 0 < self.decay <= 1:
@@ -111,9 +129,18 @@ class TrainConfig:
         return self.batch
 
     def resume_settings(self) -> dict[str, Any]:
-        """Return settings for `Checkpoint` to compare, as JSON. `run.run` adds those of data and text writer."""
+        """Return settings for `Checkpoint` to compare, as JSON. `run.run` adds those of data and
+        text writer."""
         values = asdict(self)
-        for name in ("data", "output", "device", "resume", "checkpoint_minutes", "write_with", "write_text"):
+        for name in (
+            "data",
+            "output",
+            "device",
+            "resume",
+            "checkpoint_minutes",
+            "write_with",
+            "write_text",
+        ):
             del values[name]
         if self.revision is None:
             del values["revision"]

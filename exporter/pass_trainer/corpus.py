@@ -19,8 +19,8 @@ from pass_runtime.files import lines_of
 SELF_NAME = "self"
 """The value of --data for prompts that the model writes itself."""
 TEXT, PROMPT, MESSAGE = DOCUMENT_KEYS = "text", "prompt", "message"
-"""The keys of a line of a .jsonl file. Excerpts of a "text" or "prompt" become prompts. A "message" is a user's whole
-message to a chat model."""
+"""The keys of a line of a .jsonl file. Excerpts of a "text" or "prompt" become prompts. A "message"
+is a user's whole message to a chat model."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 """The suffixes of files that are read in a directory."""
 
@@ -29,10 +29,11 @@ SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 class TextSource:
     """The documents of one `--data` argument.
 
-    Each source gives equally many prompts. Within a source, excerpts are taken from a document with a probability
-    proportional to its length.
+    Each source gives equally many prompts. Within a source, excerpts are taken from a document with
+    a probability proportional to its length.
 
-    messages: whether each document is a whole message of a user; otherwise prompts are excerpts of documents.
+    messages: whether each document is a whole message of a user; otherwise prompts are excerpts of
+    documents.
     """
 
     name: str
@@ -44,7 +45,8 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters from a random place, from the start of a line or word if one is near."""
+        """Return up to `characters` characters from a random place, from the start of a line or
+        word if one is near."""
         at = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, at)]
         start = rng.randrange(max(1, len(text) - characters))
@@ -63,7 +65,8 @@ def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
 
 
 def digest(sources: Sequence[TextSource | None]) -> str:
-    """Return the SHA-256 of all text and its division into sources, for names of caches and for model cards."""
+    """Return the SHA-256 of all text and its division into sources, for names of caches and for
+    model cards."""
     total = hashlib.sha256()
     for source in sources:
         if source is not None and source.messages:
@@ -77,7 +80,9 @@ def digest(sources: Sequence[TextSource | None]) -> str:
 
 def _read_source(path: Path) -> TextSource:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = sorted(
+            file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()
+        )
         if not files:
             raise PassError(f"{path} has no {', '.join(SUFFIXES)} file; give a directory with text")
         found = [each for file in files for each in read_documents(file)]
@@ -88,14 +93,18 @@ def _read_source(path: Path) -> TextSource:
         raise PassError(f"{path} is empty: there is nothing to train on")
     messages = {key == MESSAGE for key, _ in found}
     if len(messages) > 1:
-        raise PassError(f'{path} has "{MESSAGE}" and other text; put them in two files, and give each with --data')
+        raise PassError(
+            f'{path} has "{MESSAGE}" and other text; put them in two files, and give each with '
+            "--data"
+        )
     return TextSource(path.name, tuple(text for _, text in found), messages.pop())
 
 
 def read_documents(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of each document of a file. The key is one of DOCUMENT_KEYS.
 
-    A .jsonl file has a document per line, under the first of the keys that the line has. Any other file is one "text".
+    A .jsonl file has a document per line, under the first of the keys that the line has. Any other
+    file is one "text".
     """
     try:
         data = path.read_bytes()
@@ -107,7 +116,8 @@ def read_documents(path: Path) -> Iterator[tuple[str, str]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PassError(
-            f"{path} is not UTF-8 text (byte {error.start}); convert it first, for example with iconv"
+            f"{path} is not UTF-8 text (byte {error.start}); convert it first, for example "
+            "with iconv"
         ) from None
     if path.suffix == ".jsonl":
         for line in lines_of(text):

@@ -1,4 +1,5 @@
-"""Deals the sequences of an epoch in a random order. Sequences that are written while training goes on join it."""
+"""Deals the sequences of an epoch in a random order. Sequences that are written while training goes
+on join it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import numpy as np
 
 
 class Deck:
-    """Deals the indices 0..n-1: each once an epoch. The order depends on the seed and on `joins` alone.
+    """Deals the indices 0..n-1: each once an epoch. The order depends on the seed and on `joins`
+    alone.
 
     joins: [number of indices dealt before, n from then on] of every growth.
     """
@@ -32,7 +34,9 @@ class Deck:
         if size <= len(self):
             return
         rest, new = self._order[self._next :], np.arange(len(self), size)
-        random = np.random.default_rng((self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0))
+        random = np.random.default_rng(
+            (self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0)
+        )
         self._order, self._next = random.permutation(np.concatenate([rest, new])), 0
         self._unused = len(self._order)
         self.joins.append([self._dealt, size])
@@ -43,7 +47,9 @@ class Deck:
         while len(dealt) < count:
             if self._next == len(self._order):
                 self._epoch += 1
-                self._order = np.random.default_rng((self._seed, self._epoch)).permutation(len(self))
+                self._order = np.random.default_rng((self._seed, self._epoch)).permutation(
+                    len(self)
+                )
                 self._next = 0
             part = self._order[self._next : self._next + count - len(dealt)]
             dealt += part.tolist()

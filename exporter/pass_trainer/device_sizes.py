@@ -1,6 +1,7 @@
 """How much a device works on at once: sequences that are written together, and sequences of a step.
 
-The sizes depend on the device's whole memory, not on what is free, so that the same seed gives the same text and steps.
+The sizes depend on the device's whole memory, not on what is free, so that the same seed gives the
+same text and steps.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from pass_trainer.config import TrainConfig
 from pass_trainer.distill import SHARD_SEQUENCES
 
 MAX_SHARD_SEQUENCES = 1536
-"""So many were written in 14 to 20 s by an H200, whose time goes to launches: more would only delay the first step."""
+"""So many were written in 14 to 20 s by an H200, whose time goes to launches: more would only delay
+the first step."""
 MAX_BATCH = 64
 WRITING_SHARE, TRAINING_SHARE = 0.25, 0.25
-"""Shares of a GPU's memory for K/V and logits of the text writer, and for the activations of a step."""
+"""Shares of a GPU's memory for K/V and logits of the text writer, and for the activations of a
+step."""
 SAMPLING_COPIES = 6
-"""Copies of a sequence's logits [V] in float32 that sampling needs: logits, sorted, probabilities, their sums, ..."""
+"""Copies of a sequence's logits [V] in float32 that sampling needs: logits, sorted, probabilities,
+their sums, ..."""
 
 
 def device_bytes(device: torch.device) -> int | None:
@@ -26,8 +30,8 @@ def device_bytes(device: torch.device) -> int | None:
 
 
 def shard_size(memory: int | None, geometry: Geometry, length: int) -> int:
-    """Return the sequences of `length` tokens that are written together: 64 on a CPU; on a GPU those whose K/V and
-    logits fit, a multiple of 64."""
+    """Return the sequences of `length` tokens that are written together: 64 on a CPU; on a GPU
+    those whose K/V and logits fit, a multiple of 64."""
     if memory is None:
         return SHARD_SEQUENCES
     each = _kv_bytes(geometry) * length + SAMPLING_COPIES * 4 * geometry.vocab_size
@@ -35,11 +39,14 @@ def shard_size(memory: int | None, geometry: Geometry, length: int) -> int:
     return min(max(fitting, SHARD_SEQUENCES), MAX_SHARD_SEQUENCES)
 
 
-def batch_size(memory: int | None, geometry: Geometry, intermediate: int, config: TrainConfig) -> int:
-    """Return the sequences of a step: 1 on a CPU; on a GPU those whose activations fit, at most MAX_BATCH.
+def batch_size(
+    memory: int | None, geometry: Geometry, intermediate: int, config: TrainConfig
+) -> int:
+    """Return the sequences of a step: 1 on a CPU; on a GPU those whose activations fit, at most
+    MAX_BATCH.
 
-    intermediate: the width of an MLP's inner layer. A look-ahead row keeps some 6 tensors of the hidden size and 5 of
-    `intermediate` in each layer for its backward pass, in 16 bits.
+    intermediate: the width of an MLP's inner layer. A look-ahead row keeps some 6 tensors of the
+    hidden size and 5 of `intermediate` in each layer for its backward pass, in 16 bits.
     """
     if memory is None:
         return 1

@@ -1,8 +1,10 @@
-"""Makes training text: the model continues prompts, its own or a corpus's, and the text is kept on disk in shards.
+"""Makes training text: the model continues prompts, its own or a corpus's, and the text is kept on
+disk in shards.
 
-A draft is accepted if the model would have written it, so the model's own text is the right text for training.
-The name of the shards' directory is a hash of everything that they depend on. An interrupted run continues with the
-first missing shard, and a run with more sequences reuses existing shards.
+A draft is accepted if the model would have written it, so the model's own text is the right text
+for training. The name of the shards' directory is a hash of everything that they depend on. An
+interrupted run continues with the first missing shard, and a run with more sequences reuses
+existing shards.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 SHARD_SEQUENCES = 64
-"""Sequences that a CPU writes together; they are stored in one file. The last file may have fewer."""
+"""Sequences that a CPU writes together; they are stored in one file. The last file may have
+fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
 """Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
@@ -41,9 +44,11 @@ class Recipe:
     """How sequences are made.
 
     sequences: how many; None: as many as are written until a run with --minutes ends.
-    length: N, tokens of a sequence, prompt included. prompt: the fewest and most tokens of a prompt from a corpus.
+    length: N, tokens of a sequence, prompt included. prompt: the fewest and most tokens of a prompt
+    from a corpus.
     temperatures: shards use them in turn; 0 is greedy.
-    chat: the share of prompts from a corpus that become a chat message, if the model has a chat template.
+    chat: the share of prompts from a corpus that become a chat message, if the model has a chat
+    template.
     """
 
     sequences: int | None = 1024
@@ -56,7 +61,10 @@ class Recipe:
     def __post_init__(self) -> None:
         fewest, most = self.prompt
         if not 1 <= fewest <= most < self.length:
-            raise PassError(f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below --sequence-length")
+            raise PassError(
+                f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below "
+                "--sequence-length"
+            )
         if not 0 <= self.chat <= 1:
             raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
         if self.sequences is not None and self.sequences < 2:
@@ -72,8 +80,8 @@ class Recipe:
 class Sequences:
     """Sequences of token ids.
 
-    tokens [n,N], prompt_lengths [n], lengths [n], all int64: row i has lengths[i] tokens, then padding. Its first
-    prompt_lengths[i] tokens are the prompt.
+    tokens [n,N], prompt_lengths [n], lengths [n], all int64: row i has lengths[i] tokens, then
+    padding. Its first prompt_lengths[i] tokens are the prompt.
     """
 
     tokens: torch.Tensor
@@ -108,19 +116,22 @@ class Distiller:
 
     @property
     def directory_name(self) -> str:
-        """The name of the shards' directory. It depends on everything in the recipe except the number of sequences."""
+        """The name of the shards' directory. It depends on everything in the recipe except the
+        number of sequences."""
         recipe = asdict(self.recipe) | {"sequences": None}
         key = json.dumps([self.writer.name, digest(self.sources), recipe, self.shard])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise PassError if a source contains no valid prompt, before the model writes text for hours."""
+        """Raise PassError if a source contains no valid prompt, before the model writes text for
+        hours."""
         for source in self.sources:
             if source is not None:
                 self._prompt(random.Random(self.recipe.seed), source)
 
     def write_missing(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
-        """Write the missing ones of `shards`. Call `progress(sequences done, all sequences)` after each."""
+        """Write the missing ones of `shards`. Call `progress(sequences done, all sequences)` after
+        each."""
         directory.mkdir(parents=True, exist_ok=True)
         done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
@@ -138,21 +149,27 @@ class Distiller:
         try:
             files = [load_file(self._path(directory, i)) for i in shards]
         except (OSError, SafetensorError) as error:
-            raise PassError(f"{directory} is damaged ({error}); delete it, and it will be made again") from None
+            raise PassError(
+                f"{directory} is damaged ({error}); delete it, and it will be made again"
+            ) from None
         tensors = {name: torch.cat([file[name] for file in files]) for name in files[0]}
-        return Sequences(tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long())
+        return Sequences(
+            tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long()
+        )
 
     def _size(self, shard: int) -> int:
         end = self.recipe.sequences
         return self.shard if end is None else min(self.shard, end - shard * self.shard)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """A shard with fewer sequences has another name, so that a run with more sequences does not read it."""
+        """A shard with fewer sequences has another name, so that a run with more sequences does not
+        read it."""
         part = "" if self._size(shard) == self.shard else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts [n] (their lengths) and lengths [n].
+        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts [n] (their
+        lengths) and lengths [n].
 
         An end token is a part of the text. A text that begins to repeat itself is cut there.
         """
@@ -162,26 +179,39 @@ class Distiller:
         lines = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
         tokens = torch.zeros(len(lines), recipe.length, dtype=torch.int32)
         lengths = torch.zeros(len(lines), dtype=torch.int32)
-        loops = loop_starts([line[len(prompt) :] for line, prompt in zip(lines, prompts, strict=True)])
+        loops = loop_starts(
+            [line[len(prompt) :] for line, prompt in zip(lines, prompts, strict=True)]
+        )
         for row, (line, prompt, loop) in enumerate(zip(lines, prompts, loops, strict=True)):
             kept = line if loop is None else line[: len(prompt) + loop]
             tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
             lengths[row] = len(kept)
-        return {"tokens": tokens, "prompts": torch.tensor([*map(len, prompts)], dtype=torch.int32), "lengths": lengths}
+        return {
+            "tokens": tokens,
+            "prompts": torch.tensor([*map(len, prompts)], dtype=torch.int32),
+            "lengths": lengths,
+        }
 
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
-        """Return the prompts of the `count` sequences from number `first` on. The sources take turns."""
+        """Return the prompts of the `count` sequences from number `first` on. The sources take
+        turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
-        by_model = SelfPrompts(self.tokenizer, self.eos_token_ids, self.writer, self.recipe.max_message_tokens)
+        by_model = SelfPrompts(
+            self.tokenizer, self.eos_token_ids, self.writer, self.recipe.max_message_tokens
+        )
         count_by_model = sum(source is None for source in sources)
         self_prompts = iter(by_model.write(count_by_model, rng) if count_by_model else ())
-        return [next(self_prompts) if source is None else self._prompt(rng, source) for source in sources]
+        return [
+            next(self_prompts) if source is None else self._prompt(rng, source)
+            for source in sources
+        ]
 
     def _prompt(self, rng: random.Random, source: TextSource) -> list[int]:
         return self._message(rng, source) if source.messages else self._excerpt(rng, source)
 
     def _message(self, rng: random.Random, source: TextSource) -> list[int]:
-        """Return a prompt from a user's message. Messages longer than half of a sequence are skipped."""
+        """Return a prompt from a user's message. Messages longer than half of a sequence are
+        skipped."""
         for _ in range(MAX_DRAWS):
             text = rng.choice(source.documents)
             if self.tokenizer.chat_template:
@@ -202,8 +232,8 @@ class Distiller:
                 break
         else:
             raise PassError(
-                f"{source.name}: no text is long enough for a prompt of {self.recipe.prompt[0]} tokens "
-                "(--prompt-tokens)"
+                f"{source.name}: no text is long enough for a prompt of {self.recipe.prompt[0]} "
+                "tokens (--prompt-tokens)"
             )
         return self._as_chat(ids) if as_chat else ids
 

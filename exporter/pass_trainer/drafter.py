@@ -19,15 +19,18 @@ Aim = Literal["distribution", "acceptance", "both"]
 SWITCH_SHARE = 0.7
 """With the aim `both`, the share of a run after which `distribution` becomes `acceptance`."""
 DISTRIBUTION_SHARE = 0.1
-"""The weight of the loss `distribution` in the loss `acceptance`. If a draft is far from the model's distribution, the
-gradient of the probability of acceptance vanishes, but the gradient of `distribution` does not."""
+"""The weight of the loss `distribution` in the loss `acceptance`. If a draft is far from the
+model's distribution, the gradient of the probability of acceptance vanishes, but the gradient of
+`distribution` does not."""
 
 
 class Drafter(torch.nn.Module):
-    """The trained parts, in fp32: `lookahead` [L,H], `adapter` and `head`. The base model's weights are not parameters.
+    """The trained parts, in fp32: `lookahead` [L,H], `adapter` and `head`. The base model's weights
+    are not parameters.
 
-    The tokens run through the frozen model first. Then the look-ahead rows run with the adapter attached, and attend to
-    the tokens' KV cache. So the adapter cannot change the rows of tokens, and they need no gradient.
+    The tokens run through the frozen model first. Then the look-ahead rows run with the adapter
+    attached, and attend to the tokens' KV cache. So the adapter cannot change the rows of tokens,
+    and they need no gradient.
     """
 
     def __init__(
@@ -52,17 +55,22 @@ class Drafter(torch.nn.Module):
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
 
-        A row's loss with the aim `distribution` is KL(model || draft) in nats. If there is a head, the cross-entropy of
-        its logits is added, over its candidates (the tokens that it can draft). The head reads the true previous token,
-        because a draft after a wrong draft is rejected in any case. With the aim `acceptance`, this loss has the weight
+        A row's loss with the aim `distribution` is KL(model || draft) in nats. If there is a head,
+        the cross-entropy of its logits is added, over its candidates (the tokens that it can
+        draft). The head reads the true previous token, because a draft after a wrong draft is
+        rejected in any case. With the aim `acceptance`, this loss has the weight
         DISTRIBUTION_SHARE, and the probability that the draft is rejected has the remaining weight.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
         sequences = windows.rows // windows.position.shape[1]
         weights = (1 / (windows.anchors.clamp(min=1) * len(tokens))).index_select(0, sequences)
-        return sum_over_rows(self._row_losses, hidden, corrections, states, weights, self._vocabulary)
+        return sum_over_rows(
+            self._row_losses, hidden, corrections, states, weights, self._vocabulary
+        )
 
-    def _row_losses(self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+    def _row_losses(
+        self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
+    ) -> torch.Tensor:
         """Return the losses [n] of rows, from what `row_states` returns for them."""
         with torch.no_grad():
             target = self.logits(states).float().log_softmax(-1)
@@ -78,10 +86,14 @@ class Drafter(torch.nn.Module):
             loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejected
         return loss
 
-    def log_probs(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of drafts and of the frozen model for the same positions, both [n,V] float32.
+    def log_probs(
+        self, tokens: torch.Tensor, windows: Windows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probabilities of drafts and of the frozen model for the same positions,
+        both [n,V] float32.
 
-        If there is a head, it reads the true previous tokens, and only its candidates' log-probabilities are finite.
+        If there is a head, it reads the true previous tokens, and only its candidates'
+        log-probabilities are finite.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
         drafts = self.logits(hidden).float()
@@ -95,40 +107,55 @@ class Drafter(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return what the logits of `windows.rows` are computed from.
 
-        These are the hidden states [n,H] of the look-ahead rows, those of the frozen model [n,H] at the same positions,
-        and the head's corrections [n,r] if there is a head.
+        These are the hidden states [n,H] of the look-ahead rows, those of the frozen model [n,H] at
+        the same positions, and the head's corrections [n,r] if there is a head.
         """
         hidden, states = self.hidden_states(tokens, windows)
         position = windows.position.flatten().index_select(0, windows.rows)
         at = windows.rows // windows.position.shape[1] * tokens.shape[1] + position
-        hidden, states = hidden.flatten(0, 1).index_select(0, windows.rows), states.flatten(0, 1).index_select(0, at)
+        hidden, states = (
+            hidden.flatten(0, 1).index_select(0, windows.rows),
+            states.flatten(0, 1).index_select(0, at),
+        )
         if self.head is None:
             return hidden, states, None
         index = windows.lookahead_index.flatten().index_select(0, windows.rows)
         before = tokens.flatten().index_select(0, at)
         return hidden, states, self.head.corrections(hidden, before, index, len(self.lookahead) - 1)
 
-    def hidden_states(self, tokens: torch.Tensor, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden states of the look-ahead rows [B,R,H], and of the frozen model for all tokens [B,N,H]."""
+    def hidden_states(
+        self, tokens: torch.Tensor, windows: Windows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the hidden states of the look-ahead rows [B,R,H], and of the frozen model for all
+        tokens [B,N,H]."""
         (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
         return self._lookahead_states(base, windows, out.past_key_values), out.last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [...,H] to logits [...,V] by the model's LM head, without the draft head."""
+        """Map hidden states [...,H] to logits [...,V] by the model's LM head, without the draft
+        head."""
         logits: torch.Tensor = self._base[0].lm_head(hidden)
         return logits
 
-    def _lookahead_states(self, base: PreTrainedModel, windows: Windows, cache: DynamicCache) -> torch.Tensor:
+    def _lookahead_states(
+        self, base: PreTrainedModel, windows: Windows, cache: DynamicCache
+    ) -> torch.Tensor:
         """Return the hidden states [B,R,H] of the look-ahead rows."""
-        of_tokens = torch.arange(windows.mask.shape[-1] - windows.mask.shape[-2], device=windows.position.device)
-        column_positions = torch.cat([of_tokens.expand(len(windows.position), -1), windows.position], 1)
+        of_tokens = torch.arange(
+            windows.mask.shape[-1] - windows.mask.shape[-2], device=windows.position.device
+        )
+        column_positions = torch.cat(
+            [of_tokens.expand(len(windows.position), -1), windows.position], 1
+        )
 
         def run() -> torch.Tensor:
             hidden: torch.Tensor = base.model(
                 inputs_embeds=self.lookahead.to(base.dtype)[windows.lookahead_index],
-                attention_mask=attention_masks(base.config, windows.mask, windows.position, column_positions),
+                attention_mask=attention_masks(
+                    base.config, windows.mask, windows.position, column_positions
+                ),
                 position_ids=windows.position,
                 past_key_values=cache,
                 use_cache=True,
@@ -142,9 +169,9 @@ class Drafter(torch.nn.Module):
 
 
 ADAPTED_LAYERS = ("o_proj", "down_proj")
-"""Linear layers that get an adapter: those whose outputs are added to the residual stream. Adapters with as many
-parameters on all seven linear layers of a Llama layer drafted no better, and added three times as many nodes to the
-trunk."""
+"""Linear layers that get an adapter: those whose outputs are added to the residual stream. Adapters
+with as many parameters on all seven linear layers of a Llama layer drafted no better, and added
+three times as many nodes to the trunk."""
 
 
 def layer_of(name: str) -> int:
@@ -152,11 +179,16 @@ def layer_of(name: str) -> int:
     return int(name.split(".")[1])
 
 
-def new_adapter(base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0) -> Adapter:
-    """Return a new LoRA adapter of the layers from `first` on: A is random, and B is 0, so it changes nothing yet."""
+def new_adapter(
+    base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0
+) -> Adapter:
+    """Return a new LoRA adapter of the layers from `first` on: A is random, and B is 0, so it
+    changes nothing yet."""
     factors = {}
     for name, layer in linear_layers(base).items():
         if name.rpartition(".")[2] in ADAPTED_LAYERS and layer_of(name) >= first:
-            a = torch.randn(rank, layer.in_features, generator=generator) / math.sqrt(layer.in_features)
+            a = torch.randn(rank, layer.in_features, generator=generator) / math.sqrt(
+                layer.in_features
+            )
             factors[name] = (a, torch.zeros(layer.out_features, rank))
     return Adapter(factors)

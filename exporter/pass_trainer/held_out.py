@@ -1,7 +1,8 @@
-"""Measures how often each of the L drafts is the model's greedy choice, on held-out sequences of the training data.
+"""Measures how often each of the L drafts is the model's greedy choice, on held-out sequences of
+the training data.
 
-The agreement shows whether training still helps. Held-out sequences are often repetitive, which makes drafting easy.
-`pass_trainer.evaluation` measures acceptance in real use.
+The agreement shows whether training still helps. Held-out sequences are often repetitive, which
+makes drafting easy. `pass_trainer.evaluation` measures acceptance in real use.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Agreement:
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
-        """Expected tokens per pass: two-pass needs two passes for 2 + accepted tokens, fused one for 1 + accepted."""
+        """Expected tokens per pass: two-pass needs two passes for 2 + accepted tokens, fused one
+        for 1 + accepted."""
         return {"ar": 1.0, "two-pass": 1 + self.accepted / 2, "fused": 1 + self.accepted}
 
     def as_json(self) -> dict[str, Any]:
@@ -56,7 +58,8 @@ class Agreement:
 
 @torch.no_grad()
 def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
-    """Measure drafts after every STRIDE_TOKENS-th token of the text that the model wrote, one sequence at a time.
+    """Measure drafts after every STRIDE_TOKENS-th token of the text that the model wrote, one
+    sequence at a time.
 
     Sequences that are too short for L drafts are left out. Raises PassError if all are.
     """
@@ -70,9 +73,13 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
             drafts, targets = drafter.log_probs(tokens, make_windows([groups], length, device))
             choice = targets.argmax(-1)
             right.append((drafts.argmax(-1) == choice).view(-1, lookahead).cpu())
-            in_top4.append((drafts.topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu())
+            in_top4.append(
+                (drafts.topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu()
+            )
     if not right:
-        raise PassError(f"no held-out sequence has room for {lookahead} drafts; use a larger --held-out")
+        raise PassError(
+            f"no held-out sequence has room for {lookahead} drafts; use a larger --held-out"
+        )
     matches, top4 = torch.cat(right).float(), torch.cat(in_top4).float()
     return Agreement(
         len(matches),

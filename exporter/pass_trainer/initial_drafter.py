@@ -17,7 +17,8 @@ from pass_trainer.drafter import Drafter, layer_of, new_adapter
 
 
 def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
-    """Return the parts that `config` trains, before the first step. Raises PassError if `start` does not fit."""
+    """Return the parts that `config` trains, before the first step. Raises PassError if `start`
+    does not fit."""
     start = read_or_baseline(config.start, config.lookahead, loaded.model)
     generator = torch.Generator().manual_seed(config.seed)
     adapter = _adapter(config, loaded, start, generator) if config.adapter == "lora" else None
@@ -26,28 +27,43 @@ def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
 
 
 def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
-    """Return the first `lookahead` rows of a weights file, with adapter and head; for None, `mean_embedding`."""
-    return mean_embedding(model, lookahead) if path is None else read_lookahead(path, lookahead, model)
+    """Return the first `lookahead` rows of a weights file, with adapter and head; for None,
+    `mean_embedding`."""
+    return (
+        mean_embedding(model, lookahead) if path is None else read_lookahead(path, lookahead, model)
+    )
 
 
-def _adapter(config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator) -> Adapter:
+def _adapter(
+    config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator
+) -> Adapter:
     layers = int(loaded.model.config.num_hidden_layers)
     if not 0 <= config.adapter_from < layers:
-        raise PassError(f"--adapter-from must be 0 to {layers - 1}, a layer of the model, not {config.adapter_from}")
+        raise PassError(
+            f"--adapter-from must be 0 to {layers - 1}, a layer of the model, not "
+            f"{config.adapter_from}"
+        )
     if start.adapter is None:
         return new_adapter(loaded.model, config.rank, generator, config.adapter_from)
     if start.adapter.rank < config.rank:
         raise PassError(
-            f"{config.start} has an adapter of rank {start.adapter.rank}; use --rank {start.adapter.rank} or less"
+            f"{config.start} has an adapter of rank {start.adapter.rank}; use --rank "
+            f"{start.adapter.rank} or less"
         )
-    kept = [i for i, name in enumerate(start.adapter.names) if layer_of(name) >= config.adapter_from]
+    kept = [
+        i for i, name in enumerate(start.adapter.names) if layer_of(name) >= config.adapter_from
+    ]
     return truncated(start.adapter.subset(kept), config.rank).requires_grad_(True)
 
 
-def _head(config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator) -> DraftHead:
+def _head(
+    config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator
+) -> DraftHead:
     embeddings, head = loaded.model.get_output_embeddings().weight, start.head
     if head is None:
-        return new_head(embeddings, config.head_rank or HEAD_RANK, config.head_width or HEAD_WIDTH, generator)
+        return new_head(
+            embeddings, config.head_rank or HEAD_RANK, config.head_width or HEAD_WIDTH, generator
+        )
     rank, width = config.head_rank or head.rank, config.head_width or head.width
     if rank < head.rank or width < head.width:
         raise PassError(

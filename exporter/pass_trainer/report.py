@@ -16,7 +16,9 @@ SMOOTHING_FACTOR = 0.98
 """The weight of earlier steps in the smoothed loss."""
 
 
-def write_report(directory: Path, record: TrainingRecord, history: History, agreement: Agreement) -> None:
+def write_report(
+    directory: Path, record: TrainingRecord, history: History, agreement: Agreement
+) -> None:
     """Write the three files, each atomically."""
     metrics = {
         "training": record.model_dump(),
@@ -30,7 +32,8 @@ def write_report(directory: Path, record: TrainingRecord, history: History, agre
 
 
 def draw_curves(path: Path, history: History) -> None:
-    """Plot the loss, and the agreement of each draft on held-out sequences, over optimizer steps."""
+    """Plot the loss, and the agreement of each draft on held-out sequences, over optimizer
+    steps."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -45,7 +48,9 @@ def draw_curves(path: Path, history: History) -> None:
     for distance in range(len(history.evaluations[-1]["match"]) if history.evaluations else 0):
         values = [found["match"][distance] for found in history.evaluations]
         right.plot(steps, values, marker="o", markersize=3, label=f"distance {distance + 1}")
-    right.set(xlabel="step", ylabel="greedy agreement", title="Drafts, held-out sequences", ylim=(0, None))
+    right.set(
+        xlabel="step", ylabel="greedy agreement", title="Drafts, held-out sequences", ylim=(0, None)
+    )
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -65,9 +70,12 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def replace_section(text: str, name: str, content: str) -> str | None:
-    """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has no such section."""
+    """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has
+    no such section."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
-    text, found = re.subn(pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S)
+    text, found = re.subn(
+        pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S
+    )
     return text if found else None
 
 
@@ -85,21 +93,22 @@ def card(record: TrainingRecord, agreement: Agreement) -> str:
     tau = agreement.tau()
     return f"""# Look-ahead weights for {record.base}
 
-`{FILE_NAME}`: {record.lookahead} look-ahead rows{adapter}{head}, {record.steps} steps. The base model is frozen; output
-with these weights is the base model's own, token for token.
+`{FILE_NAME}`: {record.lookahead} look-ahead rows{adapter}{head}, {record.steps} steps.
+The base model is frozen; output with these weights is the base model's own, token for token.
 
 ## Drafts in real use
 
 <!-- acceptance -->
-Not measured yet: `pass-train evaluate {FILE_NAME} --model MODEL --lookahead {record.lookahead} --record` puts its table
-here.
+Not measured yet. This command puts its table here:
+`pass-train evaluate {FILE_NAME} --model MODEL --lookahead {record.lookahead} --record`
 <!-- end -->
 
 ## Held-out sequences
 
-Greedy agreement with the base model, measured after each of {agreement.places} tokens of sequences that were not
-trained on (their documents may have been). Small models' greedy text repeats itself, which makes drafting easy.
-Distance j is draft j. "Cumulative" is the share of these tokens after which this draft and all before it are right.
+Greedy agreement with the base model, measured after each of {agreement.places} tokens of sequences
+that were not trained on (their documents may have been). Small models' greedy text repeats itself,
+which makes drafting easy. Distance j is draft j. "Cumulative" is the share of these tokens after
+which this draft and all before it are right.
 
 | distance | top-1 | top-4 | cumulative |
 |---|---|---|---|
@@ -111,10 +120,12 @@ Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2
 
 ## Training
 
-The base model continued prompts from {", ".join(recipe["data"])} (SHA-256 of all text {recipe["data_sha256"][:16]}):
+The base model continued prompts from {", ".join(recipe["data"])}
+(SHA-256 of all text {recipe["data_sha256"][:16]}):
 {recipe["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
-{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`, each draft weighs
-{recipe["decay"]} times as much as the one before it; {recipe["anchors"]} anchors per sequence, {recipe["batch"]}
-sequences per step and process, learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
+{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`,
+each draft weighs {recipe["decay"]} times as much as the one before it;
+{recipe["anchors"]} anchors per sequence, {recipe["batch"]} sequences per step and process,
+learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
 Versions: {", ".join(f"{name} {number}" for name, number in record.tools.items())}.
 """

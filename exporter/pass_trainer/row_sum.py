@@ -21,9 +21,11 @@ def sum_over_rows(
     weights: torch.Tensor,
     vocabulary: int,
 ) -> torch.Tensor:
-    """Return the sum of `losses` times `weights` [n], a scalar with gradients for `hidden` and `corrections`.
+    """Return the sum of `losses` times `weights` [n], a scalar with gradients for `hidden` and
+    `corrections`.
 
-    A chunk's gradients are computed together with its losses. So no logits are kept, and none are computed twice.
+    A chunk's gradients are computed together with its losses. So no logits are kept, and none are
+    computed twice.
     """
     rows = max(CHUNK_ELEMENTS // vocabulary, 1)
     total: torch.Tensor = _RowSum.apply(losses, rows, hidden, corrections, states, weights)  # type: ignore[no-untyped-call]
@@ -48,7 +50,10 @@ class _RowSum(torch.autograd.Function):
             part = slice(first, first + rows)
             inputs = [tensor[part].detach().requires_grad_() for tensor in trained]
             with torch.enable_grad():
-                loss = (losses(inputs[0], inputs[1] if len(inputs) > 1 else None, states[part]) * weights[part]).sum()
+                loss = (
+                    losses(inputs[0], inputs[1] if len(inputs) > 1 else None, states[part])
+                    * weights[part]
+                ).sum()
             for gradient, found in zip(gradients, torch.autograd.grad(loss, inputs), strict=True):
                 gradient[part] = found
             total += loss.detach()

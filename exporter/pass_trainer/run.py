@@ -38,7 +38,8 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run. If a phase has a known length, the run calls its NotedStep after every step."""
+    """Shows the phases of a run. If a phase has a known length, the run calls its NotedStep after
+    every step."""
 
     def phase(self, name: str) -> NotedStep: ...
 
@@ -53,7 +54,8 @@ class TrainReport:
 
 
 def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for errors that the user can correct. clock: of --minutes."""
+    """Train look-ahead weights. Raises PassError for errors that the user can correct. clock: of
+    --minutes."""
     schedule = Schedule(config, clock)
     check_output(config)
     text = digest(read_sources(config.data))
@@ -64,17 +66,23 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
         make_checkpoint(config, text, accelerator, clock).check()  # before the model is loaded
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
-    config = replace(config, batch=config.batch or fitting_batch(config, loaded, accelerator.device))
+    config = replace(
+        config, batch=config.batch or fitting_batch(config, loaded, accelerator.device)
+    )
     checkpoint = make_checkpoint(config, text, accelerator, clock)
     checkpoint.check()
     check_length(config.recipe.length, source.name, loaded)
-    drafter = make_drafter(config, loaded)  # It may raise PassError, so it is made before hours of writing text.
+    drafter = make_drafter(
+        config, loaded
+    )  # It may raise PassError, so it is made before hours of writing text.
     loaded.model.to(accelerator.device)
     make_output(config)
     drafter.to(accelerator.device)
     supply = make_supply(config, loaded, accelerator, progress, schedule.check_text_in_time)
     try:
-        data = TrainingText(config, supply, way_of(config, accelerator.device), schedule, accelerator.num_processes)
+        data = TrainingText(
+            config, supply, way_of(config, accelerator.device), schedule, accelerator.num_processes
+        )
         measured: dict[int, Agreement] = {}
         hooks = make_hooks(config, data, progress, measured)
         history = train(config, accelerator, drafter, data, hooks, checkpoint, schedule)
@@ -84,8 +92,13 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     agreement = measured.get(steps) or measure(drafter, data.held_out, config.lookahead)
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
-        settings = checkpoint.settings | {"sequences": len(data.sequences), "stages": shown_stages(history)}
-        record = make_record(config, source, settings, drafter, steps, accelerator.num_processes, agreement)
+        settings = checkpoint.settings | {
+            "sequences": len(data.sequences),
+            "stages": shown_stages(history),
+        }
+        record = make_record(
+            config, source, settings, drafter, steps, accelerator.num_processes, agreement
+        )
         base = model_fingerprint(loaded.model)
         write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base, record)
         write_report(config.output, record, history, agreement)
@@ -93,7 +106,9 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     return TrainReport(weights, history, agreement)
 
 
-def make_checkpoint(config: TrainConfig, text: str, accelerator: Accelerator, clock: Clock) -> Checkpoint:
+def make_checkpoint(
+    config: TrainConfig, text: str, accelerator: Accelerator, clock: Clock
+) -> Checkpoint:
     """Return the checkpoint of a run. text: the digest of its sources."""
     writer = text_writer_name(config, accelerator.device, accelerator.num_processes)
     settings = config.resume_settings() | {"data_sha256": text, "write_with": writer}
@@ -104,7 +119,9 @@ def make_checkpoint(config: TrainConfig, text: str, accelerator: Accelerator, cl
 
 
 def fitting_batch(config: TrainConfig, loaded: LoadedModel, device: torch.device) -> int:
-    return batch_size(device_bytes(device), loaded.geometry, int(loaded.model.config.intermediate_size), config)
+    return batch_size(
+        device_bytes(device), loaded.geometry, int(loaded.model.config.intermediate_size), config
+    )
 
 
 def make_hooks(
@@ -123,13 +140,20 @@ def make_hooks(
         if config.steps is not None:
             show("training", step, config.steps, note)
         else:
-            show("training", int(1000 * share), 1000, f"step {step}, {note}, {len(data.sequences)} sequences")
+            show(
+                "training",
+                int(1000 * share),
+                1000,
+                f"step {step}, {note}, {len(data.sequences)} sequences",
+            )
 
     def on_evaluate(drafter: Drafter, step: int) -> dict[str, Any]:
         measured[step] = measure(drafter, data.held_out, config.lookahead)
         return {"step": step} | measured[step].as_json()
 
-    return Hooks(lambda done, total: show("writing training text", done, total), on_step, on_evaluate)
+    return Hooks(
+        lambda done, total: show("writing training text", done, total), on_step, on_evaluate
+    )
 
 
 def shown_stages(history: History) -> list[dict[str, Any]]:
@@ -137,14 +161,20 @@ def shown_stages(history: History) -> list[dict[str, Any]]:
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raise PassError if `output` has a run and `resume` is off, or has weights without a checkpoint."""
+    """Raise PassError if `output` has a run and `resume` is off, or has weights without a
+    checkpoint."""
     trained = (config.output / FILE_NAME).exists()
     resumable = find_checkpoint(config.output / CHECKPOINT) is not None
     if not config.resume and (trained or resumable):
-        raise PassError(f"{config.output} holds a training run; continue it with --resume, or give another -o")
+        raise PassError(
+            f"{config.output} holds a training run; continue it with --resume, or give another -o"
+        )
     if config.resume and trained and not resumable:
         weights = config.output / FILE_NAME
-        raise PassError(f"{config.output} has no checkpoint to resume from; use --start {weights}, and another -o")
+        raise PassError(
+            f"{config.output} has no checkpoint to resume from; use --start {weights}, and "
+            "another -o"
+        )
 
 
 def make_output(config: TrainConfig) -> None:
@@ -158,15 +188,22 @@ def check_length(length: int, name: str, loaded: LoadedModel) -> None:
     """Raise PassError if sequences are longer than the model allows."""
     longest = loaded.geometry.max_capacity
     if length > longest:
-        raise PassError(f"--sequence-length must be at most {longest}, the longest sequence of {name}, not {length}")
+        raise PassError(
+            f"--sequence-length must be at most {longest}, the longest sequence of {name}, not "
+            f"{length}"
+        )
 
 
 def make_accelerator(device: str) -> Accelerator:
-    """Return the accelerator for --device. auto: the GPU if there is one; under torchrun each process has its own."""
+    """Return the accelerator for --device. auto: the GPU if there is one; under torchrun each
+    process has its own."""
     if device not in ("auto", "cpu", "cuda"):
         raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise PassError("--device cuda: torch finds no NVIDIA GPU; install a CUDA build of torch, or use --device cpu")
+        raise PassError(
+            "--device cuda: torch finds no NVIDIA GPU; install a CUDA build of torch, or use "
+            "--device cpu"
+        )
     return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
 
 
@@ -192,7 +229,8 @@ def make_record(
         head_width=drafter.head.width if drafter.head else 0,
         steps=steps,
         recipe=recipe,
-        tools={name: version(name) for name in RECORDED_TOOLS} | {"python": platform.python_version()},
+        tools={name: version(name) for name in RECORDED_TOOLS}
+        | {"python": platform.python_version()},
         acceptance=tuple(round(share, 4) for share in agreement.cumulative),
     )
 

@@ -1,4 +1,5 @@
-"""How far a run is, by its steps or by the clock: learning rates, measurements and the end follow from that."""
+"""How far a run is, by its steps or by the clock: learning rates, measurements and the end follow
+from that."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pass_trainer.config import TrainConfig
 
 WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 MEASUREMENTS = 10
-"""Held-out sequences are measured so often in a run, less often if that would take more than a tenth of its time."""
+"""Held-out sequences are measured so often in a run, less often if that would take more than a
+tenth of its time."""
 WRITING_SECONDS = 5.0
 """Kept at the end of a run with --minutes to write weights, curves and card."""
 T = TypeVar("T")
@@ -23,7 +25,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: from step `start` on, it follows the schedule of a run of so many steps or minutes."""
+    """A part of a run: from step `start` on, it follows the schedule of a run of so many steps or
+    minutes."""
 
     start: int
     steps: int | None
@@ -32,8 +35,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a run: until now, when its training and its last measurement began and ended. And the longest times
-    that a measurement, a save, reading text, and the steps between two looks took."""
+    """Seconds of a run: until now, when its training and its last measurement began and ended. And
+    the longest times that a measurement, a save, reading text, and the steps between two looks
+    took."""
 
     now: float = 0.0
     training: float = 0.0
@@ -45,17 +49,19 @@ class Times:
 
 
 def learning_rate_factor(share: float, step: int) -> float:
-    """Return the factor of the learning rates: a cosine over the run, of which `share` is done, down to FINAL_LR_RATIO,
-    times a linear warm-up of WARMUP_STEPS. step: the steps since the stage began."""
+    """Return the factor of the learning rates: a cosine over the run, of which `share` is done,
+    down to FINAL_LR_RATIO, times a linear warm-up of WARMUP_STEPS. step: the steps since the stage
+    began."""
     cosine = 0.5 * (1 + math.cos(math.pi * share))
     return min(1.0, (step + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 
 
 class Schedule:
-    """Where a run is. With --minutes, time counts from the start of `run`, and a resumed run has what is left.
+    """Where a run is. With --minutes, time counts from the start of `run`, and a resumed run has
+    what is left.
 
-    Decisions follow the times of the last look, `seen`. Of several processes, all see those of the first, so that all
-    decide the same.
+    Decisions follow the times of the last look, `seen`. Of several processes, all see those of the
+    first, so that all decide the same.
     """
 
     def __init__(self, config: TrainConfig, clock: Clock = time.monotonic) -> None:
@@ -83,8 +89,11 @@ class Schedule:
         self._seen, self._steps_began = times, self.now()
 
     def end_steps(self) -> None:
-        """The steps since the last look have ended: so much time is kept for those until the next."""
-        self._own = replace(self._own, stepping=max(self._own.stepping, self.now() - self._steps_began))
+        """The steps since the last look have ended: so much time is kept for those until the
+        next."""
+        self._own = replace(
+            self._own, stepping=max(self._own.stepping, self.now() - self._steps_began)
+        )
 
     def timed(self, what: Literal["measuring", "saving", "reading"], work: Callable[[], T]) -> T:
         """Do `work`, and remember how long it took: so much time is kept for it at the end."""
@@ -107,7 +116,8 @@ class Schedule:
         return step >= self._steps if self._steps is not None else self._seen.now >= self._end
 
     def is_measured_at(self, step: int) -> bool:
-        """Whether held-out sequences are measured after `step` steps. The end of a run is measured in any case."""
+        """Whether held-out sequences are measured after `step` steps. The end of a run is measured
+        in any case."""
         if self._steps is not None:
             return step % max(self._steps // MEASUREMENTS, 1) == 0
         seen = self._seen
@@ -121,11 +131,15 @@ class Schedule:
     def check_text_in_time(self) -> None:
         """Raise PassError if the run must end before it has text to train on."""
         if self._steps is None and self.now() >= self._end:
-            raise PassError(f"--minutes {self._minutes:g} passed before there was text to train on; give more minutes")
+            raise PassError(
+                f"--minutes {self._minutes:g} passed before there was text to train on; give "
+                "more minutes"
+            )
 
     @property
     def _end(self) -> float:
-        """When the last steps begin at the latest, in seconds: time is kept for them, measuring, saving and writing."""
+        """When the last steps begin at the latest, in seconds: time is kept for them, measuring,
+        saving and writing."""
         assert self._minutes is not None
         kept = self._seen.stepping + self._seen.measuring + self._seen.saving
         return 60 * self._minutes - 1.25 * kept - WRITING_SECONDS

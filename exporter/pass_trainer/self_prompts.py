@@ -1,7 +1,8 @@
 """Lets the model write prompts itself.
 
-A chat model gets the beginning of its chat template, up to the user's message, and continues with a message and an end
-token (Magpie, Xu et al. 2024, arXiv 2406.08464). For a base model the prompt is its start token alone.
+A chat model gets the beginning of its chat template, up to the user's message, and continues with a
+message and an end token (Magpie, Xu et al. 2024, arXiv 2406.08464). For a base model the prompt is
+its start token alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 TEMPERATURE, TOP_P = 1.0, 0.95
 MIN_MESSAGE_TOKENS, MAX_MESSAGE_TOKENS = 4, 96
-"""Fewest and most tokens of a user's message. Other messages are discarded; a third of SmolLM2-135M's are longer."""
+"""Fewest and most tokens of a user's message. Other messages are discarded; a third of
+SmolLM2-135M's are longer."""
 MAX_BATCHES = 12
 """The most batches of messages that the model writes to get enough prompts."""
 MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"
@@ -27,7 +29,8 @@ MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"
 
 @dataclass(frozen=True)
 class SelfPrompts:
-    """Writes prompts of at most `max_tokens` token ids. The model's answer follows a prompt directly."""
+    """Writes prompts of at most `max_tokens` token ids. The model's answer follows a prompt
+    directly."""
 
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
@@ -37,27 +40,40 @@ class SelfPrompts:
     def write(self, count: int, rng: random.Random) -> list[list[int]]:
         """Return `count` prompts, which are distinct if the model has a chat template.
 
-        Raises PassError if it writes too few distinct messages of an allowed length that have an end token.
+        Raises PassError if it writes too few distinct messages of an allowed length that have an
+        end token.
         """
         if not self.tokenizer.chat_template:
             return [[self._start()]] * count
         opening, prompts = self._opening(), dict[tuple[int, ...], None]()
         for _ in range(MAX_BATCHES):
             lines = self.writer.write(
-                [opening] * count, len(opening) + MAX_MESSAGE_TOKENS, TEMPERATURE, TOP_P, rng.getrandbits(31)
+                [opening] * count,
+                len(opening) + MAX_MESSAGE_TOKENS,
+                TEMPERATURE,
+                TOP_P,
+                rng.getrandbits(31),
             )
             messages = [text for line in lines if (text := self._message(line[len(opening) :]))]
-            found = (tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))) for text in messages)
+            found = (
+                tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text)))
+                for text in messages
+            )
             prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.max_tokens)
             if len(prompts) >= count:
                 return [list(ids) for ids in list(prompts)[:count]]
-        raise PassError("the model writes too few user messages that end; give text to take prompts from: --data")
+        raise PassError(
+            "the model writes too few user messages that end; give text to take prompts from: "
+            "--data"
+        )
 
     def _opening(self) -> list[int]:
         """Return the chat template up to the user's message."""
         text = chat_prompt(self.tokenizer, MESSAGE_PLACEHOLDER)
         if MESSAGE_PLACEHOLDER not in text:
-            raise PassError("the chat template omits the user's message; give text to take prompts from: --data")
+            raise PassError(
+                "the chat template omits the user's message; give text to take prompts from: --data"
+            )
         return plain_ids(self.tokenizer, text.split(MESSAGE_PLACEHOLDER)[0])
 
     def _message(self, written: Sequence[int]) -> str | None:
@@ -71,5 +87,7 @@ class SelfPrompts:
         if start is None:
             start = next(iter(self.eos_token_ids), None)
         if start is None:
-            raise PassError("the model has no start token to begin with; give text to take prompts from: --data")
+            raise PassError(
+                "the model has no start token to begin with; give text to take prompts from: --data"
+            )
         return int(start)

@@ -2,7 +2,8 @@
 
 - first: all text is written before the first step, as long as it has an end.
 - between: this process writes a shard more, between two steps, when every sequence was used once.
-- beside: another process writes from the start to the end; a GPU is shared better so, as both wait for launches.
+- beside: another process writes from the start to the end; a GPU is shared better so, as both wait
+  for launches.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class TextSupply(Protocol):
 
 
 class WrittenHere:
-    """Text that this process writes when it is waited for. Of several processes, each writes its part of the shards."""
+    """Text that this process writes when it is waited for. Of several processes, each writes its
+    part of the shards."""
 
     def __init__(self, distiller: Distiller, directory: Path, accelerator: Accelerator) -> None:
         self.distiller, self.directory, self._accelerator = distiller, directory, accelerator
@@ -88,13 +90,21 @@ class WrittenHere:
 
 
 class WrittenBeside:
-    """Text that another process writes, which ends with this one. is_late: called while it is waited for."""
+    """Text that another process writes, which ends with this one. is_late: called while it is
+    waited for."""
 
     def __init__(
-        self, distiller: Distiller, directory: Path, config: TrainConfig, place: Place, is_late: Callable[[], None]
+        self,
+        distiller: Distiller,
+        directory: Path,
+        config: TrainConfig,
+        place: Place,
+        is_late: Callable[[], None],
     ) -> None:
         self.distiller, self.directory, self._is_late = distiller, directory, is_late
-        context = multiprocessing.get_context("spawn")  # a forked process could use neither the GPU nor torch's threads
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a forked process could use neither the GPU nor torch's threads
         self._errors, errors = context.Pipe(duplex=False)
         self._process = context.Process(target=write_beside, args=(config, place, errors))
         self._process.start()
@@ -111,7 +121,11 @@ class WrittenBeside:
     def check(self) -> None:
         """Raise PassError if the process ended with an error."""
         if self._process.exitcode not in (None, 0):
-            reason = self._errors.recv() if self._errors.poll() else f"it ended with code {self._process.exitcode}"
+            reason = (
+                self._errors.recv()
+                if self._errors.poll()
+                else f"it ended with code {self._process.exitcode}"
+            )
             raise PassError(f"the process that writes text: {reason}")
 
     def close(self) -> None:
@@ -120,8 +134,11 @@ class WrittenBeside:
 
 
 def write_beside(config: TrainConfig, place: Place, errors: Connection) -> None:
-    """Write this place's shards, one after another, until all are there or the process that started this one ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the other process, which ends this one.
+    """Write this place's shards, one after another, until all are there or the process that started
+    this one ends."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the other process, which ends this one.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         if torch.device(place.device).type == "cpu":  # The steps compute on the other cores.
@@ -160,7 +177,8 @@ def make_supply(
     progress: Progress,
     is_late: Callable[[], None],
 ) -> TextSupply:
-    """Return the supply for `way_of(config)`. Raises PassError if there is no text to take prompts from."""
+    """Return the supply for `way_of(config)`. Raises PassError if there is no text to take prompts
+    from."""
     place = Place(str(accelerator.device), accelerator.process_index, accelerator.num_processes)
     distiller, directory = make_distiller(config, loaded, place, progress)
     distiller.check()
@@ -170,8 +188,8 @@ def make_supply(
 
 
 def way_of(config: TrainConfig, device: torch.device) -> Way:
-    """Return when text is written. auto: beside training on a GPU. On a CPU, whose cores are all busy in either case,
-    first; between steps if the run has --minutes."""
+    """Return when text is written. auto: beside training on a GPU. On a CPU, whose cores are all
+    busy in either case, first; between steps if the run has --minutes."""
     if config.write_text != "auto":
         return config.write_text
     if device.type != "cpu":
@@ -196,21 +214,31 @@ def make_distiller(
     return distiller, cache / distiller.directory_name
 
 
-def _make_writer(config: TrainConfig, loaded: LoadedModel, cache: Path, place: Place, progress: Progress) -> TextWriter:
-    if text_writer_name(config, torch.device(place.device), place.processes) == TorchTextWriter.name:
+def _make_writer(
+    config: TrainConfig, loaded: LoadedModel, cache: Path, place: Place, progress: Progress
+) -> TextWriter:
+    if (
+        text_writer_name(config, torch.device(place.device), place.processes)
+        == TorchTextWriter.name
+    ):
         return TorchTextWriter(loaded.model, loaded.eos_token_ids)
-    return BundleTextWriter(config.model, cache, config.recipe.length, progress, revision=config.revision)
+    return BundleTextWriter(
+        config.model, cache, config.recipe.length, progress, revision=config.revision
+    )
 
 
 def text_writer_name(config: TrainConfig, device: torch.device, processes: int) -> str:
-    """Return the writer's name. auto: the w8a8 bundle on a CPU; torch on a GPU or with several processes, because each
-    process would export the bundle."""
+    """Return the writer's name. auto: the w8a8 bundle on a CPU; torch on a GPU or with several
+    processes, because each process would export the bundle."""
     if config.write_with != "auto":
         return config.write_with
-    return BundleTextWriter.name if device.type == "cpu" and processes == 1 else TorchTextWriter.name
+    return (
+        BundleTextWriter.name if device.type == "cpu" and processes == 1 else TorchTextWriter.name
+    )
 
 
 def model_cache_key(model: torch.nn.Module) -> str:
-    """Return a hash of a sample of the model's weights. It names the cache of texts that the model writes."""
+    """Return a hash of a sample of the model's weights. It names the cache of texts that the model
+    writes."""
     sample = model_fingerprint(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]

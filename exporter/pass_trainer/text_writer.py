@@ -1,7 +1,8 @@
-"""Writes training text with the frozen model in torch, or with its w8a8 bundle, which is four times as fast on a CPU.
+"""Writes training text with the frozen model in torch, or with its w8a8 bundle, which is four times
+as fast on a CPU.
 
-The bundle rounds (its perplexity is 1.04 times the model's), but this changes only the text that is trained on. The
-target distributions of look-ahead rows always come from the frozen model.
+The bundle rounds (its perplexity is 1.04 times the model's), but this changes only the text that is
+trained on. The target distributions of look-ahead rows always come from the frozen model.
 """
 
 from __future__ import annotations
@@ -31,15 +32,22 @@ SLOTS = 32
 
 
 class TextWriter(Protocol):
-    """Continues prompts. name: a part of the cache's name, because the logits of different writers differ slightly."""
+    """Continues prompts. name: a part of the cache's name, because the logits of different writers
+    differ slightly."""
 
     @property
     def name(self) -> str: ...
 
     def write(
-        self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        length: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
     ) -> list[list[int]]:
-        """Return every prompt with its continuation: `length` tokens in total, or fewer if an end token comes first."""
+        """Return every prompt with its continuation: `length` tokens in total, or fewer if an end
+        token comes first."""
         ...
 
 
@@ -52,14 +60,24 @@ class TorchTextWriter:
     name: str = "torch"
 
     def write(
-        self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        length: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
     ) -> list[list[int]]:
         torch.manual_seed(seed)
-        # These override a generation_config.json, because drafts are verified against the model's plain distribution.
-        sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        # These override a generation_config.json, because drafts are verified against the model's
+        # plain distribution.
+        sampling = (
+            {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        )
         sampling |= {"top_k": 0, "top_p": top_p}
         max_new_tokens = length - min(map(len, prompts))
-        lines = continue_prompts(self.model, prompts, max_new_tokens, self.eos_token_ids, **sampling)
+        lines = continue_prompts(
+            self.model, prompts, max_new_tokens, self.eos_token_ids, **sampling
+        )
         return [
             [*prompt, *until_end(line[: length - len(prompt)], self.eos_token_ids)]
             for line, prompt in zip(lines, prompts, strict=True)
@@ -67,7 +85,8 @@ class TorchTextWriter:
 
 
 class BundleTextWriter:
-    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. max_tokens: of a sequence.
+    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. max_tokens: of a
+    sequence.
 
     The first call exports the bundle into `directory`/w8a8 if it is missing.
     """
@@ -75,21 +94,39 @@ class BundleTextWriter:
     name = "w8a8"
 
     def __init__(
-        self, model: str, directory: Path, max_tokens: int, progress: Progress, *, revision: str | None = None
+        self,
+        model: str,
+        directory: Path,
+        max_tokens: int,
+        progress: Progress,
+        *,
+        revision: str | None = None,
     ) -> None:
         self._model, self._bundle, self._progress = model, directory / self.name, progress
         self._revision = revision
         self._capacity = -(-max_tokens // 4) * 4  # KV capacities are multiples of 4.
 
     def write(
-        self, prompts: Sequence[Sequence[int]], length: int, temperature: float, top_p: float, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        length: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
     ) -> list[list[int]]:
         streams = []
         for row, prompt in enumerate(prompts):
-            sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=(seed + row) % 2**32)
-            options = GenerateOptions(max_new_tokens=length - len(prompt), sampling=sampling, plan="ar")
+            sampling = SamplingParams(
+                temperature=temperature, top_p=top_p, seed=(seed + row) % 2**32
+            )
+            options = GenerateOptions(
+                max_new_tokens=length - len(prompt), sampling=sampling, plan="ar"
+            )
             streams.append(self._session.generate_ids(prompt, options))
-        return [list(prompt) + stream.result().token_ids for prompt, stream in zip(prompts, streams, strict=True)]
+        return [
+            list(prompt) + stream.result().token_ids
+            for prompt, stream in zip(prompts, streams, strict=True)
+        ]
 
     @cached_property
     def _session(self) -> Session:
@@ -106,6 +143,9 @@ class BundleTextWriter:
                 export(config, self._progress)
             except PassError as error:
                 raise PassError(
-                    f"{error} (the bundle was needed to write training text; --write-with torch needs none)"
+                    f"{error} (the bundle was needed to write training text; --write-with "
+                    "torch needs none)"
                 ) from None
-        return load(self._bundle, "cpu", verify=False, max_batch_size=SLOTS, capacity=self._capacity)
+        return load(
+            self._bundle, "cpu", verify=False, max_batch_size=SLOTS, capacity=self._capacity
+        )

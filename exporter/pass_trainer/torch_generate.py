@@ -10,23 +10,31 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
-    """Return the text that the chat template makes of a user's message `text`. The answer follows it directly."""
+    """Return the text that the chat template makes of a user's message `text`. The answer follows
+    it directly."""
     messages = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Tokenize without adding special tokens, because the text of a chat template contains them already."""
+    """Tokenize without adding special tokens, because the text of a chat template contains them
+    already."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @torch.no_grad()
 def continue_prompts(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: int, eos_token_ids: Sequence[int], **sampling: Any
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    eos_token_ids: Sequence[int],
+    **sampling: Any,
 ) -> list[list[int]]:
-    """Return up to `tokens` new tokens for each prompt. sampling: arguments of transformers' `generate`.
+    """Return up to `tokens` new tokens for each prompt. sampling: arguments of transformers'
+    `generate`.
 
-    All rows of the batch have the same length, so a row may have padding after its end token; `until_end` removes it.
+    All rows of the batch have the same length, so a row may have padding after its end token;
+    `until_end` removes it.
     """
     width = max(map(len, prompts))
     ids, mask = torch.zeros(2, len(prompts), width, dtype=torch.long)
@@ -39,7 +47,8 @@ def continue_prompts(
         max_new_tokens=tokens,
         eos_token_id=list(eos_token_ids) or None,
         pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
-        cache_implementation="static",  # a dynamic cache is copied at every step: 1.5 times the time on a CPU
+        # a dynamic cache is copied at every step: 1.5 times the time on a CPU
+        cache_implementation="static",
         disable_compile=True,
         repetition_penalty=1.0,  # overrides generation_config.json
         **sampling,

@@ -1,7 +1,8 @@
 """The training loop.
 
-Random numbers depend only on the seed, the step and the row of the batch, so a resumed run gives the same weights.
-A GPU computes while the next steps are launched; it is waited for only at a *look*, about once a second.
+Random numbers depend only on the seed, the step and the row of the batch, so a resumed run gives
+the same weights. A GPU computes while the next steps are launched; it is waited for only at a
+*look*, about once a second.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ LOOK_SECONDS = 1.0
 class Hooks:
     """Functions that the loop calls.
 
-    text(sequences done, all sequences): while the first text is written. step(steps done, share of the run done, loss):
-    at every look. evaluate(drafter, steps done): ten times in a run; it measures held-out sequences.
+    text(sequences done, all sequences): while the first text is written. step(steps done, share of
+    the run done, loss): at every look. evaluate(drafter, steps done): ten times in a run; it
+    measures held-out sequences.
     """
 
     text: Step
@@ -48,7 +50,8 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Look:
-    """What all processes know until their next look, after `next_step` steps. The first process decides it.
+    """What all processes know until their next look, after `next_step` steps. The first process
+    decides it.
 
     shards: of text that join now. save: whether a checkpoint is due.
     """
@@ -60,11 +63,17 @@ class Look:
 
 def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     groups: list[dict[str, Any]] = [{"params": [drafter.lookahead], "lr": lr * EMBEDDING_LR_RATIO}]
-    groups += [{"params": list(part.parameters()), "lr": lr} for part in (drafter.adapter, drafter.head) if part]
+    groups += [
+        {"params": list(part.parameters()), "lr": lr}
+        for part in (drafter.adapter, drafter.head)
+        if part
+    ]
     for group in groups:
         group["base_lr"] = group["lr"]
     # On a CPU the fused kernel rounds otherwise, so a seed would give other weights than before.
-    return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.lookahead.is_cuda)
+    return torch.optim.AdamW(
+        groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.lookahead.is_cuda
+    )
 
 
 def train(
@@ -76,7 +85,8 @@ def train(
     checkpoint: Checkpoint,
     schedule: Schedule,
 ) -> History:
-    """Train `drafter` in place to the end of `schedule`, continuing from the last checkpoint if there is one."""
+    """Train `drafter` in place to the end of `schedule`, continuing from the last checkpoint if
+    there is one."""
     optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     step, history = checkpoint.load()
@@ -85,7 +95,9 @@ def train(
     schedule.continue_from(history.clock)
 
     def evaluate() -> None:
-        history.evaluations.append(schedule.timed("measuring", lambda: hooks.evaluate(drafter, step)))
+        history.evaluations.append(
+            schedule.timed("measuring", lambda: hooks.evaluate(drafter, step))
+        )
 
     def save() -> None:
         history.joins, history.clock = text.deck.joins, asdict(schedule.times())
@@ -101,7 +113,9 @@ def train(
         text.join(step, seen.shards)
         share = schedule.share(step)
         for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * learning_rate_factor(share, step - history.stages[-1].start)
+            group["lr"] = group["base_lr"] * learning_rate_factor(
+                share, step - history.stages[-1].start
+            )
         drafter.set_aim(config.aim, share)
         loss = wrapped(*make_batch(config, text.sequences, text.deal(sequences), step, accelerator))
         optimizer.zero_grad()
@@ -127,7 +141,8 @@ def train(
 
 
 class Pace:
-    """Lets the processes of a run look at the clock together, about every LOOK_SECONDS; on a CPU after each step."""
+    """Lets the processes of a run look at the clock together, about every LOOK_SECONDS; on a CPU
+    after each step."""
 
     def __init__(self, accelerator: Accelerator, schedule: Schedule, step: int) -> None:
         self._accelerator, self._schedule = accelerator, schedule
@@ -139,7 +154,9 @@ class Pace:
         (first, began), ahead = self._first, 1
         if self._accelerator.device.type != "cpu" and step > first:
             ahead = max(int(LOOK_SECONDS * (step - first) / max(times.now - began, 1e-9)), 1)
-        shards = text.wanted() if self._accelerator.is_main_process and self._schedule.by_clock else 0
+        shards = (
+            text.wanted() if self._accelerator.is_main_process and self._schedule.by_clock else 0
+        )
         values = [*astuple(times), step + ahead, shards, checkpoint.is_due()]
         if self._accelerator.num_processes > 1:
             values = broadcast_object_list(values)
@@ -148,20 +165,32 @@ class Pace:
         return Look(int(next_step), int(shards), bool(save))
 
 
-def record_losses(losses: list[torch.Tensor], step: int, history: History, schedule: Schedule, hooks: Hooks) -> None:
-    """Move `losses` of the last steps, on the device, into the history, and report the last of them."""
+def record_losses(
+    losses: list[torch.Tensor], step: int, history: History, schedule: Schedule, hooks: Hooks
+) -> None:
+    """Move `losses` of the last steps, on the device, into the history, and report the last of
+    them."""
     values = torch.stack(losses).tolist()
     losses.clear()
     for ago, loss in enumerate(reversed(values)):
         if not math.isfinite(loss):
-            raise PassError(f"the loss is not finite at step {step - 1 - ago}; use a smaller --lr, or --dtype fp32")
+            raise PassError(
+                f"the loss is not finite at step {step - 1 - ago}; use a smaller --lr, or "
+                "--dtype fp32"
+            )
     history.loss += values
     hooks.step(step, schedule.share(step), values[-1])
 
 
 def clip_gradients(groups: list[dict[str, Any]]) -> None:
-    """Scale the gradients of each group to a norm of at most MAX_GRADIENT_NORM, all groups with the same kernels."""
-    owners = [(owner, p.grad) for owner, group in enumerate(groups) for p in group["params"] if p.grad is not None]
+    """Scale the gradients of each group to a norm of at most MAX_GRADIENT_NORM, all groups with the
+    same kernels."""
+    owners = [
+        (owner, p.grad)
+        for owner, group in enumerate(groups)
+        for p in group["params"]
+        if p.grad is not None
+    ]
     gradients = [gradient for _, gradient in owners]
     squares = torch.stack(torch._foreach_norm(gradients)).square()
     of_group = on_device(torch.tensor([owner for owner, _ in owners]), squares.device)
@@ -173,14 +202,17 @@ def clip_gradients(groups: list[dict[str, Any]]) -> None:
 def make_batch(
     config: TrainConfig, data: Sequences, dealt: list[int], step: int, accelerator: Accelerator
 ) -> tuple[torch.Tensor, Windows]:
-    """Return this process's part of the sequences `dealt` to a step, [batch,N] int64, and their windows."""
+    """Return this process's part of the sequences `dealt` to a step, [batch,N] int64, and their
+    windows."""
     batch = config.sequences_per_process
     first = accelerator.process_index * batch
     chosen, groups = dealt[first : first + batch], []
     for row, index in enumerate(chosen, first):  # rows of the batch of all processes
         rng = np.random.default_rng((config.seed, step, row))
         prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
-        groups.append(sample_groups(rng, prompt, length, config.anchors, config.lookahead, config.decay))
+        groups.append(
+            sample_groups(rng, prompt, length, config.anchors, config.lookahead, config.decay)
+        )
     width = int(data.lengths[chosen].max())
     tokens = on_device(data.tokens[chosen, :width], accelerator.device)
     return tokens, make_windows(groups, width, accelerator.device)

@@ -1,4 +1,5 @@
-"""The sequences that steps are made of: they grow while text is written, and the first ones are held out."""
+"""The sequences that steps are made of: they grow while text is written, and the first ones are
+held out."""
 
 from __future__ import annotations
 
@@ -17,11 +18,14 @@ from pass_trainer.text_supply import TextSupply, Way, count_shards
 class TrainingText:
     """Reads shards as they join, and deals their sequences.
 
-    With --steps, the step at which a shard joins depends on the settings alone, and is waited for: the first half of
-    the run takes all shards, one after another. With --minutes, a shard joins once it is there.
+    With --steps, the step at which a shard joins depends on the settings alone, and is waited for:
+    the first half of the run takes all shards, one after another. With --minutes, a shard joins
+    once it is there.
     """
 
-    def __init__(self, config: TrainConfig, supply: TextSupply, way: Way, schedule: Schedule, processes: int) -> None:
+    def __init__(
+        self, config: TrainConfig, supply: TextSupply, way: Way, schedule: Schedule, processes: int
+    ) -> None:
         self._supply, self._way, self._schedule, self._processes = supply, way, schedule, processes
         self._shards = 0
         self._held_out = config.held_out or self._default_held_out(config)
@@ -29,9 +33,12 @@ class TrainingText:
         self.deck = Deck(config.seed)
 
     def _default_held_out(self, config: TrainConfig) -> int:
-        """A sixteenth, at most MAX_HELD_OUT; an eighth of the first shard if the text has no end."""
+        """A sixteenth, at most MAX_HELD_OUT; an eighth of the first shard if the text has no
+        end."""
         end = config.recipe.sequences
-        return min(max(self._supply.distiller.shard // 8 if end is None else end // 16, 1), MAX_HELD_OUT)
+        return min(
+            max(self._supply.distiller.shard // 8 if end is None else end // 16, 1), MAX_HELD_OUT
+        )
 
     @property
     def held_out(self) -> Sequences:
@@ -43,18 +50,22 @@ class TrainingText:
         return self._all
 
     def begin(self, joins: Sequence[Sequence[int]], dealt: int, progress: Step) -> None:
-        """Read the first text; or, of a resumed run, all that it had, and go on where it had dealt `dealt` indices."""
+        """Read the first text; or, of a resumed run, all that it had, and go on where it had dealt
+        `dealt` indices."""
         shard = self._supply.distiller.shard
         sequences = (joins[-1][1] if joins else 1) + self._held_out
-        self._read(max(-(-sequences // shard), 0 if self._schedule.by_clock else self._due(0)), progress)
+        self._read(
+            max(-(-sequences // shard), 0 if self._schedule.by_clock else self._due(0)), progress
+        )
         self.deck.replay(joins, dealt)
         self._grow()
 
     def wanted(self) -> int:
-        """Return how many shards a run with --minutes has now. Of several processes, the first says it.
+        """Return how many shards a run with --minutes has now. Of several processes, the first says
+        it.
 
-        They are those that exist; and one more for each process, if text is written between steps, every sequence was
-        used once, and there is time to write.
+        They are those that exist; and one more for each process, if text is written between steps,
+        every sequence was used once, and there is time to write.
         """
         self._supply.check()
         written = count_shards(self._supply.distiller, self._supply.directory)
@@ -64,7 +75,8 @@ class TrainingText:
         return written if end is None else min(written, end)
 
     def join(self, step: int, wanted: int) -> None:
-        """Let the shards join that are due at `step`. wanted: what the first process's `wanted` returned."""
+        """Let the shards join that are due at `step`. wanted: what the first process's `wanted`
+        returned."""
         due = wanted if self._schedule.by_clock else self._due(step)
         if due > self._shards:
             self._read(due)
@@ -78,7 +90,9 @@ class TrainingText:
         """Return the shards of a run with --steps at `step`."""
         end = self._supply.distiller.shard_count
         assert end is not None
-        return end if self._way == "first" else min(1 + int(2 * self._schedule.share(step) * end), end)
+        return (
+            end if self._way == "first" else min(1 + int(2 * self._schedule.share(step) * end), end)
+        )
 
     def _read(self, shards: int, progress: Step | None = None) -> None:
         def read() -> Sequences:

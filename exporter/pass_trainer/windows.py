@@ -1,9 +1,10 @@
-"""Training windows: look-ahead rows in groups after many tokens (anchors) of a sequence, for one forward pass.
+"""Training windows: look-ahead rows in groups after many tokens (anchors) of a sequence, for one
+forward pass.
 
-The definition is a `pass_runtime.bundle.plan.Plan`, as for export and runtime: the sequence is laid out as one window,
-with its first token as the root and its other tokens as drafts. Group a follows token a. `make_windows` computes the
-same for a whole batch with tensor operations, because a plan for each sequence takes longer than a GPU's pass; a
-property test compares the two.
+The definition is a `pass_runtime.bundle.plan.Plan`, as for export and runtime: the sequence is laid
+out as one window, with its first token as the root and its other tokens as drafts. Group a follows
+token a. `make_windows` computes the same for a whole batch with tensor operations, because a plan
+for each sequence takes longer than a GPU's pass; a property test compares the two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy.typing as npt
 import torch
 
 Sizes = npt.NDArray[np.int64]
-"""[N]: the size of the group after each token of a sequence; 0 means that the token is no anchor."""
+"""[N]: the size of the group after each token of a sequence; 0 means that the token is no
+anchor."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,10 @@ class Windows:
     """The look-ahead rows of B sequences of N tokens, padded to R rows.
 
     lookahead_index [B,R] int64: the index of a row's look-ahead embedding.
-    position [B,R] int64: the row's position. Its target is the model's distribution after the token at this position.
-    mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees.
-    rows [n] int64: the rows that are no padding, as indices into [B*R]. anchors [B] int64: the groups of a sequence.
+    position [B,R] int64: the row's position. Its target is the model's distribution after the token
+    at this position. mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees.
+    rows [n] int64: the rows that are no padding, as indices into [B*R]. anchors [B] int64: the
+    groups of a sequence.
     """
 
     lookahead_index: torch.Tensor
@@ -41,8 +44,9 @@ def sample_groups(
 ) -> Sizes:
     """Return the sizes of the groups of a sequence of `length` tokens.
 
-    Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows with probability
-    decay**i. So row i has the loss weight decay**i on average, without computing all rows that have small weights.
+    Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows
+    with probability decay**i. So row i has the loss weight decay**i on average, without computing
+    all rows that have small weights.
     prompt: the number of tokens of the prompt.
     """
     groups = np.zeros(length, np.int64)
@@ -53,14 +57,18 @@ def sample_groups(
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
-    """Return groups for measuring: L = `lookahead` rows after every `stride`-th token that has L tokens after it."""
+    """Return groups for measuring: L = `lookahead` rows after every `stride`-th token that has L
+    tokens after it."""
     groups = np.zeros(length, np.int64)
     groups[max(prompt - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
     return groups
 
 
-def make_windows(groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu") -> Windows:
-    """Return the windows, on `device`, of sequences that are padded to `width` tokens. groups[b]: up to `width` sizes.
+def make_windows(
+    groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu"
+) -> Windows:
+    """Return the windows, on `device`, of sequences that are padded to `width` tokens. groups[b]:
+    up to `width` sizes.
 
     Shapes follow from `groups`, which are on the host, so nothing waits for the device.
     """
@@ -81,7 +89,9 @@ def make_windows(groups: Sequence[Sizes], width: int, device: torch.device | str
     same_group = (anchor[:, :, None] == anchor[:, None]) & valid[:, :, None] & valid[:, None]
     sees_rows = same_group & (row[:, :, None] >= row[:, None])
     count = end[:, -1]
-    sequence = torch.repeat_interleave(torch.arange(batch, device=device), count, output_size=valid_rows)
+    sequence = torch.repeat_interleave(
+        torch.arange(batch, device=device), count, output_size=valid_rows
+    )
     place = torch.arange(valid_rows, device=device) - (count.cumsum(0) - count)[sequence]
     mask = torch.cat([sees_tokens, sees_rows], -1)[:, None]
     return Windows(index, position, mask, sequence * rows + place, (size > 0).sum(1))
@@ -89,4 +99,8 @@ def make_windows(groups: Sequence[Sizes], width: int, device: torch.device | str
 
 def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """Copy a tensor of the host to `device`, without waiting for what a GPU still has to do."""
-    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if torch.device(device).type == "cuda"
+        else tensor
+    )

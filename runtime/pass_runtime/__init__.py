@@ -1,7 +1,7 @@
 """Run PaSS bundles: parallel drafting and verification with one frozen model. Never imports torch.
 
-These names are all that is public; `pass_server` uses no others. A name is imported when it is first used, so that a
-command can set up its handling of Ctrl-C before anything slow is imported.
+These names are all that is public; `pass_server` uses no others. A name is imported when it is
+first used, so that a command can set up its handling of Ctrl-C before anything slow is imported.
 """
 
 from importlib import import_module
@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
     from pass_runtime.bundle.read import read_manifest
-    from pass_runtime.bundle.request_fields import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, RequestField
+    from pass_runtime.bundle.request_fields import (
+        MAX_BIASES,
+        MAX_LOGPROBS,
+        REQUEST_FIELDS,
+        RequestField,
+    )
     from pass_runtime.bundle.sampling import SamplingParams
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece, Request, Token

@@ -1,4 +1,5 @@
-"""PassError, which commands turn into a line on stderr and exit status 2, and a check that raises it after a fork."""
+"""PassError, which commands turn into a line on stderr and exit status 2, and a check that raises
+it after a fork."""
 
 import os
 
@@ -8,6 +9,9 @@ class PassError(Exception):
 
 
 def check_process(pid: int) -> None:
-    """Raises PassError if this is not the process `pid`, which opened the session: a fork has none of its threads."""
+    """Raises PassError if this is not the process `pid`, which opened the session: a fork has none
+    of its threads."""
     if os.getpid() != pid:
-        raise PassError("this session was opened before the process was forked; load the bundle in this process")
+        raise PassError(
+            "this session was opened before the process was forked; load the bundle in this process"
+        )

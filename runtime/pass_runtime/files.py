@@ -1,4 +1,5 @@
-"""Files that a user names: reading text and lines of JSON, replacing a file in one step, and file locks."""
+"""Files that a user names: reading text and lines of JSON, replacing a file in one step, and file
+locks."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from pass_runtime.errors import PassError
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises PassError if it cannot be read or is not UTF-8."""
+    """The text of a UTF-8 file, without a byte order mark. Raises PassError if it cannot be read or
+    is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -28,17 +30,19 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file `path` in one step: readers find the old content or the new one. Raises PassError on failure."""
+    """Replace the file `path` in one step: readers find the old content or the new one. Raises
+    PassError on failure."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A context with a file to write, which replaces `path` when the block ends and is removed if the block fails.
+    """A context with a file to write, which replaces `path` when the block ends and is removed if
+    the block fails.
 
-    The file is written beside `path` and renamed; links are followed. Devices and pipes are written in place. Raises
-    PassError if the file cannot be written.
+    The file is written beside `path` and renamed; links are followed. Devices and pipes are written
+    in place. Raises PassError if the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():
@@ -62,10 +66,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_locked(path: Path) -> int:
-    """Open the file `path`, created if missing, under an exclusive lock. Closing the returned descriptor unlocks it.
+    """Open the file `path`, created if missing, under an exclusive lock. Closing the returned
+    descriptor unlocks it.
 
-    The operating system releases the lock when the process ends, however it ends. The lock also works between
-    containers that share a host's volume. Raises BlockingIOError if another process holds it.
+    The operating system releases the lock when the process ends, however it ends. The lock also
+    works between containers that share a host's volume. Raises BlockingIOError if another process
+    holds it.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -83,9 +89,9 @@ def open_locked(path: Path) -> int:
 
 @contextmanager
 def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterator[None]:
-    """Hold the lock of the file `path` while the block runs; the file exists only for that time. Raises
-    PassError(busy_message) if another process still holds it after `wait_seconds`, and OSError if the file cannot be
-    created."""
+    """Hold the lock of the file `path` while the block runs; the file exists only for that time.
+    Raises PassError(busy_message) if another process still holds it after `wait_seconds`, and
+    OSError if the file cannot be created."""
     until = time.monotonic() + wait_seconds
     while True:
         try:
@@ -98,12 +104,15 @@ def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterato
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # Before unlocking: after that, another process may hold the lock.
+        path.unlink(
+            missing_ok=True
+        )  # Before unlocking: after that, another process may hold the lock.
         os.close(fd)
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """`value` as JSON text. Raises PassError for infinity, NaN, and integers with more digits than Python prints."""
+    """`value` as JSON text. Raises PassError for infinity, NaN, and integers with more digits than
+    Python prints."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
@@ -112,7 +121,8 @@ def to_json(value: object, indent: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a .jsonl file that is not blank. number: its number in the file, from 1, blank lines counted."""
+    """A line of a .jsonl file that is not blank. number: its number in the file, from 1, blank
+    lines counted."""
 
     number: int
     text: str
@@ -134,4 +144,6 @@ class Line:
 
 def lines_of(text: str) -> list[Line]:
     """The lines of a .jsonl file's text, without blank ones."""
-    return [Line(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    return [
+        Line(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
+    ]

@@ -1,7 +1,8 @@
-"""What `generate`, `chat` and `generate_ids` return: the stream of a request, for one reader at a time.
+"""What `generate`, `chat` and `generate_ids` return: the stream of a request, for one reader at a
+time.
 
-While a reader waits for a piece, a second one in another thread or task is refused: each would see only a part of the
-text. Any thread may wait for the end with `result`.
+While a reader waits for a piece, a second one in another thread or task is refused: each would see
+only a part of the text. Any thread may wait for the end with `result`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,25 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """The pieces of a request (its output, pass by pass), for `for` or `async for`. Each piece is yielded once: a
-    second loop goes on where the first one stopped.
+    """The pieces of a request (its output, pass by pass), for `for` or `async for`. Each piece is
+    yielded once: a second loop goes on where the first one stopped.
 
-    `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or not. After the end
-    `finish_reason` is "stop" (`stop_reason` then holds the token or string), "length" or "cancelled"; a request that
-    failed raises PassError from the loop. A stream to which no reference is left is cancelled.
+    `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or
+    not. After the end `finish_reason` is "stop" (`stop_reason` then holds the token or string),
+    "length" or "cancelled"; a request that failed raises PassError from the loop. A stream to which
+    no reference is left is cancelled.
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
-        """session: referenced here, so that the garbage collector does not close it while the stream is in use."""
+        """session: referenced here, so that the garbage collector does not close it while the
+        stream is in use."""
         self._sequence, self._session = sequence, session
         self._end: End | None = None
         self._read_to_end = False
         self._reader_lock = threading.Lock()  # held by the reader while it waits for a piece
-        self._event_lock = threading.Lock()  # held while an event is read; a `for` loop also holds it while it waits
+        self._event_lock = (
+            threading.Lock()
+        )  # held while an event is read; a `for` loop also holds it while it waits
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
@@ -81,19 +86,23 @@ class Stream(Generic[T]):
         return self._sequence.finished is not None
 
     def cancel(self) -> None:
-        """End the request after the pass in progress; what was written until then can still be read."""
+        """End the request after the pass in progress; what was written until then can still be
+        read."""
         self._sequence.cancelled = True
 
     def result(self, timeout: float | None = None) -> Self:
-        """Wait for the end, for `timeout` seconds at most, and return this stream, with all its pieces read. Raises
-        TimeoutError if the request still runs then, and PassError if it failed."""
+        """Wait for the end, for `timeout` seconds at most, and return this stream, with all its
+        pieces read. Raises TimeoutError if the request still runs then, and PassError if it
+        failed."""
         check_process(self._process)
         try:
             self._sequence.ended.wait(timeout)
         finally:  # also after an interrupt, so that `text` has what was written until then
             self._take_all()
         if self._end is None:
-            raise TimeoutError(f"the request has not ended within {timeout} seconds; wait longer, or cancel it")
+            raise TimeoutError(
+                f"the request has not ended within {timeout} seconds; wait longer, or cancel it"
+            )
         self._finish_reading()
         return self
 
@@ -110,7 +119,11 @@ class Stream(Generic[T]):
         }
         if self._sequence.request.logprobs is not None:
             found["logprobs"] = [
-                {"token": token.id, "logprob": logprobs.logprob, "top": [list(pair) for pair in logprobs.top]}
+                {
+                    "token": token.id,
+                    "logprob": logprobs.logprob,
+                    "top": [list(pair) for pair in logprobs.top],
+                }
                 for token in self.tokens
                 if (logprobs := token.logprobs) is not None
             ]
@@ -118,7 +131,9 @@ class Stream(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         if self._read_to_end:
-            raise PassError("this generation was read to its end already; use its text and token_ids")
+            raise PassError(
+                "this generation was read to its end already; use its text and token_ids"
+            )
         return self
 
     def __next__(self) -> T:
@@ -152,7 +167,8 @@ class Stream(Generic[T]):
             return self._next_event()
 
     def _take_all(self) -> None:
-        """Read all events so far, unless a `for` loop waits for one. If the request has ended, wait for that loop."""
+        """Read all events so far, unless a `for` loop waits for one. If the request has ended, wait
+        for that loop."""
         if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
                 while isinstance(self._next_event(), Piece):
@@ -161,7 +177,8 @@ class Stream(Generic[T]):
                 self._event_lock.release()
 
     def _next_event(self) -> Piece | End | None:
-        """The next event, recorded; None if there is none yet. After the end it is the end each time."""
+        """The next event, recorded; None if there is none yet. After the end it is the end each
+        time."""
         if self._end is not None:
             return self._end
         try:
@@ -195,8 +212,8 @@ class Stream(Generic[T]):
 class Generation(Stream[Piece]):
     """A request as text: the loop yields pieces.
 
-    `text` is the text of all pieces, without special tokens and without the bytes of a character that was never
-    completed; both are in `token_ids`.
+    `text` is the text of all pieces, without special tokens and without the bytes of a character
+    that was never completed; both are in `token_ids`.
     """
 
     def _item(self, piece: Piece) -> Piece:
@@ -211,7 +228,8 @@ class TokenStream(Stream[list[int]]):
 
 
 async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
-    """Pieces of several streams as they come, each with the index of its stream. (index, None) ends a stream.
+    """Pieces of several streams as they come, each with the index of its stream. (index, None) ends
+    a stream.
 
     Raises the error of any stream that fails, mostly a PassError.
     """
@@ -221,7 +239,9 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
         signal, left = _event_signal(streams), dict(enumerate(streams))
     while left:
         with _reading(left.values()):
-            while not (events := [(i, event) for i, s in left.items() if (event := s._poll()) is not None]):
+            while not (
+                events := [(i, event) for i, s in left.items() if (event := s._poll()) is not None]
+            ):
                 await signal.wait()
                 signal.clear()
         for index, event in events:
@@ -234,14 +254,16 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
 
 @contextmanager
 def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
-    """Hold the streams as their only reader. Raises PassError if one has a reader, or belongs to another process."""
+    """Hold the streams as their only reader. Raises PassError if one has a reader, or belongs to
+    another process."""
     held: list[Stream[T]] = []
     try:
         for stream in streams:
             check_process(stream._process)
             if not stream._reader_lock.acquire(blocking=False):
                 raise PassError(
-                    "another thread or task is reading this generation; give every reader a request of its own"
+                    "another thread or task is reading this generation; give every reader a "
+                    "request of its own"
                 )
             held.append(stream)
         yield
@@ -251,7 +273,8 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
 
 
 def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:
-    """An asyncio.Event of the running loop. From now on it is set whenever one of these streams gets an event."""
+    """An asyncio.Event of the running loop. From now on it is set whenever one of these streams
+    gets an event."""
     signal, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def notify() -> None:

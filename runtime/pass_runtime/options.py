@@ -9,7 +9,12 @@ from functools import partial
 from typing import Any
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, make_cycle
-from pass_runtime.bundle.request_fields import DECODING_FIELDS, DRAFT_SOURCES, MAX_BAD_WORDS, SAMPLING_FIELDS
+from pass_runtime.bundle.request_fields import (
+    DECODING_FIELDS,
+    DRAFT_SOURCES,
+    MAX_BAD_WORDS,
+    SAMPLING_FIELDS,
+)
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import flag, short_repr, text, whole_number, whole_numbers
 from pass_runtime.errors import PassError
@@ -33,25 +38,33 @@ MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 class GenerateOptions:
     """The options of a request.
 
-    plan: "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8" or "tree-16" (a tree of so many drafts), "auto" (the
-    fastest), "fused:4,3,2,2,1" or "tree:2,2,1,0" (how many look-ahead rows follow the root, and each draft). A pass has
-    one plan for all sequences: that of the oldest request that names one; a tree only if all name a tree or "auto".
-    lookahead: the most look-ahead drafts of a pass, at most the bundle's L (None: L; 0: plain decoding).
-    draft: where drafts come from, one of `request_fields.DRAFT_SOURCES` (None: "both" for auto, else "lookahead").
-    stop: strings that end the text and are not part of it (one string is one stop), at most MAX_STOPS of MAX_STOP_BYTES
-    together. stop_token_ids: tokens that end it, too. ignore_eos: the model's own end tokens do not end it.
-    reuse_prefix: reuse K/V of an earlier request of the session that begins with the same tokens, even if
-    `LoadOptions.prefix_cache` does not. Their last bits may differ from those of a prefill.
+    plan: "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8" or "tree-16" (a tree of so many
+    drafts), "auto" (the fastest), "fused:4,3,2,2,1" or "tree:2,2,1,0" (how many look-ahead rows
+    follow the root, and each draft). A pass has one plan for all sequences: that of the oldest
+    request that names one; a tree only if all name a tree or "auto".
+    lookahead: the most look-ahead drafts of a pass, at most the bundle's L (None: L; 0: plain
+    decoding).
+    draft: where drafts come from, one of `request_fields.DRAFT_SOURCES` (None: "both" for auto,
+    else "lookahead").
+    stop: strings that end the text and are not part of it (one string is one stop), at most
+    MAX_STOPS of MAX_STOP_BYTES together. stop_token_ids: tokens that end it, too. ignore_eos: the
+    model's own end tokens do not end it.
+    reuse_prefix: reuse K/V of an earlier request of the session that begins with the same tokens,
+    even if `LoadOptions.prefix_cache` does not. Their last bits may differ from those of a prefill.
     cache_salt: K/V are shared only among requests with the same salt.
-    logprobs: report with every token its log-probability, and those of this many of the likeliest tokens (0 to 20).
-    constraint: what the text must look like. The request is refused if the constraint takes too long to compile, and
-    ends with an error if finding the allowed tokens takes too long (`text.grammar`).
-    min_tokens: until this many tokens are written, neither the model's end tokens nor stop_token_ids are drawn, and a
-    stop string that is complete by then does not end the text.
-    bad_words: strings that the text does not contain: a token that would complete one is not drawn. The prompt is not
-    part of the text, and special tokens have no text. allowed_token_ids: only these tokens are drawn; empty allows all.
+    logprobs: report with every token its log-probability, and those of this many of the likeliest
+    tokens (0 to 20).
+    constraint: what the text must look like. The request is refused if the constraint takes too
+    long to compile, and ends with an error if finding the allowed tokens takes too long
+    (`text.grammar`).
+    min_tokens: until this many tokens are written, neither the model's end tokens nor
+    stop_token_ids are drawn, and a stop string that is complete by then does not end the text.
+    bad_words: strings that the text does not contain: a token that would complete one is not drawn.
+    The prompt is not part of the text, and special tokens have no text. allowed_token_ids: only
+    these tokens are drawn; empty allows all.
     shown_special_tokens: special tokens whose names are part of the text; the others are not shown.
-    min_tokens, bad_words or allowed_token_ids is not applied at a position where it would leave no token.
+    min_tokens, bad_words or allowed_token_ids is not applied at a position where it would leave no
+    token.
     """
 
     max_new_tokens: int = 128
@@ -76,7 +89,9 @@ class GenerateOptions:
         if self.plan != "auto":
             make_cycle(self.plan, MAX_LOOKAHEAD)  # raises PassError for an unknown plan
         if self.draft not in (None, *DRAFT_SOURCES):
-            raise PassError(f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFT_SOURCES)}")
+            raise PassError(
+                f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFT_SOURCES)}"
+            )
         if self.min_tokens > self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:
@@ -84,28 +99,46 @@ class GenerateOptions:
 
     def _check_types(self) -> None:
         """Raises PassError if a field has the wrong type. numpy's numbers become Python's."""
-        set_field = partial(object.__setattr__, self)  # a frozen dataclass sets its own fields like this
+        set_field = partial(
+            object.__setattr__, self
+        )  # a frozen dataclass sets its own fields like this
         for each in DECODING_FIELDS:
             set_field(each.name, each.checked(getattr(self, each.name)))
         if not isinstance(self.sampling, SamplingParams):
-            raise PassError(f"sampling must be SamplingParams(...), not {short_repr(self.sampling)}")
+            raise PassError(
+                f"sampling must be SamplingParams(...), not {short_repr(self.sampling)}"
+            )
         set_field("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
-        set_field("shown_special_tokens", whole_numbers("shown-special-tokens", self.shown_special_tokens))
+        set_field(
+            "shown_special_tokens", whole_numbers("shown-special-tokens", self.shown_special_tokens)
+        )
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
-            raise PassError("stop must be a string or a list of strings; tokens go into stop_token_ids")
+            raise PassError(
+                "stop must be a string or a list of strings; tokens go into stop_token_ids"
+            )
         if len(stops) > MAX_STOPS or _total_bytes(stops) > MAX_STOP_BYTES:
-            raise PassError(f"stop must be at most {MAX_STOPS} strings, of {MAX_STOP_BYTES} bytes together")
+            raise PassError(
+                f"stop must be at most {MAX_STOPS} strings, of {MAX_STOP_BYTES} bytes together"
+            )
         set_field("stop", tuple(stops))
         if not isinstance(self.constraint, Constraint | None):
-            raise PassError(f"constraint must be Constraint(...), not {short_repr(self.constraint)}")
+            raise PassError(
+                f"constraint must be Constraint(...), not {short_repr(self.constraint)}"
+            )
         words = self.bad_words
         if isinstance(words, str) or not isinstance(words, Collection):
             raise PassError("bad_words must be a list of strings")
         if not all(isinstance(word, str) and word for word in words) or len(words) > MAX_BAD_WORDS:
-            raise PassError(f"bad_words must be at most {MAX_BAD_WORDS} strings, none empty, not these {len(words)}")
+            raise PassError(
+                f"bad_words must be at most {MAX_BAD_WORDS} strings, none empty, not these "
+                f"{len(words)}"
+            )
         if _total_bytes(words) > MAX_BAD_WORD_BYTES:
-            raise PassError(f"bad_words must be at most {MAX_BAD_WORD_BYTES} bytes together, not {_total_bytes(words)}")
+            raise PassError(
+                f"bad_words must be at most {MAX_BAD_WORD_BYTES} bytes together, not "
+                f"{_total_bytes(words)}"
+            )
         if any(word.encode(errors="replace").decode() != word for word in words):
             raise PassError("bad_words must be Unicode text without lone surrogates")
         set_field("bad_words", tuple(words))
@@ -130,19 +163,23 @@ def _total_bytes(texts: Collection[str]) -> int:
 class LoadOptions:
     """How a bundle is loaded.
 
-    device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto: the bundle's engines
-    if they fit this machine, else ONNX Runtime on CUDA if it has that and there is a GPU, else on the CPU. "cuda:1" is
-    the second GPU.
-    threads: CPU threads, 0 for ONNX Runtime's choice. max_batch_size: the most sequences that decode together (None: as
-    many as the engines were built for, else `backends.base.DEFAULT_BATCH`). max_queue: the most sequences that may
-    wait. capacity: the KV capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache:
-    on the CPU, keep the packed weights of ONNX Runtime in the user's cache directory, and memory-map them from there.
-    logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints, biases and penalties
-    (as vLLM's raw_logprobs and processed_logprobs); both before temperature and truncation.
-    speculative_max_concurrency: if more sequences than this decode at a time, all of them are decoded plainly, whatever
-    plans they name (None: no limit). prefix_cache: reuse K/V of earlier requests that begin with the same tokens, on
-    engines on which this changes no bit of the results (ONNX Runtime on the CPU). verify: compare the hashes of the
-    bundle's files with the manifest's; a file that was verified before and has not changed is not read again.
+    device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto:
+    the bundle's engines if they fit this machine, else ONNX Runtime on CUDA if it has that and
+    there is a GPU, else on the CPU. "cuda:1" is the second GPU.
+    threads: CPU threads, 0 for ONNX Runtime's choice. max_batch_size: the most sequences that
+    decode together (None: as many as the engines were built for, else
+    `backends.base.DEFAULT_BATCH`). max_queue: the most sequences that may wait. capacity: the KV
+    capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache: on
+    the CPU, keep the packed weights of ONNX Runtime in the user's cache directory, and memory-map
+    them from there.
+    logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints,
+    biases and penalties (as vLLM's raw_logprobs and processed_logprobs); both before temperature
+    and truncation.
+    speculative_max_concurrency: if more sequences than this decode at a time, all of them are
+    decoded plainly, whatever plans they name (None: no limit). prefix_cache: reuse K/V of earlier
+    requests that begin with the same tokens, on engines on which this changes no bit of the results
+    (ONNX Runtime on the CPU). verify: compare the hashes of the bundle's files with the manifest's;
+    a file that was verified before and has not changed is not read again.
     """
 
     device: str = "auto"
@@ -159,19 +196,32 @@ class LoadOptions:
     def __post_init__(self) -> None:
         text("device", self.device)
         if text("logprobs-mode", self.logprobs_mode) not in LOGPROBS_MODES:
-            raise PassError(f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}")
-        for name in ("threads", "max_batch_size", "max_queue", "capacity", "speculative_max_concurrency"):
+            raise PassError(
+                f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}"
+            )
+        for name in (
+            "threads",
+            "max_batch_size",
+            "max_queue",
+            "capacity",
+            "speculative_max_concurrency",
+        ):
             value = getattr(self, name)
             if value is not None or name in ("threads", "max_queue"):
                 object.__setattr__(self, name, whole_number(name.replace("_", "-"), value))
         for name in ("weight_cache", "prefix_cache", "verify"):
             object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
         if not 0 <= self.threads <= MAX_THREADS:
-            raise PassError(f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}")
+            raise PassError(
+                f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}"
+            )
         if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:
             raise PassError(f"max-batch-size must be 1 to {MAX_SLOTS}, not {self.max_batch_size}")
         if self.speculative_max_concurrency is not None and self.speculative_max_concurrency < 0:
-            raise PassError(f"speculative-max-concurrency must be at least 0, not {self.speculative_max_concurrency}")
+            raise PassError(
+                "speculative-max-concurrency must be at least 0, not "
+                f"{self.speculative_max_concurrency}"
+            )
         if self.max_queue < 1:
             raise PassError(f"max-queue must be at least 1, not {self.max_queue}")
         if self.capacity is not None and (self.capacity < 4 or self.capacity % 4):

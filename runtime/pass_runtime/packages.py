@@ -1,8 +1,9 @@
 """Which package of ONNX Runtime is installed, and the commands that install the right one.
 
-onnxruntime and onnxruntime-gpu hold different builds of the same files. With both, the files are those of the package
-that pip wrote last, and removing either breaks the other. So an environment should have one of them: the project's
-extras cpu and gpu bring one each, and no other part of the project depends on either.
+onnxruntime and onnxruntime-gpu hold different builds of the same files. With both, the files are
+those of the package that pip wrote last, and removing either breaks the other. So an environment
+should have one of them: the project's extras cpu and gpu bring one each, and no other part of the
+project depends on either.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu")
 INSTALL = "pip install 'pass-toolkit[cpu]', or for an NVIDIA GPU: pip install 'pass-toolkit[gpu]'"
-INSTALL_GPU_BUILD = "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
+INSTALL_GPU_BUILD = (
+    "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
+)
 MISSING = f"onnxruntime is not installed; run: {INSTALL}"
 
 
@@ -27,7 +30,11 @@ def installed() -> dict[str, str]:
 
 
 def why_no_cuda() -> str:
-    """Why an onnxruntime has no CUDAExecutionProvider, and the command that installs one that has it."""
+    """Why an onnxruntime has no CUDAExecutionProvider, and the command that installs one that has
+    it."""
     if len(installed()) == len(PACKAGES):
-        return f"{' and '.join(PACKAGES)} are both installed, and share files; run: {INSTALL_GPU_BUILD}"
+        return (
+            f"{' and '.join(PACKAGES)} are both installed, and share files; run: "
+            f"{INSTALL_GPU_BUILD}"
+        )
     return f"this onnxruntime has no CUDAExecutionProvider; run: {INSTALL_GPU_BUILD}"

@@ -27,29 +27,40 @@ MAX_CACHED_BAD_WORD_LISTS = 8
 class Resolver:
     """Makes the requests of one session. Any thread may call it."""
 
-    def __init__(self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary
+    ) -> None:
         self._manifest, self._backend, self._vocabulary = manifest, backend, vocabulary
         self._bad_words = lru_cache(maxsize=MAX_CACHED_BAD_WORD_LISTS)(self._make_bad_words)
         self._index_lock = Lock()
         self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run it."""
+        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run
+        it."""
         longest = self._manifest.lookahead.length
         wanted = longest if options.lookahead is None else options.lookahead
         if not 0 <= wanted <= longest:
-            raise PassError(f"look-ahead must be 0 to {longest}, the look-ahead of the bundle, not {wanted}")
-        fixed = self._backend.capabilities.fixed_lookahead
-        if fixed is not None and (options.plan.startswith(("fused:", "tree:")) or wanted not in (0, fixed)):
             raise PassError(
-                f"the engines run only look-ahead {fixed} without group sizes; use --plan fused, --lookahead {fixed} "
-                "or 0"
+                f"look-ahead must be 0 to {longest}, the look-ahead of the bundle, not {wanted}"
             )
-        mode, cycle, lookahead_drafts, ngram_drafts = choose_drafts(options.plan, wanted, options.draft)
+        fixed = self._backend.capabilities.fixed_lookahead
+        if fixed is not None and (
+            options.plan.startswith(("fused:", "tree:")) or wanted not in (0, fixed)
+        ):
+            raise PassError(
+                f"the engines run only look-ahead {fixed} without group sizes; use --plan fused, "
+                f"--lookahead {fixed} or 0"
+            )
+        mode, cycle, lookahead_drafts, ngram_drafts = choose_drafts(
+            options.plan, wanted, options.draft
+        )
         if cycle is not None and cycle.is_tree:
             self._check_tree(cycle.plans[0])
         if max(lookahead_drafts, ngram_drafts) > longest:
-            raise PassError(f"{options.plan} has more drafts than the bundle's {longest}; use --plan fused")
+            raise PassError(
+                f"{options.plan} has more drafts than the bundle's {longest}; use --plan fused"
+            )
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         return Request(
             prompt_ids=(),
@@ -73,17 +84,20 @@ class Resolver:
         capabilities = self._backend.capabilities
         if plan.drafts not in capabilities.trees:
             raise PassError(
-                f"there is no {plan.tail} here: trees of drafts need the exact-match rule, a draft head, a "
-                "vocabulary that is a multiple of 8, and a bundle and engines of this version; use --plan fused"
+                f"there is no {plan.tail} here: trees of drafts need the exact-match rule, a draft "
+                "head, a vocabulary that is a multiple of 8, and a bundle and engines of this "
+                "version; use --plan fused"
             )
         if plan.drafts not in capabilities.exact_trees:
             raise PassError(
-                f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, and some drafts "
-                "of a tree round differently than in plain decoding; use --plan fused"
+                f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, "
+                "and some drafts of a tree round differently than in plain decoding; use --plan "
+                "fused"
             )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
-        """What `options` do to logits; None if they change none. Raises PassError if the constraint is not valid."""
+        """What `options` do to logits; None if they change none. Raises PassError if the constraint
+        is not valid."""
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         processing = Processing(
             self._manifest.model.vocab_size,
@@ -110,7 +124,8 @@ class Resolver:
         return TokenIndex(self._vocabulary.all_bytes(self._manifest.model.vocab_size))
 
     def request(self, prompt_ids: tuple[int, ...], options: GenerateOptions) -> Request:
-        """The request for a prompt. Raises PassError if a token is unknown, or the prompt is empty or too long."""
+        """The request for a prompt. Raises PassError if a token is unknown, or the prompt is empty
+        or too long."""
         model, capacity = self._manifest.model, self._backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
@@ -120,6 +135,7 @@ class Resolver:
                 raise PassError(f"token id {token} is not in the vocabulary of {model.vocab_size}")
         if len(prompt_ids) > capacity:
             raise PassError(
-                f"the prompt has {len(prompt_ids)} tokens, more than the KV capacity of {capacity}; shorten it"
+                f"the prompt has {len(prompt_ids)} tokens, more than the KV capacity of "
+                f"{capacity}; shorten it"
             )
         return replace(self.resolve(options), prompt_ids=prompt_ids)

@@ -29,7 +29,12 @@ from pass_runtime.errors import PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import DEFAULT_MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
-from pass_runtime.text.chat_template import ChatTemplate, Message, load_chat_template, template_tokens
+from pass_runtime.text.chat_template import (
+    ChatTemplate,
+    Message,
+    load_chat_template,
+    template_tokens,
+)
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.detokenizer import Vocabulary, decode, encode
 from pass_runtime.text.grammar import GrammarState
@@ -41,7 +46,8 @@ T = TypeVar("T")
 
 
 class Session:
-    """One model, and as many sequences at a time as its backend has slots. Any thread may call its methods."""
+    """One model, and as many sequences at a time as its backend has slots. Any thread may call its
+    methods."""
 
     def __init__(
         self,
@@ -67,7 +73,8 @@ class Session:
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
     def close(self) -> None:
-        """Cancel all requests and free the device's memory. The session cannot be used afterwards."""
+        """Cancel all requests and free the device's memory. The session cannot be used
+        afterwards."""
         self._finalizer()
         self._resolver.grammars.close()
         if self.chat_template is not None:
@@ -90,15 +97,21 @@ class Session:
         return self.backend.capabilities.max_capacity
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. add_special_tokens: add those that the tokenizer adds to a prompt. An empty prompt
-        becomes the start token."""
+        """Token ids of `text`. add_special_tokens: add those that the tokenizer adds to a prompt.
+        An empty prompt becomes the start token."""
         ids = encode(self.tokenizer, _checked_text(text), add_special_tokens=add_special_tokens)
         if ids or not add_special_tokens:
             return ids
         model = self.manifest.model
-        start = model.bos_token_id if model.bos_token_id is not None else next(iter(model.eos_token_ids), None)
+        start = (
+            model.bos_token_id
+            if model.bos_token_id is not None
+            else next(iter(model.eos_token_ids), None)
+        )
         if start is None:
-            raise PassError("the prompt is empty and the model has no start token; give it some text")
+            raise PassError(
+                "the prompt is empty and the model has no start token; give it some text"
+            )
         return [start]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -112,18 +125,22 @@ class Session:
         allow_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The chat template's prompt for the assistant's next turn. variables: other variables of the template, such as
-        `tools`.
+        """The chat template's prompt for the assistant's next turn. variables: other variables of
+        the template, such as `tools`.
 
-        Messages are plain text, even if they spell a special token such as `<|im_end|>`. allow_special_tokens: such
-        text becomes the token, as in Hugging Face; use it only for messages that no user wrote.
+        Messages are plain text, even if they spell a special token such as `<|im_end|>`.
+        allow_special_tokens: such text becomes the token, as in Hugging Face; use it only for
+        messages that no user wrote.
         """
         template = self.chat_template
         if template is None:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
         if not messages:
             raise PassError("a conversation needs at least one message")
-        given, now = [list(messages), dict(variables or {})], time.time()  # every render gets the same time
+        given, now = (
+            [list(messages), dict(variables or {})],
+            time.time(),
+        )  # every render gets the same time
 
         def render(parts: Sequence[Any]) -> str:
             return _checked_text(template.render_at(now, *parts))
@@ -136,25 +153,33 @@ class Session:
     def _chat_encoder(self) -> ChatEncoder:
         return ChatEncoder(self.tokenizer)
 
-    def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Generation:
-        """Continue `prompt`, a string or token ids. Returns at once: the request decodes, or waits for a free slot.
+    def generate(
+        self, prompt: str | Sequence[int], options: GenerateOptions | None = None
+    ) -> Generation:
+        """Continue `prompt`, a string or token ids. Returns at once: the request decodes, or waits
+        for a free slot.
 
         Raises `QueueFull` if too many are waiting. The text does not depend on the other requests.
         """
         return self.generate_all(prompt, [options or GenerateOptions()])[0]
 
-    def generate_all(self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]) -> list[Generation]:
-        """Several continuations of one prompt. The prompt is prefilled once; its K/V are copied for the others.
+    def generate_all(
+        self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]
+    ) -> list[Generation]:
+        """Several continuations of one prompt. The prompt is prefilled once; its K/V are copied for
+        the others.
 
         Raises as `generate` does, and then starts none of them.
         """
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        ids = (*ids,)  # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
+        ids = (
+            *ids,
+        )  # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
         return self.begin([self.request(ids, options) for options in choices])
 
     def begin(self, requests: Sequence[Request], places: Places | None = None) -> list[Generation]:
-        """Start requests, all of them or none. places: those that `reserve` held for them; without them, raises
-        `QueueFull` if more requests than the session's max_queue would wait."""
+        """Start requests, all of them or none. places: those that `reserve` held for them; without
+        them, raises `QueueFull` if more requests than the session's max_queue would wait."""
         sequences = [SequenceState(r, self._text_reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, places)
@@ -162,12 +187,18 @@ class Session:
 
     def _text_reader(self, request: Request) -> TextStream:
         min_tokens = 0 if request.processing is None else request.processing.min_tokens
-        return TextStream(self.vocabulary, request.prompt_ids, request.stop, min_tokens, request.shown_special_tokens)
+        return TextStream(
+            self.vocabulary,
+            request.prompt_ids,
+            request.stop,
+            min_tokens,
+            request.shown_special_tokens,
+        )
 
     def reserve(self, count: int, max_queue: int | None = None) -> Places:
-        """Hold places for `count` requests while their prompts are tokenized, until `begin` takes them or the end of a
-        `with` block. Raises `QueueFull` if slots and queue have fewer. max_queue: how many requests may wait (None: the
-        session's max_queue)."""
+        """Hold places for `count` requests while their prompts are tokenized, until `begin` takes
+        them or the end of a `with` block. Raises `QueueFull` if slots and queue have fewer.
+        max_queue: how many requests may wait (None: the session's max_queue)."""
         return self._worker.reserve(count, max_queue)
 
     def chat(
@@ -178,9 +209,13 @@ class Session:
         allow_special_tokens: bool = False,
     ) -> Generation:
         """The assistant's next turn; `allow_special_tokens` as in `encode_chat`."""
-        return self.generate(self.encode_chat(messages, allow_special_tokens=allow_special_tokens), options)
+        return self.generate(
+            self.encode_chat(messages, allow_special_tokens=allow_special_tokens), options
+        )
 
-    def generate_ids(self, prompt_ids: Sequence[int], options: GenerateOptions | None = None) -> TokenStream:
+    def generate_ids(
+        self, prompt_ids: Sequence[int], options: GenerateOptions | None = None
+    ) -> TokenStream:
         """`generate` without text: a stream of token ids. Stop strings need `generate`."""
         options = options or GenerateOptions()
         if options.stop_strings:
@@ -191,52 +226,63 @@ class Session:
         return stream
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run it."""
+        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run
+        it."""
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """Begin to compile a constraint, so that `resolve` and `request` need not wait for it; see `Grammars.prepare`.
-        Raises PassError if the bundle has no logits processors."""
+        """Begin to compile a constraint, so that `resolve` and `request` need not wait for it; see
+        `Grammars.prepare`. Raises PassError if the bundle has no logits processors."""
         _ = self.backend.processors
         return self._resolver.grammars.prepare(constraint)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
-        """The request that `generate` would start. Requests that hold the same tuple object of ids share its K/V."""
+        """The request that `generate` would start. Requests that hold the same tuple object of ids
+        share its K/V."""
         return self._resolver.request(_token_ids(prompt_ids), options)
 
     def tuner(self, sampling: SamplingParams) -> Tuner:
-        """The tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first call for a sampler times
-        passes, for about a second. Raises PassError if the KV cache has no room for that."""
+        """The tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first call
+        for a sampler times passes, for about a second. Raises PassError if the KV cache has no room
+        for that."""
         tuner = self._worker.call(lambda: self._tuners.get(sampling.sampler))
         if tuner is None:
             raise PassError(
-                f"the KV capacity of {self.backend.capabilities.max_capacity} has no room to time passes in, so plan "
-                "auto decodes plainly: raise the capacity, or try again when other requests have ended"
+                f"the KV capacity of {self.backend.capabilities.max_capacity} has no room to time "
+                "passes in, so plan auto decodes plainly: raise the capacity, or try again when "
+                "other requests have ended"
             )
         return tuner
 
     def warm_up(self, *samplings: SamplingParams) -> None:
-        """Time the passes that `auto` needs for requests with these samplings (default: greedy and sampled) and for
-        every batch size, so that the first requests need not wait for it. If running requests fill the KV cache, timing
-        is put off. Engines that repeat passes as CUDA graphs also capture them, for every batch size and KV capacity,
-        unless requests are running."""
+        """Time the passes that `auto` needs for requests with these samplings (default: greedy
+        and sampled) and for every batch size, so that the first requests need not wait for it.
+        If running requests fill the KV cache, timing is put off. Engines that repeat passes as
+        CUDA graphs also capture them, for every batch size and KV capacity, unless requests are
+        running."""
         capabilities = self.backend.capabilities
-        samplers = [each.sampler for each in samplings or (SamplingParams(0.0), SamplingParams(1.0))]
+        samplers = [
+            each.sampler for each in samplings or (SamplingParams(0.0), SamplingParams(1.0))
+        ]
         for sampler in samplers:
             for batch in capabilities.batch_sizes:
                 self._worker.call(partial(self._tuners.get, sampler, batch))
         if capabilities.keeps_graphs:
             for capacity, batch in product(capabilities.capacities, capabilities.batch_sizes):
-                self._worker.call(partial(capture_graphs, self._scheduler.runner, capacity, batch, samplers))
+                self._worker.call(
+                    partial(capture_graphs, self._scheduler.runner, capacity, batch, samplers)
+                )
             self._worker.call(self.backend.save_kernels)
 
     def call(self, task: Callable[[Runner], T]) -> T:
-        """Run `task(runner)` on the thread that owns the runner, between two steps of the scheduler; for benches."""
+        """Run `task(runner)` on the thread that owns the runner, between two steps of the
+        scheduler; for benches."""
         return self._worker.call(lambda: task(self._scheduler.runner))
 
     @property
     def closed(self) -> bool:
-        """Whether the session takes no more requests: it was closed, or its worker or its device has failed."""
+        """Whether the session takes no more requests: it was closed, or its worker or its device
+        has failed."""
         return self._worker.closed or self.backend.failure is not None
 
     def usage(self) -> Usage:
@@ -250,7 +296,8 @@ def _token_ids(prompt: object) -> tuple[int, ...]:
 
 
 def _checked_text(text: str) -> str:
-    """`text`. Raises PassError if it has lone surrogates, which Python makes of command lines that are not UTF-8."""
+    """`text`. Raises PassError if it has lone surrogates, which Python makes of command lines that
+    are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -259,7 +306,8 @@ def _checked_text(text: str) -> str:
 
 
 def read_tokenizer(bundle: Path) -> Tokenizer:
-    """The tokenizer of a bundle, without the truncation and padding that older exports kept from the model's file."""
+    """The tokenizer of a bundle, without the truncation and padding that older exports kept from
+    the model's file."""
     path = bundle / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -271,8 +319,9 @@ def read_tokenizer(bundle: Path) -> Tokenizer:
 
 
 def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
-    """Open a bundle. options: `LoadOptions`, or the device alone. fields: fields of `LoadOptions` to set, as in
-    `load(path, "cpu", threads=2)`. Raises PassError if the bundle cannot be opened."""
+    """Open a bundle. options: `LoadOptions`, or the device alone. fields: fields of
+    `LoadOptions` to set, as in `load(path, "cpu", threads=2)`. Raises PassError if the bundle
+    cannot be opened."""
     if isinstance(options, LoadOptions):
         options = replace(options, **fields)
     else:
@@ -285,9 +334,11 @@ def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields:
     return load_verified(path, manifest, options)
 
 
-def load_verified(path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None) -> Session:
-    """`load` for a bundle whose manifest was read and whose files were verified before. backend: an open backend to
-    use; None opens one."""
+def load_verified(
+    path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None
+) -> Session:
+    """`load` for a bundle whose manifest was read and whose files were verified before. backend: an
+    open backend to use; None opens one."""
     tokenizer = read_tokenizer(path)
     template = load_chat_template(path, template_tokens(manifest.model, tokenizer))
     backend = backend or open_backend(

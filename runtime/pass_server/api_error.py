@@ -29,8 +29,8 @@ def shortened(text: str) -> str:
 
 
 class ApiError(Exception):
-    """The response of a request that fails. status: HTTP's. param: the path of the field at fault. code: OpenAI's name
-    of the error. A long message or param is shortened."""
+    """The response of a request that fails. status: HTTP's. param: the path of the field at fault.
+    code: OpenAI's name of the error. A long message or param is shortened."""
 
     def __init__(
         self,
@@ -48,23 +48,36 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        error_type = _ERROR_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+        error_type = _ERROR_TYPES.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        return {
+            "error": {
+                "message": self.message,
+                "type": error_type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 _UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
-"""Types that pydantic adds to the path of an error in a union, as in `stop.constrained-str`; others have a bracket."""
+"""Types that pydantic adds to the path of an error in a union, as in `stop.constrained-str`; others
+have a bracket."""
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The error for the client whose request was ended by `error`, which is logged if it is a bug."""
+    """The error for the client whose request was ended by `error`, which is logged if it is a
+    bug."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
         return ApiError("the request took longer than this server allows", 504, code="timeout")
     if isinstance(error, QueueFull):
-        return ApiError(f"{error.reason}; try again later", 429, code="queue_full", headers={"Retry-After": "1"})
+        return ApiError(
+            f"{error.reason}; try again later", 429, code="queue_full", headers={"Retry-After": "1"}
+        )
     if isinstance(error, TooManyConstraints):
         return ApiError(str(error), 429, code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, ConstraintStopped) or isinstance(error.__cause__, ConstraintStopped):
@@ -76,7 +89,8 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
-    """The error for a known field whose value this server does not support. It quotes numbers and booleans only."""
+    """The error for a known field whose value this server does not support. It quotes numbers and
+    booleans only."""
     shown = value if isinstance(value, int | float | bool) else "with this value"
     reason = f": {why}" if why else ""
     message = f"{param} {shown} is not supported by this server{reason}"
@@ -84,15 +98,23 @@ def not_supported(param: str, value: Any, why: str = "") -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    return ApiError("the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"})
+    return ApiError(
+        "the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"}
+    )
 
 
 def validation_error(error: ValidationError) -> ApiError:
     """The error for the first problem that pydantic found."""
     problem = error.errors(include_url=False, include_input=False)[0]
     path = [part for part in problem["loc"] if "[" not in str(part) and part not in _UNION_TAGS]
-    tags = [i for i in range(2, len(path)) if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)]
-    param = ".".join(str(part) for i, part in enumerate(path) if i not in tags)  # tags: "user" in messages.0.user.name
+    tags = [
+        i
+        for i in range(2, len(path))
+        if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)
+    ]
+    param = ".".join(
+        str(part) for i, part in enumerate(path) if i not in tags
+    )  # tags: "user" in messages.0.user.name
     if problem["type"] == "extra_forbidden":
         message = f"unknown field: {param}; this server ignores no field, so leave it out"
         return ApiError(message, param=param, code="unknown_parameter")

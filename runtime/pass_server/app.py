@@ -1,4 +1,5 @@
-"""The ASGI app: `make_app(session, options)`. Any ASGI server can run it; `server.py` runs it with uvicorn."""
+"""The ASGI app: `make_app(session, options)`. Any ASGI server can run it; `server.py` runs it with
+uvicorn."""
 
 from __future__ import annotations
 
@@ -44,15 +45,17 @@ from pass_server.tokenizing import add_tokenize_endpoints
 
 M = TypeVar("M", bound=BaseModel)
 SHORT_BODY_BYTES = 1 << 12
-"""Bodies up to this size are parsed in the event loop: handing them to a thread would take longer."""
+"""Bodies up to this size are parsed in the event loop: handing them to a thread would take
+longer."""
 MAX_JSON_NODES = 1 << 16
-"""The most objects, fields and lists in a body, together. No other thread runs while Python creates them."""
+"""The most objects, fields and lists in a body, together. No other thread runs while Python creates
+them."""
 _JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class BodyRoute(APIRoute):
-    """A route that validates long bodies in a thread, and calls its endpoint with the body and the `Request`. FastAPI
-    itself validates bodies in the event loop."""
+    """A route that validates long bodies in a thread, and calls its endpoint with the body and the
+    `Request`. FastAPI itself validates bodies in the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         if self.body_field is None:
@@ -65,7 +68,11 @@ class BodyRoute(APIRoute):
                 raise ApiError("the body must be a JSON object, sent as application/json")
             work = partial(parse_body, model, body)
             service: Service = request.app.state.service
-            parsed = work() if len(body) <= SHORT_BODY_BYTES else await service.run_in_thread(work, len(body))
+            parsed = (
+                work()
+                if len(body) <= SHORT_BODY_BYTES
+                else await service.run_in_thread(work, len(body))
+            )
             response: Response = await self.endpoint(parsed, request)
             return response
 
@@ -74,18 +81,30 @@ class BodyRoute(APIRoute):
 
 def parse_body(model: type[M], body: bytes) -> M:
     """The body as an instance of `model`. Raises ApiError, which names the first invalid field."""
-    if _count_json_nodes(body) > MAX_JSON_NODES and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES:
-        raise ApiError(f"the body has more than {MAX_JSON_NODES} objects, fields and lists", code="body_too_large")
+    if (
+        _count_json_nodes(body) > MAX_JSON_NODES
+        and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES
+    ):
+        raise ApiError(
+            f"the body has more than {MAX_JSON_NODES} objects, fields and lists",
+            code="body_too_large",
+        )
     body = body.removeprefix(codecs.BOM_UTF8)
     if not (encoding := json.detect_encoding(body)).startswith("utf-8"):
-        raise ApiError(f"the body is {encoding.upper()} or binary; send JSON in UTF-8", code="invalid_json")
+        raise ApiError(
+            f"the body is {encoding.upper()} or binary; send JSON in UTF-8", code="invalid_json"
+        )
     try:
-        value = from_json(body, allow_inf_nan=False)  # up to five times as fast as `json`: other threads wait less
+        value = from_json(
+            body, allow_inf_nan=False
+        )  # up to five times as fast as `json`: other threads wait less
     except ValueError as error:
         try:
             body.decode()
         except UnicodeDecodeError:
-            raise ApiError("the body is not UTF-8; send JSON in UTF-8", code="invalid_json") from None
+            raise ApiError(
+                "the body is not UTF-8; send JSON in UTF-8", code="invalid_json"
+            ) from None
         raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     try:
         return model.model_validate(value)
@@ -94,7 +113,8 @@ def parse_body(model: type[M], body: bytes) -> M:
 
 
 def _count_json_nodes(body: bytes) -> int:
-    """The number of objects, fields and lists; too high if strings with `[`, `{` or `:` have not been removed."""
+    """The number of objects, fields and lists; too high if strings with `[`, `{` or `:` have not
+    been removed."""
     return body.count(b"[") + body.count(b"{") + body.count(b":")
 
 
@@ -102,7 +122,9 @@ def _is_json(content_type: str) -> bool:
     message = Message()
     message["content-type"] = content_type
     subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+    return message.get_content_maintype() == "application" and (
+        subtype == "json" or subtype.endswith("+json")
+    )
 
 
 _ERROR = {
@@ -135,13 +157,15 @@ RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
 
 
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
-    """The app over `session`, which the caller opens and closes. Before the server stops, the caller awaits
-    `app.state.service.drain(seconds)`."""
+    """The app over `session`, which the caller opens and closes. Before the server stops, the
+    caller awaits `app.state.service.drain(seconds)`."""
     options = options or ServeOptions()
     model = options.model_name or session.manifest.model.name
     sink = PrometheusSink(session, model)
     service = Service(session, options, model, sink)
-    app = FastAPI(title="PaSS", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="PaSS", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.service = service
     app.router.route_class = BodyRoute
     add_error_handlers(app)
@@ -173,20 +197,30 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
     async def generate(
-        request: GenerationRequest, http: Request, formatter_class: type[ChoicesFormatter], *, logprobs: bool
+        request: GenerationRequest,
+        http: Request,
+        formatter_class: type[ChoicesFormatter],
+        *,
+        logprobs: bool,
     ) -> Response:
         service.check_model(request.model)
         parsed = await service.parse(request, len(await http.body()), http.state.client)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         details = bool(request.pass_details)
         formatter = formatter_class(
-            service.model, service.texts, logprobs=logprobs, include_usage=usage, pass_details=details
+            service.model,
+            service.texts,
+            logprobs=logprobs,
+            include_usage=usage,
+            pass_details=details,
         )
         return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
     async def completions(request: CompletionRequest, http: Request) -> Response:
-        return await generate(request, http, CompletionFormatter, logprobs=request.logprobs is not None)
+        return await generate(
+            request, http, CompletionFormatter, logprobs=request.logprobs is not None
+        )
 
     @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
@@ -234,10 +268,13 @@ def _add_responses(app: FastAPI, service: Service) -> None:
         formatter = ResponsesFormatter(service.model, conversion.echo)
         return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
 
-    @app.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    @app.api_route(
+        "/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
+    )
     async def stored_response(path: str) -> Response:
         raise ApiError(
-            f"no response {path.partition('/')[0]!r}: this server stores no responses; send the earlier items as input",
+            f"no response {path.partition('/')[0]!r}: this server stores no responses; send "
+            "the earlier items as input",
             404,
             param="response_id",
             code="response_not_stored",

@@ -24,9 +24,10 @@ class Function:
 
 
 class CallFormat(ABC):
-    """name: what --tool-call-parser calls it. markers: texts around calls, which the reader gets even if they are
-    special tokens. template_signs: texts in every chat template of this format. foreign_signs: texts only in templates
-    of other formats. arguments_key: the key of a call's arguments. parallel: whether a turn may have several calls."""
+    """name: what --tool-call-parser calls it. markers: texts around calls, which the reader gets
+    even if they are special tokens. template_signs: texts in every chat template of this format.
+    foreign_signs: texts only in templates of other formats. arguments_key: the key of a call's
+    arguments. parallel: whether a turn may have several calls."""
 
     name: str
     markers: tuple[str, ...]
@@ -41,8 +42,8 @@ class CallFormat(ABC):
 
     @abstractmethod
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
-        """The right side of the Lark rule for one call, or several if `parallel`. It uses the rule `call`: a call's
-        JSON object. terminal: maps a marker to its Lark terminal."""
+        """The right side of the Lark rule for one call, or several if `parallel`. It uses the rule
+        `call`: a call's JSON object. terminal: maps a marker to its Lark terminal."""
 
     def new_id(self) -> str:
         """An id for a call."""
@@ -53,20 +54,27 @@ class CallFormat(ABC):
         foreign = any(sign in template for sign in self.foreign_signs)
         return not foreign and all(sign in template for sign in self.template_signs)
 
-    def rules(self, functions: Sequence[Function], terminal: Callable[[str], str], *, parallel: bool) -> str:
+    def rules(
+        self, functions: Sequence[Function], terminal: Callable[[str], str], *, parallel: bool
+    ) -> str:
         """Lark rules for a turn that calls some of these functions. The first rule is `calls`."""
         lines = [f"calls: {self.calls_rule(terminal, parallel=parallel and self.parallel)}"]
         lines.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
             begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
             lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
-            schema = {"type": "object", **function.parameters, "title": function.name}  # errors have the title
+            schema = {
+                "type": "object",
+                **function.parameters,
+                "title": function.name,
+            }  # errors have the title
             lines.append(Constraint(json_schema=schema).lark(f"arguments{i}"))
         return "\n".join(lines)
 
 
 class Hermes(CallFormat):
-    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them."""
+    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of
+    them."""
 
     name, markers, template_signs = "hermes", ("<tool_call>", "</tool_call>"), ("<tool_call>",)
     foreign_signs = ("<function=", "<arg_key>")
@@ -81,7 +89,8 @@ class Hermes(CallFormat):
 
 
 class _HermesReader(MarkedReader):
-    """A turn may also begin with calls without markers: small models leave them out (Qwen2.5-Coder does)."""
+    """A turn may also begin with calls without markers: small models leave them out (Qwen2.5-Coder
+    does)."""
 
     marker, closing = Hermes.markers
     _unmarked_allowed = True  # whether the next call may have no markers
@@ -159,7 +168,11 @@ class _MistralReader(MarkedReader):
 class Llama3Json(CallFormat):
     """`{"name": ..., "parameters": {...}}` as the whole turn. More calls after `;` are read too."""
 
-    name, markers, template_signs = "llama3_json", ("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")
+    name, markers, template_signs = (
+        "llama3_json",
+        ("<|python_tag|>",),
+        ('"parameters": ', "<|start_header_id|>"),
+    )
     arguments_key = "parameters"
     parallel = False
 
@@ -180,7 +193,8 @@ class _Llama3Reader(CallReader):
         return self._begin(self._held.lstrip(" \n;"))
 
     def _begin(self, rest: str) -> bool:
-        """Begin the call at the start of `rest`; without one, `rest` is content. Returns whether to step again."""
+        """Begin the call at the start of `rest`; without one, `rest` is content. Returns whether to
+        step again."""
         call = rest.removeprefix(self.marker).lstrip()
         if not call or self.marker.startswith(rest):
             return False
@@ -195,10 +209,13 @@ class _Llama3Reader(CallReader):
         self._state = "rest"
 
 
-FORMATS: Mapping[str, CallFormat] = {form.name: form for form in (Hermes(), Llama3Json(), Mistral())}
+FORMATS: Mapping[str, CallFormat] = {
+    form.name: form for form in (Hermes(), Llama3Json(), Mistral())
+}
 """By name."""
 
 
 def format_of(template: str) -> CallFormat | None:
-    """The format in which a chat template writes tool calls; None if it has no format of FORMATS."""
+    """The format in which a chat template writes tool calls; None if it has no format of
+    FORMATS."""
     return next((form for form in FORMATS.values() if form.matches_template(template)), None)

@@ -7,7 +7,14 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import Literal
 
-from pass_server.turn_reader import ArgumentsDelta, ContentDelta, SteppedReader, ToolCallStart, TurnDelta, overlap
+from pass_server.turn_reader import (
+    ArgumentsDelta,
+    ContentDelta,
+    SteppedReader,
+    ToolCallStart,
+    TurnDelta,
+    overlap,
+)
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 """The keys of the arguments in a call, over all formats."""
@@ -16,11 +23,13 @@ JSON_WHITESPACE = " \t\r\n"
 
 
 class CallScanner:
-    """Reads the JSON object of a call, character by character. The call begins once its function is known and its
-    arguments have begun; from then on the arguments are passed on as the model writes them.
+    """Reads the JSON object of a call, character by character. The call begins once its function is
+    known and its arguments have begun; from then on the arguments are passed on as the model writes
+    them.
 
-    state: what comes next, or "invalid" once the text cannot be a call of one of the functions `names`: a call that has
-    begun ends there. begun: whether the call has begun. raw: all text that was read.
+    state: what comes next, or "invalid" once the text cannot be a call of one of the functions
+    `names`: a call that has begun ends there. begun: whether the call has begun. raw: all text that
+    was read.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -36,12 +45,15 @@ class CallScanner:
 
     @property
     def begins_call(self) -> bool:
-        """Whether the text so far names a function, or is the beginning of an object that does so first."""
+        """Whether the text so far names a function, or is the beginning of an object that does so
+        first."""
         if self._name or not self.raw.strip("{" + JSON_WHITESPACE):
             return True
         if self._other_keys or not "name".startswith(self._key):
             return False
-        return self.state != "in value" or any(json.dumps(name).startswith(self._value) for name in self._names)
+        return self.state != "in value" or any(
+            json.dumps(name).startswith(self._value) for name in self._names
+        )
 
     @property
     def ended(self) -> bool:
@@ -53,7 +65,12 @@ class CallScanner:
         place = 0
         while place < len(text) and not self.ended:
             place += self._read(text[place])
-            if not self.begun and self.state != "invalid" and self._name and (self._arguments or self.state == "done"):
+            if (
+                not self.begun
+                and self.state != "invalid"
+                and self._name
+                and (self._arguments or self.state == "done")
+            ):
                 self.begun = True
                 parts.append(ToolCallStart(self._name))
         self.raw += text[:place]
@@ -107,7 +124,12 @@ class CallScanner:
         return 0
 
     def _read_value(self, character: str) -> int:
-        if not self._quoted and self._depth == 0 and self._value and character in ",}]" + JSON_WHITESPACE:
+        if (
+            not self._quoted
+            and self._depth == 0
+            and self._value
+            and character in ",}]" + JSON_WHITESPACE
+        ):
             self._end_value()
             return 0
         self._value += character
@@ -141,9 +163,11 @@ class CallScanner:
 
 
 class CallReader(SteppedReader):
-    """Finds calls of the functions `names` in a turn; everything else is content. White space beside a call is dropped.
+    """Finds calls of the functions `names` in a turn; everything else is content. White space
+    beside a call is dropped.
 
-    A subclass knows the markers of its format. It sets `_held`, the text that was not read so far, and `_state`.
+    A subclass knows the markers of its format. It sets `_held`, the text that was not read so far,
+    and `_state`.
     marker: what calls begin with.
     """
 
@@ -153,7 +177,8 @@ class CallReader(SteppedReader):
         super().__init__()
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
-        """text: outside of calls. call: in one. after: after one or Mistral's marker. rest: only content follows."""
+        """text: outside of calls. call: in one. after: after one or Mistral's marker. rest: only
+        content follows."""
         self._scanner = CallScanner(names)
         self._before = ""
         """What was read before the object of the call: content if it turns out to be no call."""
@@ -163,7 +188,11 @@ class CallReader(SteppedReader):
         held, self._held = self._held, ""
         marked = bool(self._before.strip())  # a marker was read
         if self._state == "call" and not self._scanner.begun:
-            held = "" if cut and (marked or self._scanner.begins_call) else self._before + self._scanner.raw + held
+            held = (
+                ""
+                if cut and (marked or self._scanner.begins_call)
+                else self._before + self._scanner.raw + held
+            )
         elif self._state == "after" and not self._called:
             held = "" if cut and marked else self._before + held
         elif self._state in ("call", "after") or (self._called and (cut or not held.strip())):
@@ -183,7 +212,12 @@ class CallReader(SteppedReader):
         return False
 
     def _begin_call(self, before: str, held: str) -> None:
-        self._scanner, self._before, self._held, self._state = CallScanner(self._names), before, held, "call"
+        self._scanner, self._before, self._held, self._state = (
+            CallScanner(self._names),
+            before,
+            held,
+            "call",
+        )
 
     def _read_call(self, parts: list[TurnDelta]) -> bool:
         scanner = self._scanner
@@ -207,7 +241,8 @@ class CallReader(SteppedReader):
 
     @abstractmethod
     def _find_call(self, parts: list[TurnDelta]) -> bool:
-        """Look for the next call, and pass on the content before it. Returns whether to step again."""
+        """Look for the next call, and pass on the content before it. Returns whether to step
+        again."""
 
     @abstractmethod
     def _read_after_call(self) -> bool:
@@ -215,11 +250,13 @@ class CallReader(SteppedReader):
 
     @abstractmethod
     def _reject_call(self, parts: list[TurnDelta]) -> None:
-        """Called if `_held` looked like a call but is none: pass on what cannot begin another call."""
+        """Called if `_held` looked like a call but is none: pass on what cannot begin another
+        call."""
 
 
 class MarkedReader(CallReader):
-    """Reads formats whose calls follow a marker anywhere in a turn. _after_marker: sets the state behind a marker."""
+    """Reads formats whose calls follow a marker anywhere in a turn. _after_marker: sets the state
+    behind a marker."""
 
     def _find_call(self, parts: list[TurnDelta]) -> bool:
         at = self._held.find(self.marker)
@@ -229,7 +266,9 @@ class MarkedReader(CallReader):
             self._emit_text(parts, len(shown))
             self._after_marker(self._held[: at - len(shown)] + self.marker, rest)
             return True
-        self._emit_text(parts, len(self._held[: len(self._held) - overlap(self._held, self.marker)].rstrip()))
+        self._emit_text(
+            parts, len(self._held[: len(self._held) - overlap(self._held, self.marker)].rstrip())
+        )
         return False
 
     def _after_marker(self, before: str, held: str) -> None:

@@ -44,5 +44,12 @@ def serve(bundle: Path, **options: Any) -> None:
         from pass_server.server import run_server
     where, served = opts.take(ListenOptions, options), serve_options(options)
     opened = opts.load_options(options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    run_server(lambda: opts.open_bundle(bundle, opened), served, where, report=partial(click.echo, err=True))
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    run_server(
+        lambda: opts.open_bundle(bundle, opened),
+        served,
+        where,
+        report=partial(click.echo, err=True),
+    )

@@ -15,14 +15,16 @@ MAX_ZSTD_WINDOW = 1 << 23
 
 
 def expanded(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The body behind the Content-Encoding `encoding`, at most `max_bytes`: no more than that is ever held. Raises
-    ApiError if it is longer, is not in this encoding, or the encoding is another one."""
+    """The body behind the Content-Encoding `encoding`, at most `max_bytes`: no more than that is
+    ever held. Raises ApiError if it is longer, is not in this encoding, or the encoding is another
+    one."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
     if name not in DECODERS:
         raise ApiError(
-            f"Content-Encoding {encoding!r} is not supported by this server: send gzip, zstd or no encoding",
+            f"Content-Encoding {encoding!r} is not supported by this server: send gzip, zstd "
+            "or no encoding",
             415,
             code="unsupported_encoding",
             headers={"Accept-Encoding": "gzip, zstd"},

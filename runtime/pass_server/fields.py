@@ -1,4 +1,5 @@
-"""Base classes and types of request fields, fields that are known but not supported, messages and tools."""
+"""Base classes and types of request fields, fields that are known but not supported, messages and
+tools."""
 
 from __future__ import annotations
 
@@ -25,19 +26,25 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class MaxKeys:
-    """Annotates a dict that may have at most `most` keys. They are counted before any is validated, since pydantic
-    collects an error for each key."""
+    """Annotates a dict that may have at most `most` keys. They are counted before any is validated,
+    since pydantic collects an error for each key."""
 
     most: int
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        bounded = cast(CoreSchema, {**handler(source), "max_length": self.most})  # for the OpenAPI document
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        bounded = cast(
+            CoreSchema, {**handler(source), "max_length": self.most}
+        )  # for the OpenAPI document
         return core_schema.no_info_before_validator_function(self.check, bounded)
 
     def check(self, value: Any) -> Any:
         """The value. Raises PydanticCustomError if it is a dict with more keys."""
         if isinstance(value, dict) and len(value) > self.most:
-            raise PydanticCustomError("too_long", "an object may have at most {most} keys here", {"most": self.most})
+            raise PydanticCustomError(
+                "too_long", "an object may have at most {most} keys here", {"most": self.most}
+            )
         return value
 
 
@@ -59,7 +66,8 @@ class StrictObject(BoundedObject):
 
 
 def only(*neutral: Any) -> Any:
-    """A field that may only be null or one of `neutral`, which change nothing; other values are not supported."""
+    """A field that may only be null or one of `neutral`, which change nothing; other values are not
+    supported."""
     return Field(None, json_schema_extra={"enum": [None, *neutral]})
 
 
@@ -67,7 +75,9 @@ def unsupported_field(fields: BaseModel) -> str | None:
     """The name of the first field whose value its `only` does not allow; None if there is none."""
     for name, info in type(fields).model_fields.items():
         extra, value = info.json_schema_extra, getattr(fields, name)
-        if isinstance(extra, dict) and not any(_same(value, neutral) for neutral in cast(list[Any], extra["enum"])):
+        if isinstance(extra, dict) and not any(
+            _same(value, neutral) for neutral in cast(list[Any], extra["enum"])
+        ):
             return name
     return None
 
@@ -81,7 +91,8 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class ContentPart(BoundedObject):
-    """{"type": "text", "text": ...}. Other types are valid here; `turns` and `responses_chat` refuse them."""
+    """{"type": "text", "text": ...}. Other types are valid here; `turns` and `responses_chat`
+    refuse them."""
 
     model_config = ConfigDict(extra="allow")
     type: Name
@@ -110,7 +121,9 @@ class ToolCall(StrictObject):
 class UserMessage(StrictObject):
     """A message of the user, the system or the developer."""
 
-    role: Literal["system", "developer", "user"] = Field(description="developer is taken as system.")
+    role: Literal["system", "developer", "user"] = Field(
+        description="developer is taken as system."
+    )
     content: Content
     name: Any = only()
 
@@ -146,7 +159,9 @@ class FunctionFields(StrictObject):
     name: FunctionName
     description: Text | None = None
     parameters: JsonSchema | None = Field(None, description="A JSON schema.")
-    strict: bool | None = Field(None, description="Not used: arguments of required calls always follow the schema.")
+    strict: bool | None = Field(
+        None, description="Not used: arguments of required calls always follow the schema."
+    )
 
 
 class Tool(StrictObject):

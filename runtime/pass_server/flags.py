@@ -1,4 +1,5 @@
-"""The flags of a server, made from the table `ServeOptions`, for every command that serves or configures a server."""
+"""The flags of a server, made from the table `ServeOptions`, for every command that serves or
+configures a server."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ FIELDS = {each.name: each for each in fields(ServeOptions) if each.metadata}
 
 
 def field_option(name: str, *, unset: bool = False) -> Callable[[opts.F], opts.F]:
-    """The flag of a field of `ServeOptions`. unset: it is None if it is not given, and the help names the default."""
+    """The flag of a field of `ServeOptions`. unset: it is None if it is not given, and the help
+    names the default."""
     field = FIELDS[name]
     default, flag = field.default, field.metadata["flag"] or f"--{name.replace('_', '-')}"
     help, meaning = field.metadata["help"], field.metadata["if_none"]
@@ -28,7 +30,14 @@ def field_option(name: str, *, unset: bool = False) -> Callable[[opts.F], opts.F
         help += f"  [default: {meaning}]"
     if isinstance(default, bool):
         value = not default
-        return click.option(flag, name, is_flag=True, flag_value=value, default=None if unset else default, help=help)
+        return click.option(
+            flag,
+            name,
+            is_flag=True,
+            flag_value=value,
+            default=None if unset else default,
+            help=help,
+        )
     if isinstance(default, tuple):
         return click.option(flag, name, multiple=True, help=help)
     kind = TYPES[str(field.type).partition(" ")[0]]
@@ -40,10 +49,22 @@ def field_option(name: str, *, unset: bool = False) -> Callable[[opts.F], opts.F
 def server_options(command: opts.F) -> opts.F:
     """The flags of an address, of `ServeOptions`, and of a session that serves."""
     return opts.combined(
-        click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on."),
-        click.option("--port", type=int, default=8000, show_default=True, help="The port. 0: any free one."),
-        click.option("--api-key-file", type=opts.PATH, help="File of API keys, one per line. Clients need one."),
-        click.option("--allow-no-key", is_flag=True, help="Allow a --host that other machines reach, without keys."),
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
+        ),
+        click.option(
+            "--port", type=int, default=8000, show_default=True, help="The port. 0: any free one."
+        ),
+        click.option(
+            "--api-key-file",
+            type=opts.PATH,
+            help="File of API keys, one per line. Clients need one.",
+        ),
+        click.option(
+            "--allow-no-key",
+            is_flag=True,
+            help="Allow a --host that other machines reach, without keys.",
+        ),
         *map(field_option, FIELDS),
         opts.SPECULATIVE_MAX_CONCURRENCY,
         opts.NO_PREFIX_CACHE,

@@ -1,4 +1,5 @@
-"""The JSON of answers: the shapes of /v1/completions and /v1/chat/completions, whole and as events of a stream."""
+"""The JSON of answers: the shapes of /v1/completions and /v1/chat/completions, whole and as events
+of a stream."""
 
 from __future__ import annotations
 
@@ -34,19 +35,29 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
 
 
-def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer) -> dict[str, Any]:
+def completion_logprobs(
+    texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer
+) -> dict[str, Any]:
     """The field `logprobs` for `tokens`. before: has read the tokens before these; reads these too.
 
-    An offset is where a token's text begins, even if a stop string holds that text back or cuts it off.
+    An offset is where a token's text begins, even if a stop string holds that text back or cuts it
+    off.
     """
-    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    found: dict[str, Any] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [],
+    }
     for token in tokens:
         assert token.logprobs is not None
         found["tokens"].append(texts.text(token.id))
         found["token_logprobs"].append(finite(token.logprobs.logprob))
         top: dict[str, float] = {}
         for other, value in token.logprobs.top:
-            top.setdefault(texts.text(other), finite(value))  # of equal texts the first is the likeliest
+            top.setdefault(
+                texts.text(other), finite(value)
+            )  # of equal texts the first is the likeliest
         found["top_logprobs"].append(top)
         before.push(token.id)
         found["text_offset"].append(before.place)
@@ -55,7 +66,11 @@ def completion_logprobs(texts: TokenTexts, tokens: Sequence[Token], before: Deto
 
 def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": texts.text(token), "logprob": finite(logprob), "bytes": list(texts.bytes(token))}
+        return {
+            "token": texts.text(token),
+            "logprob": finite(logprob),
+            "bytes": list(texts.bytes(token)),
+        }
 
     content = []
     for token in tokens:
@@ -80,8 +95,9 @@ def sse_event(content: Json, name: str = "") -> bytes:
 
 
 class ResponseFormatter(ABC):
-    """Writes one request's answer. In a stream, each object that `opening`, `piece` and `ending` return for a choice is
-    sent as an `event`; after all choices come `closing`, or `failure` if there was an error, and `done`."""
+    """Writes one request's answer. In a stream, each object that `opening`, `piece` and `ending`
+    return for a choice is sent as an `event`; after all choices come `closing`, or `failure` if
+    there was an error, and `done`."""
 
     done = b"data: [DONE]\n\n"
 
@@ -115,29 +131,49 @@ class ResponseFormatter(ABC):
 
 
 class ChoicesFormatter(ResponseFormatter):
-    """Writes answers with the field `choices`, those of completions and chats. logprobs: whether the request asks for
-    them. include_usage: whether a stream ends with an event that has `usage`. pass_details: whether the field `pass`
-    has every token with its source."""
+    """Writes answers with the field `choices`, those of completions and chats. logprobs: whether
+    the request asks for them. include_usage: whether a stream ends with an event that has `usage`.
+    pass_details: whether the field `pass` has every token with its source."""
 
     id_prefix: str
     object_type: str
     chunk_type: str
 
     def __init__(
-        self, model: str, texts: TokenTexts, *, logprobs: bool, include_usage: bool = False, pass_details: bool = False
+        self,
+        model: str,
+        texts: TokenTexts,
+        *,
+        logprobs: bool,
+        include_usage: bool = False,
+        pass_details: bool = False,
     ) -> None:
         self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
-        self.model, self._texts, self._logprobs, self._include_usage = model, texts, logprobs, include_usage
+        self.model, self._texts, self._logprobs, self._include_usage = (
+            model,
+            texts,
+            logprobs,
+            include_usage,
+        )
         self._details = pass_details
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
-        return self._envelope(self.object_type, [self._finished(choice) for choice in choices]) | {"usage": usage}
+        return self._envelope(self.object_type, [self._finished(choice) for choice in choices]) | {
+            "usage": usage
+        }
 
     def event(self, shown: Json) -> bytes:
-        return sse_event(self._envelope(self.chunk_type, [shown]) | ({"usage": None} if self._include_usage else {}))
+        return sse_event(
+            self._envelope(self.chunk_type, [shown])
+            | ({"usage": None} if self._include_usage else {})
+        )
 
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:  # noqa: ARG002
-        return sse_event(self._envelope(self.chunk_type, []) | {"usage": usage}) if self._include_usage else b""
+        return (
+            sse_event(self._envelope(self.chunk_type, []) | {"usage": usage})
+            if self._include_usage
+            else b""
+        )
 
     def failure(self, error: ApiError) -> bytes:
         return sse_event(error.body)
@@ -148,7 +184,9 @@ class ChoicesFormatter(ResponseFormatter):
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         if not piece.text and not self._is_sent_without_text(piece):
             return []
-        shown = self._choice_json(choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None)
+        shown = self._choice_json(
+            choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None
+        )
         return [shown | self._details_of(choice, piece)]
 
     def ending(self, choice: Choice) -> list[Json]:
@@ -158,7 +196,9 @@ class ChoicesFormatter(ResponseFormatter):
     def _finished(self, choice: Choice) -> Json:
         done = choice.generation
         message = self._message(choice)
-        ended = self._choice_json(choice, message, self._logprobs_of(choice, done.tokens), self._finish_reason(choice))
+        ended = self._choice_json(
+            choice, message, self._logprobs_of(choice, done.tokens), self._finish_reason(choice)
+        )
         tokens = {"tokens": tokens_with_sources(done.tokens)} if self._details else {}
         return ended | {"pass": pass_field(done, details=self._details) | tokens}
 
@@ -167,10 +207,16 @@ class ChoicesFormatter(ResponseFormatter):
         return bool(piece.tokens) and (self._logprobs or self._details)
 
     def _details_of(self, choice: Choice, piece: Piece) -> Json:
-        """The field `pass` of the chunk of one pass, if the request wants it. seconds: since the request came."""
+        """The field `pass` of the chunk of one pass, if the request wants it. seconds: since the
+        request came."""
         if not self._details or not piece.tokens:
             return {}
-        return {"pass": {"seconds": piece.written - choice.timing.arrived, "tokens": tokens_with_sources(piece.tokens)}}
+        return {
+            "pass": {
+                "seconds": piece.written - choice.timing.arrived,
+                "tokens": tokens_with_sources(piece.tokens),
+            }
+        }
 
     def _finish_reason(self, choice: Choice) -> str | None:
         return choice.generation.finish_reason
@@ -180,10 +226,18 @@ class ChoicesFormatter(ResponseFormatter):
         return self._logprobs_json(choice, tokens) if self._logprobs else None
 
     def _envelope(self, object_type: str, choices: list[Json]) -> Json:
-        return {"id": self.id, "object": object_type, "created": self.created, "model": self.model, "choices": choices}
+        return {
+            "id": self.id,
+            "object": object_type,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
 
     @staticmethod
-    def _choice_json(choice: Choice, fields: Json, logprobs: Json | None, reason: str | None) -> Json:
+    def _choice_json(
+        choice: Choice, fields: Json, logprobs: Json | None, reason: str | None
+    ) -> Json:
         return {"index": choice.index, **fields, "logprobs": logprobs, "finish_reason": reason}
 
     @abstractmethod
@@ -208,7 +262,9 @@ class CompletionFormatter(ChoicesFormatter):
 
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:
         if choice.offset_detokenizer is None:
-            choice.offset_detokenizer = Detokenizer(self._texts.vocabulary, choice.generation.prompt_ids)
+            choice.offset_detokenizer = Detokenizer(
+                self._texts.vocabulary, choice.generation.prompt_ids
+            )
         return completion_logprobs(self._texts, tokens, choice.offset_detokenizer)
 
 
@@ -216,7 +272,9 @@ class ChatFormatter(ChoicesFormatter):
     id_prefix, object_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, choice: Choice) -> list[Json]:
-        return [self._choice_json(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)]
+        return [
+            self._choice_json(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)
+        ]
 
     def _delta(self, text: str) -> Json:
         return {"delta": {"content": text} if text else {}}
@@ -235,12 +293,16 @@ class ChatFormatter(ChoicesFormatter):
 
     def ending(self, choice: Choice) -> list[Json]:
         deltas = choice.finish_answer()
-        return [self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas] + super().ending(choice)
+        return [
+            self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas
+        ] + super().ending(choice)
 
     def _message(self, choice: Choice) -> Json:
         if choice.answer is not None:
             return {"message": choice.answer.message()}
-        return {"message": {"role": "assistant", "content": choice.generation.text, "refusal": None}}
+        return {
+            "message": {"role": "assistant", "content": choice.generation.text, "refusal": None}
+        }
 
     def _finished(self, choice: Choice) -> Json:
         if choice.answer is not None:
@@ -250,7 +312,11 @@ class ChatFormatter(ChoicesFormatter):
 
     def _finish_reason(self, choice: Choice) -> str | None:
         reason = choice.generation.finish_reason
-        return "tool_calls" if reason == "stop" and choice.answer is not None and choice.answer.calls else reason
+        return (
+            "tool_calls"
+            if reason == "stop" and choice.answer is not None and choice.answer.calls
+            else reason
+        )
 
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:  # noqa: ARG002
         return chat_logprobs(self._texts, tokens)

@@ -1,4 +1,5 @@
-"""The metrics of requests, with vLLM's names and definitions if vLLM has them. A `MetricSink` keeps them."""
+"""The metrics of requests, with vLLM's names and definitions if vLLM has them. A `MetricSink` keeps
+them."""
 
 from __future__ import annotations
 
@@ -8,16 +9,34 @@ from typing import Literal, Protocol
 
 from pass_runtime import Generation, Piece, Session
 
-SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+SHORT_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 FINISHED_REASONS = {"stop": "stop", "length": "length", "error": "error"}
-"""Values of `finished_reason`, by `Generation.finish_reason`; sequences with any other have "abort"."""
+"""Values of `finished_reason`, by `Generation.finish_reason`; sequences with any other have
+"abort"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """labels: names of labels besides `model_name`. buckets: the upper bounds of a histogram, such as SHORT_SECONDS."""
+    """labels: names of labels besides `model_name`. buckets: the upper bounds of a histogram, such
+    as SHORT_SECONDS."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -39,34 +58,75 @@ CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked up i
 CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens found in the KV cache.")
 GENERATION_TOKENS = _counter("vllm:generation_tokens", "Tokens generated.")
 REQUEST_SUCCESS = _counter("vllm:request_success", "Sequences that have ended.", "finished_reason")
-TIME_TO_FIRST_TOKEN = _histogram("vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG_SECONDS)
-INTER_TOKEN_LATENCY = _histogram("vllm:inter_token_latency_seconds", "Between passes that wrote tokens.", SHORT_SECONDS)
-TIME_PER_OUTPUT_TOKEN = _histogram("vllm:request_time_per_output_token_seconds", "Mean over a sequence.", SHORT_SECONDS)
-E2E_LATENCY = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG_SECONDS)
+TIME_TO_FIRST_TOKEN = _histogram(
+    "vllm:time_to_first_token_seconds", "From arrival to the first tokens.", LONG_SECONDS
+)
+INTER_TOKEN_LATENCY = _histogram(
+    "vllm:inter_token_latency_seconds", "Between passes that wrote tokens.", SHORT_SECONDS
+)
+TIME_PER_OUTPUT_TOKEN = _histogram(
+    "vllm:request_time_per_output_token_seconds", "Mean over a sequence.", SHORT_SECONDS
+)
+E2E_LATENCY = _histogram(
+    "vllm:e2e_request_latency_seconds", "From arrival to the end.", LONG_SECONDS
+)
 QUEUE_TIME = _histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG_SECONDS)
-PREFILL_TIME = _histogram("vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG_SECONDS)
-DECODE_TIME = _histogram("vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG_SECONDS)
-INFERENCE_TIME = _histogram("vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG_SECONDS)
-REQUEST_PROMPT_TOKENS = _histogram("vllm:request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_COUNTS)
-REQUEST_GENERATION_TOKENS = _histogram("vllm:request_generation_tokens", "Tokens of a sequence.", TOKEN_COUNTS)
+PREFILL_TIME = _histogram(
+    "vllm:request_prefill_time_seconds", "From a slot to the first tokens.", LONG_SECONDS
+)
+DECODE_TIME = _histogram(
+    "vllm:request_decode_time_seconds", "From the first tokens to the last.", LONG_SECONDS
+)
+INFERENCE_TIME = _histogram(
+    "vllm:request_inference_time_seconds", "From a slot to the last tokens.", LONG_SECONDS
+)
+REQUEST_PROMPT_TOKENS = _histogram(
+    "vllm:request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_COUNTS
+)
+REQUEST_GENERATION_TOKENS = _histogram(
+    "vllm:request_generation_tokens", "Tokens of a sequence.", TOKEN_COUNTS
+)
 DRAFTS = _counter("vllm:spec_decode_num_drafts", "Passes that had drafts to check.")
 DRAFT_TOKENS = _counter("vllm:spec_decode_num_draft_tokens", "Drafts checked.")
 ACCEPTED_TOKENS = _counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
-ACCEPTED_PER_POSITION = _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", "position")
-CONSTRAINED_REQUESTS = _counter("pass:constrained_requests", "Requests with a constraint, by its kind.", "form")
+ACCEPTED_PER_POSITION = _counter(
+    "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", "position"
+)
+CONSTRAINED_REQUESTS = _counter(
+    "pass:constrained_requests", "Requests with a constraint, by its kind.", "form"
+)
 PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
 RECORDED = (
-    *(PROMPT_TOKENS, CACHE_QUERIES, CACHE_HITS, GENERATION_TOKENS, REQUEST_SUCCESS, TIME_TO_FIRST_TOKEN),
-    *(INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, E2E_LATENCY, QUEUE_TIME, PREFILL_TIME, DECODE_TIME, INFERENCE_TIME),
+    *(
+        PROMPT_TOKENS,
+        CACHE_QUERIES,
+        CACHE_HITS,
+        GENERATION_TOKENS,
+        REQUEST_SUCCESS,
+        TIME_TO_FIRST_TOKEN,
+    ),
+    *(
+        INTER_TOKEN_LATENCY,
+        TIME_PER_OUTPUT_TOKEN,
+        E2E_LATENCY,
+        QUEUE_TIME,
+        PREFILL_TIME,
+        DECODE_TIME,
+        INFERENCE_TIME,
+    ),
     *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS),
     *(ACCEPTED_PER_POSITION, CONSTRAINED_REQUESTS, PASSES),
 )
 
 RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
 WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
-KV_CACHE_USAGE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the slots' KV capacity that is in use, 0 to 1.")
+KV_CACHE_USAGE = Metric(
+    "gauge", "vllm:kv_cache_usage_perc", "Share of the slots' KV capacity that is in use, 0 to 1."
+)
 SLOTS = Metric("gauge", "pass:slots", "Most sequences decoded at a time.")
-GRAPHS_NOT_CAPTURED = Metric("gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower.")
+GRAPHS_NOT_CAPTURED = Metric(
+    "gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower."
+)
 GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED)
 
 
@@ -86,12 +146,14 @@ class MetricSink(Protocol):
     """Keeps metrics: Prometheus' client, or Triton."""
 
     def record(self, metric: Metric, value: float, *labels: object) -> None:
-        """Add `value` to a counter, or observe it in a histogram. labels: the model's name, then the metric's own."""
+        """Add `value` to a counter, or observe it in a histogram. labels: the model's name, then
+        the metric's own."""
 
 
 @dataclass
 class Timing:
-    """When a sequence's request came and its first and last tokens were written, in seconds of `time.perf_counter`."""
+    """When a sequence's request came and its first and last tokens were written, in seconds of
+    `time.perf_counter`."""
 
     arrived: float
     first: float | None = None
@@ -110,7 +172,8 @@ class RequestMetrics:
             self._record(CONSTRAINED_REQUESTS, 1, constraint_kind)
 
     def record_piece(self, piece: Piece, timing: Timing) -> None:
-        """A pass has written tokens of a sequence. Times are those of the pass, not when the piece was read."""
+        """A pass has written tokens of a sequence. Times are those of the pass, not when the piece
+        was read."""
         if not piece.tokens:
             return
         self._record(GENERATION_TOKENS, len(piece.tokens))
@@ -124,7 +187,9 @@ class RequestMetrics:
     def record_end(self, generation: Generation, timing: Timing) -> None:
         """A sequence has ended, by itself or with its request."""
         stats = generation.stats
-        self._record(REQUEST_SUCCESS, 1, FINISHED_REASONS.get(str(generation.finish_reason), "abort"))
+        self._record(
+            REQUEST_SUCCESS, 1, FINISHED_REASONS.get(str(generation.finish_reason), "abort")
+        )
         self._record(PROMPT_TOKENS, stats.prompt_tokens)
         self._record(CACHE_QUERIES, stats.prompt_tokens)
         self._record(CACHE_HITS, stats.cached_tokens)
@@ -132,7 +197,9 @@ class RequestMetrics:
         self._record(E2E_LATENCY, time.perf_counter() - timing.arrived)
         self._record(REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
         self._record(REQUEST_GENERATION_TOKENS, stats.generated_tokens)
-        self._record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))  # of pieces never read
+        self._record(
+            GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens)
+        )  # of pieces never read
         if timing.first is not None:
             prefill = timing.first - generation.submitted - stats.queue_seconds
             decode = timing.last - timing.first

@@ -1,5 +1,5 @@
-"""ASGI middleware: paths and methods that mean the same, the log, API keys, the limits on connections and bodies. Also
-errors as responses."""
+"""ASGI middleware: paths and methods that mean the same, the log, API keys, the limits on
+connections and bodies. Also errors as responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from pass_server.prometheus import HTTP_RESPONSES, PrometheusSink
 
 
 def as_response(error: ApiError) -> Response:
-    content = json.dumps(error.body)  # in ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold
+    content = json.dumps(
+        error.body
+    )  # in ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold
     return Response(content, error.status, error.headers, media_type="application/json")
 
 
@@ -50,7 +52,14 @@ KEYLESS_PATHS = ("/", "/health", "/ready", "/metrics", "/openapi.json")
 LOGGED_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
 """Other methods are logged as OTHER."""
 LOGGED_PATHS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
+    *(
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/models",
+        "/tokenize",
+        "/detokenize",
+    ),
     *KEYLESS_PATHS,
 )
 """Other paths are logged as "other"."""
@@ -63,15 +72,17 @@ def app_path(scope: Scope) -> str:
 
 
 class TrailingSlash:
-    """Drops slashes at the end of a path. No request is redirected: behind a proxy the server does not know its own
-    address, and clients do not send a body again."""
+    """Drops slashes at the end of a path. No request is redirected: behind a proxy the server does
+    not know its own address, and clients do not send a body again."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/") and app_path(scope).strip("/"):
-            scope["path"] = scope["path"].rstrip("/")  # in place: the connection's log and limits read it, too
+            scope["path"] = scope["path"].rstrip(
+                "/"
+            )  # in place: the connection's log and limits read it, too
             if scope.get("raw_path"):
                 scope["raw_path"] = scope["raw_path"].rstrip(b"/")
         await self._app(scope, receive, send)
@@ -89,13 +100,16 @@ class HeadAsGet:
             return
 
         async def without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+            await send(
+                {**message, "body": b""} if message["type"] == "http.response.body" else message
+            )
 
         await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 class Options:
-    """Answers OPTIONS with the methods of a path. Requests from other origins are `CORSMiddleware`'s."""
+    """Answers OPTIONS with the methods of a path. Requests from other origins are
+    `CORSMiddleware`'s."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app, self._routes = app, routes
@@ -103,7 +117,9 @@ class Options:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
             found = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
-            methods = {method for route in found for method in getattr(route, "methods", None) or ()}
+            methods = {
+                method for route in found for method in getattr(route, "methods", None) or ()
+            }
             if methods:
                 allowed = sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))
                 await Response(None, 204, {"Allow": ", ".join(allowed)})(scope, receive, send)
@@ -112,14 +128,16 @@ class Options:
 
 
 CONNECTION = "connection"
-"""The key of a request's connection, a `LimitedConnection`, in its ASGI state. Servers other than `server` set none."""
+"""The key of a request's connection, a `LimitedConnection`, in its ASGI state. Servers other than
+`server` set none."""
 
 
 class LimitedConnection(Protocol):
     """What `server.Connection` does for a request."""
 
     def admit(self) -> bool:
-        """Note that the request may use the model. Returns False if there are too many connections for that."""
+        """Note that the request may use the model. Returns False if there are too many connections
+        for that."""
 
 
 class ResponseLog:
@@ -132,7 +150,10 @@ class ResponseLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 499  # nginx's status if the client disconnects before the response
+        started, status = (
+            time.perf_counter(),
+            499,
+        )  # nginx's status if the client disconnects before the response
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -154,9 +175,9 @@ class ResponseLog:
 
 
 class Admission:
-    """Lets requests for KEYLESS_PATHS pass: a busy server must answer probes. If the server has keys, refuses others
-    without a valid one, and any if there are too many connections. Adds `client` to the state of the rest: the digest
-    of the key, "" if the server has no keys."""
+    """Lets requests for KEYLESS_PATHS pass: a busy server must answer probes. If the server has
+    keys, refuses others without a valid one, and any if there are too many connections. Adds
+    `client` to the state of the rest: the digest of the key, "" if the server has no keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -194,13 +215,15 @@ class Admission:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
-        found = [hmac.compare_digest(digest, known) for known in self._keys]  # every key, for a constant time
+        found = [
+            hmac.compare_digest(digest, known) for known in self._keys
+        ]  # every key, for a constant time
         return digest.hex() if scheme.lower() == b"bearer" and any(found) else None
 
 
 class BodyLimit:
-    """Reads the whole body of a request before the app runs: at most `max_bytes`, within `seconds`. A compressed body
-    is expanded, to at most `max_bytes`."""
+    """Reads the whole body of a request before the app runs: at most `max_bytes`, within `seconds`.
+    A compressed body is expanded, to at most `max_bytes`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
@@ -216,7 +239,12 @@ class BodyLimit:
             if body and encoding:
                 body = expanded(body, encoding, self._max_bytes)
         except TimeoutError:
-            error = ApiError("the body did not arrive in time", 408, code="timeout", headers={"Connection": "close"})
+            error = ApiError(
+                "the body did not arrive in time",
+                408,
+                code="timeout",
+                headers={"Connection": "close"},
+            )
             await as_response(error)(scope, receive, send)
         except ApiError as error:
             await as_response(error)(scope, receive, send)
@@ -241,7 +269,8 @@ class BodyLimit:
 
 
 def _logged_path(scope: Scope) -> str:
-    """The path for logs and metrics: one of LOGGED_PATHS or "other", so that clients cannot write text into them."""
+    """The path for logs and metrics: one of LOGGED_PATHS or "other", so that clients cannot write
+    text into them."""
     return route if (route := app_path(scope)) in LOGGED_PATHS else "other"
 
 

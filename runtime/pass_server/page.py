@@ -1,4 +1,5 @@
-"""`/`: one static page that shows where tokens come from. It uses the API, and loads nothing from elsewhere."""
+"""`/`: one static page that shows where tokens come from. It uses the API, and loads nothing from
+elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def add_page(app: FastAPI) -> None:
 
 
 def content_policy(html: bytes) -> str:
-    """The Content-Security-Policy: this page's own script and style, and requests to this server."""
+    """The Content-Security-Policy: this page's own script and style, and requests to this
+    server."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -12,7 +12,9 @@ from prometheus_client.registry import Collector
 from pass_runtime import Session
 from pass_server.metrics import RECORDED, Metric, read_gauges
 
-HTTP_RESPONSES = Metric("counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status"))
+HTTP_RESPONSES = Metric(
+    "counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status")
+)
 
 
 class PrometheusSink:
@@ -28,7 +30,9 @@ class PrometheusSink:
             if metric.kind == "counter":
                 self._families[metric] = Counter(*described, registry=self._registry)
             else:
-                self._families[metric] = Histogram(*described, registry=self._registry, buckets=metric.buckets)
+                self._families[metric] = Histogram(
+                    *described, registry=self._registry, buckets=metric.buckets
+                )
 
     def record(self, metric: Metric, value: float, *labels: object) -> None:
         self._labelled(metric, *labels)(value)

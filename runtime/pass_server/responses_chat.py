@@ -30,10 +30,11 @@ _ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "c
 
 
 class MessagesBuilder:
-    """Builds chat messages from items. Consecutive reasoning, text and calls of the model become one message, as chat
-    templates expect.
+    """Builds chat messages from items. Consecutive reasoning, text and calls of the model become
+    one message, as chat templates expect.
 
-    found: the messages so far. item_paths: maps the path of a message or call in the chat to that of its first item.
+    found: the messages so far. item_paths: maps the path of a message or call in the chat to that
+    of its first item.
     """
 
     def __init__(self, instructions: str | None) -> None:
@@ -63,7 +64,9 @@ class MessagesBuilder:
         parts = param.split(".")
         for size in (4, 2):
             if (path := self.item_paths.get(".".join(parts[:size]))) is not None:
-                name = _ITEM_FIELDS.get(".".join(parts[size:])) if path.startswith("input.") else None
+                name = (
+                    _ITEM_FIELDS.get(".".join(parts[size:])) if path.startswith("input.") else None
+                )
                 return f"{path}.{name}" if name else path
         return param
 
@@ -92,8 +95,13 @@ class MessagesBuilder:
             self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
-        """The last message if it is the model's and has none of the fields `filled`, otherwise a new one."""
-        if not self.found or self.found[-1]["role"] != "assistant" or any(name in self.found[-1] for name in filled):
+        """The last message if it is the model's and has none of the fields `filled`, otherwise a
+        new one."""
+        if (
+            not self.found
+            or self.found[-1]["role"] != "assistant"
+            or any(name in self.found[-1] for name in filled)
+        ):
             self._begin({"role": "assistant"}, path)
         return self.found[-1]
 
@@ -113,7 +121,8 @@ def _part(part: ContentPart, path: str) -> dict[str, str]:
     known = part.type in ("input_text", "output_text", "reasoning_text") and part.text is not None
     if not known or set(part.model_extra or ()) - {"annotations", "logprobs"}:
         raise ApiError(
-            f'{path} must be text, in parts such as {{"type": "input_text", "text": ...}}: this model reads text only',
+            f'{path} must be text, in parts such as {{"type": "input_text", "text": ...}}: '
+            "this model reads text only",
             param=path,
             code="unsupported_content_part",
         )
@@ -125,8 +134,8 @@ _REQUEST_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_forma
 
 
 class ChatConversion:
-    """chat: a request of /v1/responses as a chat request. echo: the fields that the answer repeats. Raises ApiError if
-    the request is invalid."""
+    """chat: a request of /v1/responses as a chat request. echo: the fields that the answer repeats.
+    Raises ApiError if the request is invalid."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
@@ -134,7 +143,9 @@ class ChatConversion:
         self._messages = MessagesBuilder(request.instructions)
         self._messages.add(request.input)
         try:
-            self.chat = ChatRequest.model_validate(_fields(request) | {"messages": self._messages.found})
+            self.chat = ChatRequest.model_validate(
+                _fields(request) | {"messages": self._messages.found}
+            )
         except ValidationError as error:
             raise self.request_error(validation_error(error)) from None
 
@@ -152,16 +163,22 @@ class ChatConversion:
 def _check(request: ResponsesRequest) -> None:
     for path, fields in _groups(request):
         if (name := unsupported_field(fields)) is not None:
-            raise not_supported(path + name, getattr(fields, name), REFUSAL_REASONS.get(path + name, ""))
+            raise not_supported(
+                path + name, getattr(fields, name), REFUSAL_REASONS.get(path + name, "")
+            )
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     wanted = _format(request)
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise ApiError("give text.format a schema if its type is json_schema, and none otherwise", param="text.format")
+        raise ApiError(
+            "give text.format a schema if its type is json_schema, and none otherwise",
+            param="text.format",
+        )
 
 
 def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
-    """(prefix of its fields' paths, object) for each object of a request whose fields are checked."""
+    """(prefix of its fields' paths, object) for each object of a request whose fields are
+    checked."""
     yield "", request
     for name in ("text", "reasoning", "stream_options"):
         if (fields := getattr(request, name)) is not None:
@@ -174,7 +191,12 @@ def _format(request: ResponsesRequest) -> TextFormat | None:
 
 def _fields(request: ResponsesRequest) -> dict[str, Any]:
     """The fields of the chat, except messages."""
-    same = (*CommonFields.model_fields, "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+    same = (
+        *CommonFields.model_fields,
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+    )
     found = {name: getattr(request, name) for name in same}
     found["max_completion_tokens"] = request.max_output_tokens
     if isinstance(request.tool_choice, NamedFunction):
@@ -183,7 +205,9 @@ def _fields(request: ResponsesRequest) -> dict[str, Any]:
         functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools]
         found["tools"] = [{"type": "function", "function": function} for function in functions]
     if (wanted := _format(request)) is not None:
-        schema = {} if wanted.json_schema is None else {"json_schema": {"schema": wanted.json_schema}}
+        schema = (
+            {} if wanted.json_schema is None else {"json_schema": {"schema": wanted.json_schema}}
+        )
         found["response_format"] = {"type": wanted.type, **schema}
     return found
 
@@ -198,8 +222,14 @@ def _echo(request: ResponsesRequest) -> Json:
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "temperature": DEFAULT_TEMPERATURE if request.temperature is None else request.temperature,
-        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)},
-        "tool_choice": chosen.model_dump() if isinstance(chosen, NamedFunction) else chosen or "auto",
+        "text": {
+            "format": {"type": "text"}
+            if wanted is None
+            else wanted.model_dump(by_alias=True, exclude_none=True)
+        },
+        "tool_choice": chosen.model_dump()
+        if isinstance(chosen, NamedFunction)
+        else chosen or "auto",
         "tools": [tool.model_dump() for tool in request.tools or ()],
         "top_p": 1.0 if request.top_p is None else request.top_p,
     }
@@ -207,5 +237,7 @@ def _echo(request: ResponsesRequest) -> Json:
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except ValueError:  # a lone surrogate, or a number that JSON does not have
-            raise ApiError(f"the answer cannot repeat {name} as JSON in UTF-8: correct {name}", param=name) from None
+            raise ApiError(
+                f"the answer cannot repeat {name} as JSON in UTF-8: correct {name}", param=name
+            ) from None
     return found

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pass_server.fields import Content, FunctionFields, FunctionName, JsonSchema, Name, Parts, StrictObject, Text, only
+from pass_server.fields import (
+    Content,
+    FunctionFields,
+    FunctionName,
+    JsonSchema,
+    Name,
+    Parts,
+    StrictObject,
+    Text,
+    only,
+)
 from pass_server.schemas import CommonFields, Metadata, TemplateVariables
 
 
@@ -19,13 +29,16 @@ class MessageItem(Item):
     """A message of any role; `type` may be left out."""
 
     type: Literal["message"] | None = None
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer is taken as system.")
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="developer is taken as system."
+    )
     content: Content
     phase: Any = only()
 
 
 class ReasoningItem(Item):
-    """The reasoning before the message or the calls that follow, for chat templates that read it."""
+    """The reasoning before the message or the calls that follow, for chat templates that read
+    it."""
 
     type: Literal["reasoning"]
     content: Parts | None = None
@@ -67,17 +80,19 @@ InputItem = Annotated[
     Discriminator(
         _item_type,
         custom_error_type="item_type",
-        custom_error_message="this server reads items of the types message, function_call, function_call_output and "
-        "reasoning",
+        custom_error_message="this server reads items of the types message, function_call, "
+        "function_call_output and reasoning",
     ),
 ]
 
 
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
-Input = Annotated[  # without a discriminator, an invalid item would be reported as "should be a string"
-    Annotated[Text, Tag("str")] | Annotated[InputItems, Tag("list[item]")],
-    Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
-]
+Input = (
+    Annotated[  # without a discriminator, an invalid item would be reported as "should be a string"
+        Annotated[Text, Tag("str")] | Annotated[InputItems, Tag("list[item]")],
+        Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
+    ]
+)
 
 
 class FunctionTyped(StrictObject):
@@ -85,7 +100,8 @@ class FunctionTyped(StrictObject):
 
 
 class FunctionTool(FunctionFields, FunctionTyped):
-    """A tool. `type` is validated first, by the order of bases: a tool of another type is refused for its type."""
+    """A tool. `type` is validated first, by the order of bases: a tool of another type is refused
+    for its type."""
 
 
 class NamedFunction(FunctionTyped):
@@ -97,7 +113,9 @@ class TextFormat(StrictObject):
     json_schema: JsonSchema | None = Field(None, alias="schema")
     name: Name | None = Field(None, description="Not used.")
     description: Text | None = Field(None, description="Not used.")
-    strict: bool | None = Field(None, description="The schema is enforced whether it is true or not.")
+    strict: bool | None = Field(
+        None, description="The schema is enforced whether it is true or not."
+    )
 
 
 class TextOptions(StrictObject):
@@ -124,7 +142,9 @@ class ResponsesRequest(CommonFields):
     metadata: Metadata | None = Field(None, description="Repeated in the answer.")
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=128, fail_fast=True)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(None, description="As in a chat.")
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(
+        None, description="As in a chat."
+    )
     parallel_tool_calls: bool | None = Field(None, description="As in a chat.")
     chat_template_kwargs: TemplateVariables | None = Field(None, description="As in a chat.")
     stream_options: ResponseStreamOptions | None = None
@@ -144,11 +164,15 @@ class ResponsesRequest(CommonFields):
 
 REFUSAL_REASONS = {
     "store": "it stores no responses",
-    "previous_response_id": "it stores no responses, so send the items of the conversation so far as input",
+    "previous_response_id": (
+        "it stores no responses, so send the items of the conversation so far as input"
+    ),
     "conversation": "it stores no conversations, so send the items so far as input",
     "background": "it stores no responses that could be asked for later",
     "prompt": "it stores no prompts",
     "include": "there is nothing more that an answer could include",
-    "reasoning.effort": "set the option of the model's chat template, if it has one, with chat_template_kwargs",
+    "reasoning.effort": (
+        "set the option of the model's chat template, if it has one, with chat_template_kwargs"
+    ),
 }
 """Why a value is refused, by field."""

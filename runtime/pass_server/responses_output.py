@@ -17,7 +17,8 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """Builds output items from deltas. Returns events that are not numbered yet. items: so far; `end` ends the last."""
+    """Builds output items from deltas. Returns events that are not numbered yet. items: so far;
+    `end` ends the last."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -42,7 +43,10 @@ class OutputItems:
         else:
             part = item["content"][0]
             of_text = self._part_event(f"{part['type']}.done") | {"text": part["text"]}
-            done = [of_text | _no_logprobs(item["type"]), self._part_event("content_part.done") | {"part": dict(part)}]
+            done = [
+                of_text | _no_logprobs(item["type"]),
+                self._part_event("content_part.done") | {"part": dict(part)},
+            ]
         return [*done, self._item_event("done")]
 
     def begin_message(self) -> list[Json]:
@@ -56,7 +60,9 @@ class OutputItems:
     def _add_call(self, call: Json) -> list[Json]:
         function = call["function"]
         if "id" in call:
-            return self.end("completed") + self._begin("function_call", call_id=call["id"], **function)
+            return self.end("completed") + self._begin(
+                "function_call", call_id=call["id"], **function
+            )
         self.items[-1]["arguments"] += function["arguments"]
         return [self._event("function_call_arguments.delta") | {"delta": function["arguments"]}]
 
@@ -64,14 +70,22 @@ class OutputItems:
         begun = self.end("completed") + self._begin(kind) if self._last_kind != kind else []
         part = self.items[-1]["content"][0]
         part["text"] += text
-        return [*begun, self._part_event(f"{part['type']}.delta") | {"delta": text} | _no_logprobs(kind)]
+        return [
+            *begun,
+            self._part_event(f"{part['type']}.delta") | {"delta": text} | _no_logprobs(kind),
+        ]
 
     @property
     def _last_kind(self) -> str:
         return self.items[-1]["type"] if self.items else ""
 
     def _begin(self, kind: str, **fields: str) -> list[Json]:
-        item: Json = {"type": kind, "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "status": "in_progress", **fields}
+        item: Json = {
+            "type": kind,
+            "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}",
+            "status": "in_progress",
+            **fields,
+        }
         if kind == "message":
             item |= {"role": "assistant", "content": []}
         elif kind == "reasoning":
@@ -79,14 +93,24 @@ class OutputItems:
         self.items.append(item)
         events = [self._item_event("added")]
         if kind in _TEXT_TYPES:
-            part = {"type": _TEXT_TYPES[kind], "text": "", **({"annotations": []} if kind == "message" else {})}
+            part = {
+                "type": _TEXT_TYPES[kind],
+                "text": "",
+                **({"annotations": []} if kind == "message" else {}),
+            }
             item["content"].append(part | _no_logprobs(kind))
-            events.append(self._part_event("content_part.added") | {"part": dict(item["content"][0])})
+            events.append(
+                self._part_event("content_part.added") | {"part": dict(item["content"][0])}
+            )
         return events
 
     def _item_event(self, action: str) -> Json:
         item = _copy(self.items[-1])
-        return {"type": f"response.output_item.{action}", "output_index": len(self.items) - 1, "item": item}
+        return {
+            "type": f"response.output_item.{action}",
+            "output_index": len(self.items) - 1,
+            "item": item,
+        }
 
     def _part_event(self, kind: str) -> Json:
         return self._event(kind) | {"content_index": 0}
@@ -94,7 +118,11 @@ class OutputItems:
     def _event(self, kind: str) -> Json:
         """An event about a part of the last item."""
         place = len(self.items) - 1
-        return {"type": f"response.{kind}", "item_id": self.items[place]["id"], "output_index": place}
+        return {
+            "type": f"response.{kind}",
+            "item_id": self.items[place]["id"],
+            "output_index": place,
+        }
 
 
 def _no_logprobs(kind: str) -> Json:
@@ -102,16 +130,24 @@ def _no_logprobs(kind: str) -> Json:
 
 
 def _copy(item: Json) -> Json:
-    return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
+    return item | (
+        {"content": [dict(part) for part in item["content"]]} if "content" in item else {}
+    )
 
 
 class ResponsesFormatter(ResponseFormatter):
-    """Writes one request's answer, which has one choice. echo: the fields of the request that it repeats."""
+    """Writes one request's answer, which has one choice. echo: the fields of the request that it
+    repeats."""
 
     done = b""
 
     def __init__(self, model: str, echo: Json) -> None:
-        self.id, self._created, self._model, self._echo = f"resp_{uuid.uuid4().hex}", int(time.time()), model, echo
+        self.id, self._created, self._model, self._echo = (
+            f"resp_{uuid.uuid4().hex}",
+            int(time.time()),
+            model,
+            echo,
+        )
         self._output = OutputItems()
         self._event_count = 0
 
@@ -123,13 +159,16 @@ class ResponsesFormatter(ResponseFormatter):
 
     def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002
         begun = self._response("in_progress")
-        return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+        return [
+            {"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")
+        ]
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         return self._read(choice, piece.text)
 
     def ending(self, choice: Choice) -> list[Json]:
-        """What was held back, and the end of the last item. An empty answer is a message without text."""
+        """What was held back, and the end of the last item. An empty answer is a message without
+        text."""
         events = [event for delta in choice.finish_answer() for event in self._output.add(delta)]
         if not self._output.items:
             events += self._output.begin_message()
@@ -146,7 +185,9 @@ class ResponsesFormatter(ResponseFormatter):
     def failure(self, error: ApiError) -> bytes:
         self._output.end("incomplete")
         problem = {"code": "server_error", "message": error.message}
-        return self.event({"type": "response.failed", "response": self._response("failed") | {"error": problem}})
+        return self.event(
+            {"type": "response.failed", "response": self._response("failed") | {"error": problem}}
+        )
 
     def _read(self, choice: Choice, text: str) -> list[Json]:
         deltas = [{"content": text}] if choice.answer is None else choice.answer.push(text)
@@ -155,9 +196,13 @@ class ResponsesFormatter(ResponseFormatter):
     def _ended(self, choice: Choice, usage: Json) -> Json:
         status = _status(choice)
         answer = choice.answer
-        reasoning_tokens = 0 if answer is None else answer.count_reasoning_tokens(choice.generation.tokens)
+        reasoning_tokens = (
+            0 if answer is None else answer.count_reasoning_tokens(choice.generation.tokens)
+        )
         return self._response(status) | {
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
             "usage": _usage(usage, reasoning_tokens),
             "pass": pass_field(choice.generation),
         }

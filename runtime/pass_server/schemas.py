@@ -1,4 +1,5 @@
-"""The fields of requests: OpenAI's, vLLM's, and those of this server. Types are strict, unknown fields are refused."""
+"""The fields of requests: OpenAI's, vLLM's, and those of this server. Types are strict, unknown
+fields are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, create_model
 
-from pass_runtime import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, Constraint, PassError, RequestField
+from pass_runtime import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    REQUEST_FIELDS,
+    Constraint,
+    PassError,
+    RequestField,
+)
 from pass_server.api_error import ApiError
 from pass_server.fields import (
     MAX_LIST_ITEMS,
@@ -30,7 +38,8 @@ ChoiceTexts = Annotated[list[Text], Field(max_length=MAX_LIST_ITEMS, fail_fast=T
 
 
 class NamedSchema(StrictObject):
-    """`json_schema` of a response format. The schema is enforced whether `strict` is true or not."""
+    """`json_schema` of a response format. The schema is enforced whether `strict` is true or
+    not."""
 
     name: Name | None = Field(None, description="Not used.")
     description: Text | None = Field(None, description="Not used.")
@@ -65,7 +74,8 @@ class StructuredOutputFields(StrictObject):
 
 
 def constraint_of(request: StructuredOutputFields) -> tuple[str, Constraint] | None:
-    """(the field that constrains the text, its constraint). Raises ApiError if several do, or if it is invalid."""
+    """(the field that constrains the text, its constraint). Raises ApiError if several do, or if it
+    is invalid."""
     constraints = dict(_constraint_fields(request))
     if len(constraints) > 1:
         raise ApiError(f"give only one of {' and '.join(constraints)}", param=[*constraints][-1])
@@ -97,7 +107,10 @@ def _format_fields(wanted: ResponseFormat) -> dict[str, Any]:
     if wanted.type == "json_object":
         return {"json_object": True}
     if wanted.json_schema is None or wanted.json_schema.json_schema is None:
-        raise ApiError("a response format of type json_schema needs json_schema.schema", param="response_format")
+        raise ApiError(
+            "a response format of type json_schema needs json_schema.schema",
+            param="response_format",
+        )
     return {"json_schema": wanted.json_schema.json_schema}
 
 
@@ -116,24 +129,47 @@ def _prompt_tag(prompt: Any) -> str:
     if not isinstance(prompt, list):
         return "str"
     first = prompt[0] if prompt else 0
-    return "list[str]" if isinstance(first, str) else "list[list[int]]" if isinstance(first, list) else "list[int]"
+    return (
+        "list[str]"
+        if isinstance(first, str)
+        else "list[list[int]]"
+        if isinstance(first, list)
+        else "list[int]"
+    )
 
 
 Prompt = Annotated[
     Annotated[Text, Tag("str")]
-    | Annotated[list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True), Tag("list[int]")]
-    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[str]")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")],
+    | Annotated[
+        list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True), Tag("list[int]")
+    ]
+    | Annotated[
+        list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[str]")
+    ]
+    | Annotated[
+        list[TokenIds],
+        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+        Tag("list[list[int]]"),
+    ],
     Discriminator(_prompt_tag),
 ]
 
 
 class StreamOptions(StrictObject):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="Must be false: chunks are not padded.")
+    include_obfuscation: bool | None = Field(
+        None, description="Must be false: chunks are not padded."
+    )
 
 
-KIND_TYPES: dict[str, Any] = {"number": float, "whole": int, "flag": bool, "text": str, "stops": Stop, "ids": TokenIds}
+KIND_TYPES: dict[str, Any] = {
+    "number": float,
+    "whole": int,
+    "flag": bool,
+    "text": str,
+    "stops": Stop,
+    "ids": TokenIds,
+}
 """The type of a value, by `RequestField.kind`."""
 KIND_TYPES["texts"] = list[NonEmptyName]
 
@@ -143,14 +179,18 @@ def _http_field(field: RequestField) -> tuple[Any, Any]:
     bounds: dict[str, Any] = dict(field.bounds if field.http_schema is None else field.http_schema)
     value_type: Any = Literal[field.choices] if field.choices else KIND_TYPES.get(field.kind)
     if field.kind == "biases":
-        value_type = Annotated[dict[TokenIdKey, Annotated[float, Field(**bounds)]], MaxKeys(MAX_BIASES)]
+        value_type = Annotated[
+            dict[TokenIdKey, Annotated[float, Field(**bounds)]], MaxKeys(MAX_BIASES)
+        ]
         bounds = {}
     return value_type | None, Field(None, **{"description": field.help} | bounds)
 
 
 def common_fields_model(fields: Iterable[RequestField]) -> type[StrictObject]:
     """A model with these fields. `null` is the default of each."""
-    found: dict[str, Any] = {field.http: _http_field(field) for field in fields if field.http is not None}
+    found: dict[str, Any] = {
+        field.http: _http_field(field) for field in fields if field.http is not None
+    }
     return create_model("RequestFields", __base__=StrictObject, **found)
 
 
@@ -162,17 +202,23 @@ class CommonFields(common_fields_model(REQUEST_FIELDS)):  # type: ignore[misc]
     user: Name | None = Field(None, description="Not used.")
     prompt_cache_key: Name | None = Field(None, description="Not used.")
     safety_identifier: Name | None = Field(None, description="Not used.")
-    speculative: bool | None = Field(None, description="false: plain decoding, as plan `ar`. The text is the same.")
+    speculative: bool | None = Field(
+        None, description="false: plain decoding, as plan `ar`. The text is the same."
+    )
 
 
 class GenerationRequest(StructuredOutputFields, CommonFields):
     """The fields that completions and chats have."""
 
-    n: int | None = Field(None, ge=1, le=128, description="Sequences; number i is sampled with seed + i.")
+    n: int | None = Field(
+        None, ge=1, le=128, description="Sequences; number i is sampled with seed + i."
+    )
     max_tokens: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = Field(None, description="Not used.")
-    pass_details: bool | None = Field(None, description="Return the tokens of each pass, each with its source.")
+    pass_details: bool | None = Field(
+        None, description="Return the tokens of each pass, each with its source."
+    )
 
     service_tier: Any = only("auto", "default")
     store: Any = only(False)
@@ -197,7 +243,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompt = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: int | None = Field(None, ge=1, le=128, description="Generate this many, and return the n likeliest.")
+    best_of: int | None = Field(
+        None, ge=1, le=128, description="Generate this many, and return the n likeliest."
+    )
     echo: bool | None = Field(None, description="Begin the text with the prompt.")
     suffix: Text | None = Field(None, description="Must be null or empty.")
     add_special_tokens: Any = only(True)
@@ -216,7 +264,9 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         None, description="Default auto if there are tools. none: they are not shown to the model."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call, if calls are required.")
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: at most one call, if calls are required."
+    )
     chat_template_kwargs: TemplateVariables | None = Field(
         None, description="Variables that the model's chat template reads."
     )

@@ -16,33 +16,50 @@ REASONING_PARSERS = ("auto", "none", "think")
 
 
 def option(
-    default: Any, help: str, *, flag: str | None = None, if_none: str | None = None, least: int | None = None
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    if_none: str | None = None,
+    least: int | None = None,
 ) -> Any:
-    """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it is not the field's. if_none:
-    what the default None means. least: the least value; fields in seconds must be above 0."""
-    return field(default=default, metadata={"help": help, "flag": flag, "if_none": if_none, "least": least})
+    """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it is not
+    the field's. if_none: what the default None means. least: the least value; fields in seconds
+    must be above 0."""
+    return field(
+        default=default, metadata={"help": help, "flag": flag, "if_none": if_none, "least": least}
+    )
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """The limits that every request is held to: the table from which the flags of servers are made.
 
-    keys: the valid API keys; if there are none, requests need no key. max_prompt_tokens and max_output_tokens: of one
-    sequence. max_sequences: the prompts of one request times its n or best_of. request_seconds: from the arrival of a
-    request to the last byte of its answer. client_seconds: how long a client may take to send the head of a request, to
-    send its JSON, or to read server.MIN_READ_BYTES. client_plans: whether requests may name a plan, which the whole
-    batch is then decoded with (see GenerateOptions). special_tokens: whether the text of a special token in a chat
-    message is encoded as that token (see Session.encode_chat). tool_call_parser and reasoning_parser: the format of
-    tool calls and of reasoning ("auto": that of the model's chat template).
+    keys: the valid API keys; if there are none, requests need no key. max_prompt_tokens and
+    max_output_tokens: of one sequence. max_sequences: the prompts of one request times its n or
+    best_of. request_seconds: from the arrival of a request to the last byte of its answer.
+    client_seconds: how long a client may take to send the head of a request, to send its JSON, or
+    to read server.MIN_READ_BYTES. client_plans: whether requests may name a plan, which the whole
+    batch is then decoded with (see GenerateOptions). special_tokens: whether the text of a special
+    token in a chat message is encoded as that token (see Session.encode_chat). tool_call_parser and
+    reasoning_parser: the format of tool calls and of reasoning ("auto": that of the model's chat
+    template).
     """
 
     model_name: str | None = option(
-        None, "What clients call the model.", flag="--served-model-name", if_none="the bundle's name"
+        None,
+        "What clients call the model.",
+        flag="--served-model-name",
+        if_none="the bundle's name",
     )
     keys: tuple[str, ...] = ()
     max_queue: int = option(64, "Sequences that may wait; more get status 429.", least=0)
-    max_prompt_tokens: int | None = option(None, "Most tokens of a prompt.", if_none="the KV capacity", least=1)
-    max_output_tokens: int | None = option(None, "Most tokens of an answer.", if_none="the KV capacity", least=1)
+    max_prompt_tokens: int | None = option(
+        None, "Most tokens of a prompt.", if_none="the KV capacity", least=1
+    )
+    max_output_tokens: int | None = option(
+        None, "Most tokens of an answer.", if_none="the KV capacity", least=1
+    )
     max_body_bytes: int = option(1 << 20, "Largest request body.", least=1)
     max_sequences: int = 128
     request_seconds: float = option(600, "Limit for request and answer.")
@@ -53,36 +70,52 @@ class ServeOptions:
     )
     reuse_prefix: bool = option(False, "Share K/V of prefixes on GPUs too, which changes rounding.")
     client_plans: bool = option(
-        True, "Refuse requests that name a plan or set speculative to false.", flag="--no-client-plan"
+        True,
+        "Refuse requests that name a plan or set speculative to false.",
+        flag="--no-client-plan",
     )
     page: bool = option(True, "Do not serve the web page at /.", flag="--no-page")
-    special_tokens: bool = option(False, "Let messages contain special tokens.", flag="--allow-special-tokens")
+    special_tokens: bool = option(
+        False, "Let messages contain special tokens.", flag="--allow-special-tokens"
+    )
     tool_call_parser: str = option("auto", "auto, none, hermes, llama3_json, mistral.")
     reasoning_parser: str = option("auto", "auto, none, or think: <think>...</think>.")
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            name, value, least = each.name.replace("_", "-"), getattr(self, each.name), each.metadata.get("least")
+            name, value, least = (
+                each.name.replace("_", "-"),
+                getattr(self, each.name),
+                each.metadata.get("least"),
+            )
             if least is not None and value is not None and value < least:
                 raise PassError(f"{name} must be at least {least}, not {value}")
             if name.endswith("-seconds") and not 0 < value < float("inf"):
                 raise PassError(f"{name} must be a finite number above 0, not {value}")
         if self.max_sequences < 1:
             raise PassError(f"max-sequences must be at least 1, not {self.max_sequences}")
-        for name, values in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        for name, values in (
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+        ):
             if (value := getattr(self, name)) not in values:
-                raise PassError(f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}")
+                raise PassError(
+                    f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}"
+                )
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise PassError(
-                    f"cors-origin must be * or like https://chat.example.org, without a path, not {origin!r}"
+                    "cors-origin must be * or like https://chat.example.org, without a path, "
+                    f"not {origin!r}"
                 )
 
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Address and connections of a server. allow_no_key: serve without keys even if other machines reach `host`.
-    drain_seconds: how long requests may go on after a signal. Raises PassError if a number is out of range."""
+    """Address and connections of a server. allow_no_key: serve without keys even if other machines
+    reach `host`.
+    drain_seconds: how long requests may go on after a signal. Raises PassError if a number is out
+    of range."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -117,10 +150,12 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
-    """Raises PassError if other machines reach `host` and there are neither keys nor `allow_no_key`."""
+    """Raises PassError if other machines reach `host` and there are neither keys nor
+    `allow_no_key`."""
     if not keys and not allow_no_key and not _is_loopback(host):
         raise PassError(
-            f"anybody who reaches {host} could use the server: pass --api-key-file, or --allow-no-key to allow that"
+            f"anybody who reaches {host} could use the server: pass --api-key-file, or "
+            "--allow-no-key to allow that"
         )
 
 

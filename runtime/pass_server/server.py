@@ -1,7 +1,7 @@
 """Runs the app with uvicorn, with limits on its connections, and drains it at SIGTERM and Ctrl-C.
 
-uvicorn itself has no time limit for the head of a request, nor for a client that does not read its answer: without the
-limits here, any client could hold connections and their memory forever.
+uvicorn itself has no time limit for the head of a request, nor for a client that does not read its
+answer: without the limits here, any client could hold connections and their memory forever.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from pass_server.warming_up import warming_up
 
 log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
-"""The most bytes of a request's head, or of the rest of a refused body: no request is under way while they arrive."""
+"""The most bytes of a request's head, or of the rest of a refused body: no request is under way
+while they arrive."""
 MIN_READ_BYTES = 1 << 14
 """A client that reads fewer bytes than this within `client_seconds` counts as not reading."""
 
 
 def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]:
-    """The `Connection` class with these limits. connections: if there are more, an idle one is closed for each new
-    request. seconds: how long a client may take to send a request's head or the next one, or to read MIN_READ_BYTES."""
+    """The `Connection` class with these limits. connections: if there are more, an idle one is
+    closed for each new request. seconds: how long a client may take to send a request's head or the
+    next one, or to read MIN_READ_BYTES."""
 
     class BoundedConnection(Connection):
         max_connections, client_seconds = connections, seconds
@@ -45,7 +47,8 @@ def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """An HTTP connection that is closed if its client is too slow, or if another connection needs its place."""
+    """An HTTP connection that is closed if its client is too slow, or if another connection needs
+    its place."""
 
     max_connections: int
     client_seconds: float
@@ -53,7 +56,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.idle_since = self.read_at = self.loop.time()  # read_at: when the client last read enough
+        self.idle_since = self.read_at = (
+            self.loop.time()
+        )  # read_at: when the client last read enough
         self.unsent = self.idle_bytes = 0  # unsent: bytes in the write buffer at read_at
         self._admitted_cycle: Any = None  # of the last request that was admitted
         self.app_state = {**self.app_state, CONNECTION: self}
@@ -69,7 +74,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         self.idle_since, self.idle_bytes = self.loop.time(), 0
-        if self._pipelined():  # a client that does not wait for answers may never read them: it gets one answer
+        if (
+            self._pipelined()
+        ):  # a client that does not wait for answers may never read them: it gets one answer
             self.transport.close()
         super().on_response_complete()
 
@@ -79,10 +86,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self.cycle is None or self.cycle.response_complete
 
     def close_if_overdue(self, now: float) -> None:
-        """Close the connection if its client exceeds `client_seconds`. Requests under way have other limits."""
+        """Close the connection if its client exceeds `client_seconds`. Requests under way have
+        other limits."""
         unsent = self.transport.get_write_buffer_size()
-        stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())  # the client must read
-        reads = unsent <= self.unsent - MIN_READ_BYTES or unsent > self.unsent  # it read enough, or was sent more
+        stuck = unsent and (
+            self.idle or self.flow.write_paused or self.transport.is_closing()
+        )  # the client must read
+        reads = (
+            unsent <= self.unsent - MIN_READ_BYTES or unsent > self.unsent
+        )  # it read enough, or was sent more
         if not stuck or reads:
             self.unsent, self.read_at = unsent, now
         waits_since = self.read_at if stuck else self.idle_since if self.idle else now
@@ -95,16 +107,21 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self._admitted_cycle is not None
 
     def admit(self) -> bool:
-        """Note that the request under way is admitted. If there are too many connections, close another one that has
-        no admitted request under way; returns False if there is none."""
+        """Note that the request under way is admitted. If there are too many connections, close
+        another one that has no admitted request under way; returns False if there is none."""
         self._admitted_cycle = self.cycle
         return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
-        """Close one other connection that has no admitted request under way: if possible one that never had one, else
-        the one that is idle for longest. Returns whether there was one. admitted: whether those that had one may be
-        closed. A new connection may not close them: the limit is exceeded until one of its requests is admitted."""
-        others = [other for other in self.connections if other is not self and (admitted or not other.admitted)]
+        """Close one other connection that has no admitted request under way: if possible one that
+        never had one, else the one that is idle for longest. Returns whether there was one.
+        admitted: whether those that had one may be closed. A new connection may not close them: the
+        limit is exceeded until one of its requests is admitted."""
+        others = [
+            other
+            for other in self.connections
+            if other is not self and (admitted or not other.admitted)
+        ]
         idle = [other for other in others if other.idle or other.cycle is not other._admitted_cycle]
         if not idle:
             return False
@@ -117,7 +134,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Whether the next request came before this one was answered."""
         if hasattr(self, "pipeline"):  # httptools
             return bool(self.pipeline)
-        done = self.conn.their_state is self.conn.our_state  # h11: bytes after the body are the next request's
+        done = (
+            self.conn.their_state is self.conn.our_state
+        )  # h11: bytes after the body are the next request's
         return done and bool(self.conn.trailing_data[0])
 
 
@@ -127,13 +146,16 @@ def run_server(
     listen_options: ListenOptions,
     report: Callable[[str], None],
 ) -> None:
-    """Serve a session until a signal ends the server. Options and address are checked before the session is opened.
+    """Serve a session until a signal ends the server. Options and address are checked before the
+    session is opened.
     report: called with the server's addresses, one in a line, once it listens."""
     check_exposure(listen_options.host, options.keys, allow_no_key=listen_options.allow_no_key)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(listen_options.host, listen_options.port)
     with listener, ExitStack() as closing:
-        with answering(listener, warming_up(), listen_options.max_connections, options.client_seconds):
+        with answering(
+            listener, warming_up(), listen_options.max_connections, options.client_seconds
+        ):
             session = closing.enter_context(open_session())
             if session.chat_template is not None:
                 session.chat_template.check()
@@ -144,18 +166,28 @@ def run_server(
         text = f"{app.state.service.model} is served at {address}/v1"
         if options.page:
             text += f"\na page to try it: {address}/"
-        serve(app, listener, listen_options.max_connections, listen_options.drain_seconds, ready=lambda: report(text))
+        serve(
+            app,
+            listener,
+            listen_options.max_connections,
+            listen_options.drain_seconds,
+            ready=lambda: report(text),
+        )
 
 
 @contextmanager
 def answering(
     listener: socket.socket, app: ASGIApp, max_connections: int, client_seconds: float
 ) -> Generator[None, None, None]:
-    """Serve `app` in a thread within this context. The listener stays open: who connects later waits."""
+    """Serve `app` in a thread within this context. The listener stays open: who connects later
+    waits."""
     server = HttpServer(app, max_connections, client_seconds)
 
     def run() -> None:
-        with listener.dup() as own, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        with (
+            listener.dup() as own,
+            asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner,
+        ):
             runner.run(server.serve([own]))
 
     thread = threading.Thread(target=run, name="pass-warming-up", daemon=True)
@@ -168,7 +200,8 @@ def answering(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and with the limits of `Connection`. client_seconds: see `ServeOptions`."""
+    """uvicorn without its signal handlers, and with the limits of `Connection`. client_seconds: see
+    `ServeOptions`."""
 
     def __init__(self, app: ASGIApp, max_connections: int, client_seconds: float) -> None:
         super().__init__(_uvicorn_config(app, max_connections, client_seconds))
@@ -192,12 +225,15 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # the rest repeats the address
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[
+            0
+        ]  # the rest repeats the address
         raise PassError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from None
-    # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the one before it. asyncio sets it
-    # only on sockets that it makes itself; accepted connections inherit it from this one.
+    # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the one before
+    # it. asyncio sets it only on sockets that it makes itself; accepted connections inherit it from
+    # this one.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -217,31 +253,52 @@ def _uvicorn_config(app: ASGIApp, max_connections: int, client_seconds: float) -
 
 
 def serve(
-    app: FastAPI, listener: socket.socket, max_connections: int, drain_seconds: float, ready: Callable[[], None]
+    app: FastAPI,
+    listener: socket.socket,
+    max_connections: int,
+    drain_seconds: float,
+    ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds`; a second signal cancels them.
+    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds`; a second signal
+    cancels them.
 
     ready: called once the signal handlers are installed.
     """
     service: Service = app.state.service
     server = HttpServer(app, max_connections, service.options.client_seconds)
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop if it is installed
+    with asyncio.Runner(
+        loop_factory=server.config.get_loop_factory()
+    ) as runner:  # uvloop if it is installed
         runner.run(_serve(server, service, listener, drain_seconds, ready))
 
 
 async def _serve(
-    server: uvicorn.Server, service: Service, listener: socket.socket, drain_seconds: float, ready: Callable[[], None]
+    server: uvicorn.Server,
+    service: Service,
+    listener: socket.socket,
+    drain_seconds: float,
+    ready: Callable[[], None],
 ) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     ready()
-    serving, signalled = asyncio.create_task(server.serve([listener])), asyncio.create_task(signals.get())
+    serving, signalled = (
+        asyncio.create_task(server.serve([listener])),
+        asyncio.create_task(signals.get()),
+    )
     await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
     if signalled.done():
-        log.info("shutting down: %d requests under way have %g seconds", service.active_requests, drain_seconds)
-        draining, again = asyncio.create_task(service.drain(drain_seconds)), asyncio.create_task(signals.get())
+        log.info(
+            "shutting down: %d requests under way have %g seconds",
+            service.active_requests,
+            drain_seconds,
+        )
+        draining, again = (
+            asyncio.create_task(service.drain(drain_seconds)),
+            asyncio.create_task(signals.get()),
+        )
         await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             draining.cancel()

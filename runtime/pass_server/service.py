@@ -1,4 +1,5 @@
-"""Admits requests while there is room, parses and decodes them, and cancels them when the server stops."""
+"""Admits requests while there is room, parses and decodes them, and cancels them when the server
+stops."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import (
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +25,13 @@ from pass_server.api_error import ApiError, as_api_error, shutting_down
 from pass_server.choices import ChatAnswer, Choice
 from pass_server.formatters import TokenTexts
 from pass_server.metrics import MetricSink, RequestMetrics, Timing
-from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_errors, count_sequences, prompt_bytes
+from pass_server.parsed_request import (
+    ParsedRequest,
+    RequestParser,
+    constraint_errors,
+    count_sequences,
+    prompt_bytes,
+)
 from pass_server.schemas import ChatRequest, GenerationRequest
 from pass_server.serve_options import ServeOptions
 
@@ -27,13 +41,17 @@ ChoicePiece = tuple[Choice, Piece | None]
 LONG_TEXT_BYTES = 1 << 15
 """Longer texts are tokenized one at a time, so that short ones do not wait for them."""
 MAX_SHRINK_FACTOR = 4
-"""The largest factor by which a tokenizer's normalizer may shorten a text, for example by composing characters."""
+"""The largest factor by which a tokenizer's normalizer may shorten a text, for example by composing
+characters."""
 
 
 class Service:
-    """A session with its limits and metrics. All methods must be called in the event loop's thread."""
+    """A session with its limits and metrics. All methods must be called in the event loop's
+    thread."""
 
-    def __init__(self, session: Session, options: ServeOptions, model: str, sink: MetricSink) -> None:
+    def __init__(
+        self, session: Session, options: ServeOptions, model: str, sink: MetricSink
+    ) -> None:
         """model: the name that clients use."""
         self.session, self.options, self.model = session, options, model
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns if a process forks
@@ -44,9 +62,13 @@ class Service:
         self._active: list[list[Choice]] = []
         """The choices of each request whose answer has not ended."""
         self._executor = ThreadPoolExecutor(2, "pass-reader")
-        self._long_text_slot = asyncio.Semaphore(1)  # so that one thread is always left for short texts
+        self._long_text_slot = asyncio.Semaphore(
+            1
+        )  # so that one thread is always left for short texts
         self._max_prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
-        longest = session.vocabulary.longest() * (MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1)
+        longest = session.vocabulary.longest() * (
+            MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1
+        )
         self._max_prompt_bytes = self._max_prompt_tokens * longest
 
     @property
@@ -59,14 +81,23 @@ class Service:
         usage = self.session.usage()
         return usage.running + usage.waiting + count <= usage.slots
 
-    async def parse(self, request: GenerationRequest, size: int | None = None, key_digest: str = "") -> ParsedRequest:
-        """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError if it is invalid, if
-        there is no room for it, or if a text is too long; the last two are checked before it is tokenized, which may
-        take seconds. size: bytes of the whole request; if None, those of its longest prompt count. key_digest: of its
-        API key, "" if the server has no keys. The request has its places until it begins or nobody refers to it."""
-        arrived, wanted, longest = time.perf_counter(), count_sequences(request), prompt_bytes(request)
+    async def parse(
+        self, request: GenerationRequest, size: int | None = None, key_digest: str = ""
+    ) -> ParsedRequest:
+        """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError
+        if it is invalid, if there is no room for it, or if a text is too long; the last two are
+        checked before it is tokenized, which may take seconds. size: bytes of the whole request; if
+        None, those of its longest prompt count. key_digest: of its API key, "" if the server has no
+        keys. The request has its places until it begins or nobody refers to it."""
+        arrived, wanted, longest = (
+            time.perf_counter(),
+            count_sequences(request),
+            prompt_bytes(request),
+        )
         with self._admission(wanted), ExitStack() as until_parsed:
-            places = until_parsed.enter_context(self.session.reserve(wanted, self.options.max_queue))
+            places = until_parsed.enter_context(
+                self.session.reserve(wanted, self.options.max_queue)
+            )
             self._check_size(request, longest)
             work = partial(self.parser.tokenize, request, arrived, key_digest)
             found = await self.run_in_thread(work, longest if size is None else size)
@@ -79,7 +110,8 @@ class Service:
             return parsed
 
     async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Run `work`, which reads `size` bytes of text, in a thread. Raises ApiError if it takes too long."""
+        """Run `work`, which reads `size` bytes of text, in a thread. Raises ApiError if it takes
+        too long."""
         try:
             async with asyncio.timeout(self.options.request_seconds):
                 async with self._long_text_slot if size > LONG_TEXT_BYTES else nullcontext():
@@ -88,7 +120,8 @@ class Service:
             raise as_api_error(error) from None
 
     async def _wait(self, future: Future[Any]) -> None:
-        """Wait for a future without cancelling it: others may wait for it. Raises ApiError if it takes too long."""
+        """Wait for a future without cancelling it: others may wait for it. Raises ApiError if it
+        takes too long."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
@@ -109,23 +142,28 @@ class Service:
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: GenerationRequest, size: int) -> None:
-        """Raises ApiError if a text is too long to fit even if all its tokens were the longest of the vocabulary."""
+        """Raises ApiError if a text is too long to fit even if all its tokens were the longest of
+        the vocabulary."""
         if size > self._max_prompt_bytes:
             raise ApiError(
-                f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, the limit of this "
-                "server; shorten it",
+                f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, "
+                "the limit of this server; shorten it",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
                 code="context_length_exceeded",
             )
 
     @contextmanager
     def _admission(self, wanted: int) -> Iterator[None]:
-        """Raises ApiError if the server drains or `wanted` sequences are too many, and for PassErrors of the block."""
+        """Raises ApiError if the server drains or `wanted` sequences are too many, and for
+        PassErrors of the block."""
         if self.draining:
             raise shutting_down()
         places = self.session.slots + self.options.max_queue
         if wanted > places:
-            raise ApiError(f"{wanted} sequences are more than {places}, the limit of this server; lower n", param="n")
+            raise ApiError(
+                f"{wanted} sequences are more than {places}, the limit of this server; lower n",
+                param="n",
+            )
         try:
             yield
         except QueueFull as error:
@@ -135,14 +173,20 @@ class Service:
 
     @asynccontextmanager
     async def decode(self, parsed: ParsedRequest) -> AsyncIterator[list[Choice]]:
-        """Begin the sequences of a request, all of them or none. Leaving the context cancels unfinished ones."""
+        """Begin the sequences of a request, all of them or none. Leaving the context cancels
+        unfinished ones."""
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, parsed.places)
         self.metrics.record_begin(parsed.constraint_kind)
-        choices = [Choice(i, generation, Timing(parsed.arrived)) for i, generation in enumerate(generations)]
+        choices = [
+            Choice(i, generation, Timing(parsed.arrived))
+            for i, generation in enumerate(generations)
+        ]
         for choice in choices:
             choice.echo = parsed.echo[choice.index // parsed.per_prompt] if parsed.echo else ""
-            choice.answer = ChatAnswer(parsed.turn_format) if parsed.turn_format is not None else None
+            choice.answer = (
+                ChatAnswer(parsed.turn_format) if parsed.turn_format is not None else None
+            )
         self._active.append(choices)
         try:
             yield choices
@@ -154,7 +198,8 @@ class Service:
                 self.metrics.record_end(choice.generation, choice.timing)
 
     async def events(self, choices: list[Choice]) -> AsyncGenerator[ChoicePiece, None]:
-        """The pieces of all choices as they come. Raises the error of the first choice that fails."""
+        """The pieces of all choices as they come. Raises the error of the first choice that
+        fails."""
         pieces = merged([choice.generation for choice in choices])
         async with aclosing(pieces):
             async for place, piece in pieces:
@@ -166,7 +211,8 @@ class Service:
                 yield choice, piece
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests. After `seconds` cancel those under way, and wait until their answers have ended."""
+        """Take no new requests. After `seconds` cancel those under way, and wait until their
+        answers have ended."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

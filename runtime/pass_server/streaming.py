@@ -1,4 +1,5 @@
-"""Answers over ASGI, whole or as server-sent events. A request is cancelled if its client disconnects."""
+"""Answers over ASGI, whole or as server-sent events. A request is cancelled if its client
+disconnects."""
 
 from __future__ import annotations
 
@@ -21,17 +22,25 @@ from pass_server.service import ChoicePiece, Service
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
 HEAD_SECONDS = 0.5
-"""A stream that has a slot gets its head with its first pass, or after so long: if that pass fails, the error has an
-HTTP status, after which clients try again. One that waits for a slot gets its head at once."""
+"""A stream that has a slot gets its head with its first pass, or after so long: if that pass fails,
+the error has an HTTP status, after which clients try again. One that waits for a slot gets its head
+at once."""
 COMMENT = b": keep-alive\n\n"
 
 
 class GenerationResponse(Response):
     """A response that decodes a request while it is sent. stream: whether as server-sent events."""
 
-    def __init__(self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool) -> None:
+    def __init__(
+        self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool
+    ) -> None:
         self.background, self.status_code = None, 200
-        self._service, self._request, self._formatter, self._stream = service, parsed, formatter, stream
+        self._service, self._request, self._formatter, self._stream = (
+            service,
+            parsed,
+            formatter,
+            stream,
+        )
         self._keep_alive_seconds = service.options.keep_alive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,22 +48,36 @@ class GenerationResponse(Response):
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            await send(message)  # waits first if the client does not read; if it is cancelled then, it sent nothing
+            await send(
+                message
+            )  # waits first if the client does not read; if it is cancelled then, it sent nothing
             started = True
 
         async def work() -> None:
-            left = self._request.arrived + self._service.options.request_seconds - time.perf_counter()
+            left = (
+                self._request.arrived + self._service.options.request_seconds - time.perf_counter()
+            )
             try:
                 async with asyncio.timeout(left):
                     async with AsyncExitStack() as stack:
-                        head_seconds = HEAD_SECONDS if self._service.has_room(len(self._request.requests)) else 0.0
-                        choices = await stack.enter_async_context(self._service.decode(self._request))
-                        events = await stack.enter_async_context(aclosing(self._service.events(choices)))
+                        head_seconds = (
+                            HEAD_SECONDS
+                            if self._service.has_room(len(self._request.requests))
+                            else 0.0
+                        )
+                        choices = await stack.enter_async_context(
+                            self._service.decode(self._request)
+                        )
+                        events = await stack.enter_async_context(
+                            aclosing(self._service.events(choices))
+                        )
                         if not self._stream:
                             async for _ in events:
                                 pass
                             kept = best_choices(choices, self._request.per_prompt, self._request.n)
-                            response: Response = JSONResponse(self._formatter.whole(kept, self._usage(choices)))
+                            response: Response = JSONResponse(
+                                self._formatter.whole(kept, self._usage(choices))
+                            )
                             await response(scope, receive, send_noted)
                             return
                         first = await stack.enter_async_context(_first(events, head_seconds))
@@ -64,14 +87,19 @@ class GenerationResponse(Response):
                             await self._send_events(choices, first, events, stream.send)
                     await _send(send, self._formatter.done, more=False)
             except Exception as error:
-                with suppress(TimeoutError):  # the client does not read, and the server closes the incomplete response
+                with suppress(
+                    TimeoutError
+                ):  # the client does not read, and the server closes the incomplete response
                     async with asyncio.timeout(ERROR_SEND_SECONDS):
                         await self._send_error(as_api_error(error), started, scope, receive, send)
 
         await _cancel_on_disconnect(work(), receive)
 
-    async def _send_error(self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a response, or an event if a stream has begun. A whole answer that has begun cannot carry an error."""
+    async def _send_error(
+        self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send a response, or an event if a stream has begun. A whole answer that has begun cannot
+        carry an error."""
         if not started:
             await as_response(error)(scope, receive, send)
         elif self._stream:
@@ -79,7 +107,11 @@ class GenerationResponse(Response):
             await _send(send, self._formatter.done, more=False)
 
     async def _send_events(
-        self, choices: list[Choice], first: Awaitable[ChoicePiece], events: AsyncIterator[ChoicePiece], send: Send
+        self,
+        choices: list[Choice],
+        first: Awaitable[ChoicePiece],
+        events: AsyncIterator[ChoicePiece],
+        send: Send,
     ) -> None:
         for choice in choices:
             for shown in self._formatter.opening(choice):
@@ -90,7 +122,11 @@ class GenerationResponse(Response):
         await _send(send, self._formatter.closing(choices, self._usage(choices)))
 
     async def _send_one(self, send: Send, choice: Choice, piece: Any) -> None:
-        for shown in self._formatter.ending(choice) if piece is None else self._formatter.piece(choice, piece):
+        for shown in (
+            self._formatter.ending(choice)
+            if piece is None
+            else self._formatter.piece(choice, piece)
+        ):
             await _send(send, self._formatter.event(shown))
 
     def _usage(self, choices: list[Choice]) -> Json:
@@ -98,9 +134,11 @@ class GenerationResponse(Response):
 
 
 @asynccontextmanager
-async def _first(events: AsyncIterator[ChoicePiece], seconds: float) -> AsyncIterator[Awaitable[ChoicePiece]]:
-    """The first event, once it has come or `seconds` are over. Raises its error if that comes sooner. Leaving the
-    context cancels it."""
+async def _first(
+    events: AsyncIterator[ChoicePiece], seconds: float
+) -> AsyncIterator[Awaitable[ChoicePiece]]:
+    """The first event, once it has come or `seconds` are over. Raises its error if that comes
+    sooner. Leaving the context cancels it."""
 
     async def next_event() -> ChoicePiece:
         return await anext(events)
@@ -119,8 +157,8 @@ async def _first(events: AsyncIterator[ChoicePiece], seconds: float) -> AsyncIte
 
 
 class _EventStream:
-    """Sends the body of a stream, and a comment if nothing was sent for `seconds`, so that no proxy takes the stream
-    for dead while its request waits."""
+    """Sends the body of a stream, and a comment if nothing was sent for `seconds`, so that no proxy
+    takes the stream for dead while its request waits."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds

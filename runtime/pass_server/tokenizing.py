@@ -1,4 +1,5 @@
-"""vLLM's endpoints /tokenize, from a text or messages to token ids, and /detokenize, back to text."""
+"""vLLM's endpoints /tokenize, from a text or messages to token ids, and /detokenize, back to
+text."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class TokenizeRequest(StrictObject):
     model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = Field(None, description="Default true for a prompt; must be false for messages.")
+    add_special_tokens: bool | None = Field(
+        None, description="Default true for a prompt; must be false for messages."
+    )
     return_token_strs: bool | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -43,19 +46,29 @@ def add_tokenize_endpoints(app: FastAPI, service: Service, responses: Any) -> No
     @app.post("/tokenize", responses=responses)
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
         service.check_model(request.model)
-        return await service.run_in_thread(partial(_tokenized, service, request), len(await http.body()))
+        return await service.run_in_thread(
+            partial(_tokenized, service, request), len(await http.body())
+        )
 
     @app.post("/detokenize", responses=responses)
     async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
         service.check_model(request.model)
-        return await service.run_in_thread(partial(_detokenized, service, request), len(await http.body()))
+        return await service.run_in_thread(
+            partial(_detokenized, service, request), len(await http.body())
+        )
 
 
 def _tokenized(service: Service, request: TokenizeRequest) -> Response:
     ids = _ids(service, request)
-    texts = [service.session.tokenizer.id_to_token(token) for token in ids] if request.return_token_strs else None
+    texts = (
+        [service.session.tokenizer.id_to_token(token) for token in ids]
+        if request.return_token_strs
+        else None
+    )
     capacity = service.session.capacity
-    return JSONResponse({"count": len(ids), "max_model_len": capacity, "tokens": ids, "token_strs": texts})
+    return JSONResponse(
+        {"count": len(ids), "max_model_len": capacity, "tokens": ids, "token_strs": texts}
+    )
 
 
 def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
@@ -72,9 +85,15 @@ def _ids(service: Service, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise ApiError("give either prompt or messages", param="prompt")
     try:
-        return _prompt_ids(service, request) if request.messages is None else _chat_ids(service, request)
+        return (
+            _prompt_ids(service, request)
+            if request.messages is None
+            else _chat_ids(service, request)
+        )
     except PassError as error:
-        raise ApiError(str(error), param="prompt" if request.messages is None else "messages") from None
+        raise ApiError(
+            str(error), param="prompt" if request.messages is None else "messages"
+        ) from None
 
 
 def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
@@ -87,7 +106,11 @@ def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
 
 def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
     if request.add_special_tokens:
-        raise not_supported("add_special_tokens", True, "the chat template writes the special tokens of messages")
-    fields = request.model_dump(include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True)
+        raise not_supported(
+            "add_special_tokens", True, "the chat template writes the special tokens of messages"
+        )
+    fields = request.model_dump(
+        include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True
+    )
     chat = ChatRequest.model_validate({"model": service.model, **fields})
     return service.parser.chat_ids(chat)

@@ -29,7 +29,8 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ArgumentsDelta:
-    """The next part of the arguments of the call that began last. All parts together are a JSON object."""
+    """The next part of the arguments of the call that began last. All parts together are a JSON
+    object."""
 
     text: str
 
@@ -38,7 +39,8 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`; never all of `marker`."""
+    """How many characters at the end of `text` may be the beginning of `marker`; never all of
+    `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)
 
@@ -62,22 +64,27 @@ class SteppedReader(ABC):
 
     @abstractmethod
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """What was held back, once no more text comes. cut: whether the text was cut off, not ended by the model."""
+        """What was held back, once no more text comes. cut: whether the text was cut off, not ended
+        by the model."""
 
     @abstractmethod
     def _step(self, parts: list[TurnDelta]) -> bool:
-        """Read on in `_held`, and add the deltas that are certain to `parts`. Returns whether to call it again."""
+        """Read on in `_held`, and add the deltas that are certain to `parts`. Returns whether to
+        call it again."""
 
 
 class ReasoningReader(SteppedReader):
     """Splits a turn into reasoning and content. White space around the reasoning is dropped.
 
-    in_reasoning: whether the prompt ends with the marker that opens reasoning, so that the turn begins with it.
+    in_reasoning: whether the prompt ends with the marker that opens reasoning, so that the turn
+    begins with it.
     """
 
     def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        self._state = "reasoning begins" if in_reasoning else "beginning"  # "... begins": skip white space
+        self._state = (
+            "reasoning begins" if in_reasoning else "beginning"
+        )  # "... begins": skip white space
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""
@@ -128,29 +135,42 @@ class ReasoningReader(SteppedReader):
 
 
 class TurnReader:
-    """Splits a turn into reasoning, content and calls. Each reader may be None: the turn has no such part. only_calls:
-    whether calls alone may follow the reasoning, so that text beside them is a part of the format, never content."""
+    """Splits a turn into reasoning, content and calls. Each reader may be None: the turn has no
+    such part. only_calls: whether calls alone may follow the reasoning, so that text beside them is
+    a part of the format, never content."""
 
     def __init__(
-        self, reasoning: ReasoningReader | None, calls: SteppedReader | None, *, only_calls: bool = False
+        self,
+        reasoning: ReasoningReader | None,
+        calls: SteppedReader | None,
+        *,
+        only_calls: bool = False,
     ) -> None:
         self._reasoning, self._calls, self._only_calls = reasoning, calls, only_calls
 
     def push(self, text: str) -> list[TurnDelta]:
         """Read `text`, and return the deltas that are certain now."""
-        return self._read_calls([ContentDelta(text)] if self._reasoning is None else self._reasoning.push(text))
+        return self._read_calls(
+            [ContentDelta(text)] if self._reasoning is None else self._reasoning.push(text)
+        )
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         """What was held back, once no more text comes. cut: whether the text was cut off."""
         parts = self._read_calls([] if self._reasoning is None else self._reasoning.finish(cut=cut))
-        return parts + ([] if self._calls is None else self._without_content(self._calls.finish(cut=cut)))
+        return parts + (
+            [] if self._calls is None else self._without_content(self._calls.finish(cut=cut))
+        )
 
     def _read_calls(self, parts: list[TurnDelta]) -> list[TurnDelta]:
         if self._calls is None:
             return parts
         found: list[TurnDelta] = []
         for part in parts:
-            found += self._without_content(self._calls.push(part.text)) if isinstance(part, ContentDelta) else [part]
+            found += (
+                self._without_content(self._calls.push(part.text))
+                if isinstance(part, ContentDelta)
+                else [part]
+            )
         return found
 
     def _without_content(self, parts: list[TurnDelta]) -> list[TurnDelta]:

@@ -24,6 +24,8 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
         response = JSONResponse({"ready": False}, 503, headers=RETRY)
     else:
         response = as_response(
-            ApiError("the server is warming up; try again later", 503, code="warming_up", headers=RETRY)
+            ApiError(
+                "the server is warming up; try again later", 503, code="warming_up", headers=RETRY
+            )
         )
     await response(scope, receive, send)

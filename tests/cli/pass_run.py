@@ -1,4 +1,5 @@
-"""Run pass-run: in this process where only the command matters, in another one where the process does."""
+"""Run pass-run: in this process where only the command matters, in another one where the process
+does."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ class Terminal:
 
 def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
     command = [*PASS_RUN, *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
@@ -108,7 +111,9 @@ def assert_refused(status: int, stdout: str, stderr: str) -> str:
     """Status 2, and nothing but one line on stderr, which is returned."""
     assert status == 2, stderr
     assert stdout == ""
-    assert stderr.startswith("error: ") and stderr.count("\n") == 1 and stderr.endswith("\n"), stderr
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1 and stderr.endswith("\n"), (
+        stderr
+    )
     return stderr
 
 
@@ -118,7 +123,8 @@ def refusal(*arguments: object, stdin: str | bytes = "") -> str:
 
 
 def bundle_copy(bundle: Path, target: Path, *, without: str = "") -> Path:
-    """A copy whose files are links, so that it costs nothing; `without` names a file that the caller will write."""
+    """A copy whose files are links, so that it costs nothing; `without` names a file that the
+    caller will write."""
     target.mkdir()
     for file in bundle.iterdir():
         if file.name != without:

@@ -21,7 +21,9 @@ def write(path: Path, *requests: object) -> Path:
     return path
 
 
-def answers(bundle: Path, tmp_path: Path, *requests: object, flags: tuple[str, ...] = FLAGS) -> list[dict]:
+def answers(
+    bundle: Path, tmp_path: Path, *requests: object, flags: tuple[str, ...] = FLAGS
+) -> list[dict]:
     results = tmp_path / "out.jsonl"
     output("batch", bundle, write(tmp_path / "in.jsonl", *requests), results, *flags)
     return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
@@ -29,12 +31,16 @@ def answers(bundle: Path, tmp_path: Path, *requests: object, flags: tuple[str, .
 
 def test_every_line_is_answered_in_order(tiny_bundle: Path, tmp_path: Path):
     prompts = [f"{i} " * (1 + 7 * i % 5) for i in range(9)]
-    results = answers(tiny_bundle, tmp_path, *({"prompt": p, "id": f"r{i}"} for i, p in enumerate(prompts)))
+    results = answers(
+        tiny_bundle, tmp_path, *({"prompt": p, "id": f"r{i}"} for i, p in enumerate(prompts))
+    )
     assert [result["line"] for result in results] == list(range(1, 10))
     assert [result["id"] for result in results] == [f"r{i}" for i in range(9)]
     session = load(tiny_bundle, "cpu", threads=1)
     for prompt, result in zip(prompts, results, strict=True):
-        alone = session.generate(prompt, GenerateOptions(max_new_tokens=6, ignore_eos=True)).result()
+        alone = session.generate(
+            prompt, GenerateOptions(max_new_tokens=6, ignore_eos=True)
+        ).result()
         assert (result["text"], result["token_ids"]) == (alone.text, alone.token_ids)
         assert result["finish_reason"] == "length" and result["stats"]["generated_tokens"] == 6
 
@@ -60,7 +66,9 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
     assert (
         chat
         == load(random_bundle, "cpu", threads=1)
-        .chat([{"role": "user", "content": "fox"}], GenerateOptions(max_new_tokens=6, ignore_eos=True))
+        .chat(
+            [{"role": "user", "content": "fox"}], GenerateOptions(max_new_tokens=6, ignore_eos=True)
+        )
         .result()
         .token_ids
     )
@@ -76,7 +84,9 @@ def test_characters_may_be_escaped(tiny_bundle: Path, tmp_path: Path):
 
 def test_lines_of_one_salt_share_their_prompt(tiny_bundle: Path, tmp_path: Path):
     line = {"prompt": "The quick brown fox jumps over the lazy dog. " * 3, "max_new_tokens": 1}
-    found = answers(tiny_bundle, tmp_path, *({**line, "cache_salt": salt} for salt in ("a", "b", "a")))
+    found = answers(
+        tiny_bundle, tmp_path, *({**line, "cache_salt": salt} for salt in ("a", "b", "a"))
+    )
     first, second, third = (each["stats"]["cached_tokens"] for each in found)
     assert first == second == 0 < third
 
@@ -127,7 +137,9 @@ BAD_LINES = {
 
 def test_a_bad_line_is_recorded_and_the_next_one_answered(tiny_bundle: Path, tmp_path: Path):
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    requests.write_text("".join(line + '\n{"prompt": "a"}\n' for line in BAD_LINES.values()), encoding="utf-8")
+    requests.write_text(
+        "".join(line + '\n{"prompt": "a"}\n' for line in BAD_LINES.values()), encoding="utf-8"
+    )
     done = pass_run("batch", tiny_bundle, requests, results, *FLAGS)
     count = len(BAD_LINES)
     assert done.exit_code == 0
@@ -148,7 +160,9 @@ def test_a_line_is_the_files_own(random_bundle: Path, tmp_path: Path):
     assert (second["line"], second["seed"]) == (2, 11) and (fifth["line"], fifth["seed"]) == (5, 14)
     flags = ("-p", "a", "--json", *FLAGS, "--temperature", "1", "--seed", "14")
     alone = json.loads(output("generate", random_bundle, *flags))
-    assert {key: fifth[key] for key in alone if key != "stats"} == {k: v for k, v in alone.items() if k != "stats"}
+    assert {key: fifth[key] for key in alone if key != "stats"} == {
+        k: v for k, v in alone.items() if k != "stats"
+    }
     assert alone["seed"] == 14 and alone["prompt_ids"] and alone["finish_reason"] == "length"
     assert fifth["stats"].keys() == alone["stats"].keys()
 
@@ -175,12 +189,18 @@ def test_a_byte_order_mark(tiny_bundle: Path, tmp_path: Path):
 def test_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
     stdin = '{"prompt": "a", "id": 1}\nno JSON\n'
     done = process("batch", tiny_bundle, "-", "-", *FLAGS, stdin=stdin)
-    assert done.returncode == 0 and done.stderr == '2 results in standard output, 1 failed (see their "error")\n'
+    assert (
+        done.returncode == 0
+        and done.stderr == '2 results in standard output, 1 failed (see their "error")\n'
+    )
     good, bad = (json.loads(line) for line in done.stdout.splitlines())
     assert (good["line"], good["id"], bad["line"]) == (1, 1, 2) and "error" in bad
     results = tmp_path / "out.jsonl"
     assert process("batch", tiny_bundle, "-", results, *FLAGS, stdin=stdin).returncode == 0
-    assert "continuing after line 2" in process("batch", tiny_bundle, "-", results, *FLAGS, stdin=stdin).stderr
+    assert (
+        "continuing after line 2"
+        in process("batch", tiny_bundle, "-", results, *FLAGS, stdin=stdin).stderr
+    )
 
 
 def test_a_fifo_and_a_device(tiny_bundle: Path, tmp_path: Path):
@@ -198,25 +218,34 @@ def test_a_fifo_and_a_device(tiny_bundle: Path, tmp_path: Path):
     assert refusal("batch", tiny_bundle, requests, "/dev/full", *FLAGS) == (
         "error: cannot write /dev/full: No space left on device\n"
     )
-    assert "no regular file" in refusal("batch", tiny_bundle, requests, "/dev/null", *FLAGS, "--retry-failed")
+    assert "no regular file" in refusal(
+        "batch", tiny_bundle, requests, "/dev/null", *FLAGS, "--retry-failed"
+    )
 
 
 def test_standard_output_on_a_full_disk(tiny_bundle: Path, tmp_path: Path):
     requests = write(tmp_path / "in.jsonl", {"prompt": "a"})
     command = [*PASS_RUN, "batch", str(tiny_bundle), str(requests), "-", *FLAGS]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
 
 
 def test_fail_on_error(tiny_bundle: Path, tmp_path: Path):
-    requests, results = write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": 5}), tmp_path / "out.jsonl"
+    requests, results = (
+        write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": 5}),
+        tmp_path / "out.jsonl",
+    )
     for _ in range(2):  # the second time from the results that are there
         done = pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--fail-on-error")
         assert done.exit_code == 1 and "1 failed" in done.stderr
     write(requests, {"prompt": "a"})
     results.unlink()
-    assert pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--fail-on-error").exit_code == 0
+    assert (
+        pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--fail-on-error").exit_code == 0
+    )
 
 
 def test_help_has_one_default_for_the_seed(tiny_bundle: Path):
@@ -247,7 +276,13 @@ def test_unreadable_requests_and_unwritable_results(tiny_bundle: Path, tmp_path:
 
 @pytest.mark.parametrize("flags", [["--plan", "warp"], ["--top-p", "0"]], ids=" ".join)
 def test_refused_flags(tiny_bundle: Path, tmp_path: Path, flags: list[str]):
-    refusal("batch", tiny_bundle, write(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", *flags)
+    refusal(
+        "batch",
+        tiny_bundle,
+        write(tmp_path / "in.jsonl", {"prompt": "a"}),
+        tmp_path / "out.jsonl",
+        *flags,
+    )
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -266,4 +301,6 @@ def test_a_full_disk(tiny_bundle: Path, tmp_path: Path):
     line = assert_refused(done.returncode, done.stdout, done.stderr)
     assert "out.jsonl" in line
     output("batch", tiny_bundle, requests, results, *FLAGS)
-    assert [json.loads(line)["line"] for line in results.read_text().splitlines()] == list(range(1, 41))
+    assert [json.loads(line)["line"] for line in results.read_text().splitlines()] == list(
+        range(1, 41)
+    )

@@ -1,4 +1,5 @@
-"""pass-run batch where something fails that is no fault of a request: its line has the error, the others go on."""
+"""pass-run batch where something fails that is no fault of a request: its line has the error, the
+others go on."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def assert_only_poison_failed(results: Path) -> None:
     found = results_of(results)
     assert [each["id"] for each in found if "error" not in each] == PROMPTS
     assert all(len(each["token_ids"]) == 6 for each in found if "error" not in each)
-    assert [(each["error"], each["unexpected"]) for each in found if "error" in each] == [("ValueError: no two", True)]
+    assert [(each["error"], each["unexpected"]) for each in found if "error" in each] == [
+        ("ValueError: no two", True)
+    ]
 
 
 def test_a_request_that_cannot_be_begun(
@@ -61,13 +64,19 @@ def test_a_request_that_cannot_be_begun(
         done = pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", "2")
     assert done.exit_code == 1 and "1 failed" in done.stderr
     assert_only_poison_failed(results)
-    assert pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 1  # it has failed still
+    assert (
+        pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 1
+    )  # it has failed still
     output("batch", tiny_bundle, requests, results, *FLAGS, "--retry-failed")
     assert not any("error" in found for found in results_of(results))
 
 
 def test_a_request_that_fails_under_way(
-    tiny_bundle: Path, tmp_path: Path, requests: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path,
+    tmp_path: Path,
+    requests: Path,
+    poison_ids: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     write_tokens = SequenceState.write
 
@@ -107,7 +116,12 @@ def test_a_session_that_fails_is_opened_again(
 ):
     deadly(monkeypatch, {poison_ids})
     results = tmp_path / "out.jsonl"
-    assert pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", batch).exit_code == 1
+    assert (
+        pass_run(
+            "batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", batch
+        ).exit_code
+        == 1
+    )
     assert_only_poison_failed(results)
 
 
@@ -116,12 +130,17 @@ def test_sessions_that_fail_one_after_another_end_the_run(
     tiny_bundle: Path, tmp_path: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
     """Their lines have errors, as far as it came, and a later run continues."""
-    requests = write(tmp_path / "in.jsonl", {"prompt": "a"}, *({"prompt": POISON},) * 8, {"prompt": "b"})
+    requests = write(
+        tmp_path / "in.jsonl", {"prompt": "a"}, *({"prompt": POISON},) * 8, {"prompt": "b"}
+    )
     results = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
         deadly(patched, {poison_ids})
         line = refusal("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", "1")
-    assert "failed 3 times in a row, the last time at line 4: ValueError: no two" in line and "run again" in line
+    assert (
+        "failed 3 times in a row, the last time at line 4: ValueError: no two" in line
+        and "run again" in line
+    )
     assert ["error" in found for found in results_of(results)] == [False, True, True]
     output("batch", tiny_bundle, requests, results, *FLAGS, "--retry-failed")
     assert ["error" in found for found in results_of(results)] == [False] * 10
@@ -134,12 +153,19 @@ def test_prompts_as_long_as_the_capacity(tiny_bundle: Path, tmp_path: Path):
     with load(tiny_bundle, "cpu", threads=1) as session:
         exact = next(text for n in range(33) if len(session.encode(text := "~" * n)) == 32)
     prompts = [exact if place in (3, 7) else f"{place}" for place in range(12)]
-    requests, results = write(tmp_path / "in.jsonl", *({"prompt": p} for p in prompts)), tmp_path / "out.jsonl"
+    requests, results = (
+        write(tmp_path / "in.jsonl", *({"prompt": p} for p in prompts)),
+        tmp_path / "out.jsonl",
+    )
     flags = ("--max-new-tokens", "6", "--ignore-eos", "--capacity", "32", "--max-batch-size", "8")
     pass_run("batch", tiny_bundle, requests, results, *flags)
     found = results_of(results)
     assert [each["line"] for each in found] == list(range(1, 13))
-    assert all(len(found[place]["token_ids"]) == 6 for place, prompt in enumerate(prompts) if prompt is not exact)
+    assert all(
+        len(found[place]["token_ids"]) == 6
+        for place, prompt in enumerate(prompts)
+        if prompt is not exact
+    )
     assert "12 results" in pass_run("batch", tiny_bundle, requests, results, *flags).stderr
 
 
@@ -147,7 +173,17 @@ def test_more_slots_than_half_a_queue(tiny_bundle: Path, tmp_path: Path):
     """Lines wait for their slots; no queue is too short for them."""
     requests = write(tmp_path / "in.jsonl", *({"prompt": "a"},) * 2100)
     results = tmp_path / "out.jsonl"
-    flags = ("--max-new-tokens", "1", "--ignore-eos", "--plan", "ar", "--capacity", "8", "--max-batch-size", "1024")
+    flags = (
+        "--max-new-tokens",
+        "1",
+        "--ignore-eos",
+        "--plan",
+        "ar",
+        "--capacity",
+        "8",
+        "--max-batch-size",
+        "1024",
+    )
     output("batch", tiny_bundle, requests, results, *flags)
     found = results_of(results)
     assert len(found) == 2100 and not [each["error"] for each in found if "error" in each]
@@ -156,15 +192,21 @@ def test_more_slots_than_half_a_queue(tiny_bundle: Path, tmp_path: Path):
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 5000])
 def test_an_id_that_no_result_could_repeat(tiny_bundle: Path, tmp_path: Path, number: str):
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    requests.write_text(f'{{"prompt": "a", "id": {{"of": [{number}]}}}}\n{{"prompt": "a", "id": 7}}\n')
+    requests.write_text(
+        f'{{"prompt": "a", "id": {{"of": [{number}]}}}}\n{{"prompt": "a", "id": 7}}\n'
+    )
     assert pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 0
-    first, second = (json.loads(line, parse_constant=sys.exit) for line in results.read_text().splitlines())
+    first, second = (
+        json.loads(line, parse_constant=sys.exit) for line in results.read_text().splitlines()
+    )
     assert "JSON" in first["error"] and "id" not in first
     assert second["id"] == 7 and len(second["token_ids"]) == 6
 
 
 def test_roles_are_those_of_the_server(tiny_bundle: Path, tmp_path: Path):
-    conversations = [[{"role": role, "content": "fox"}] for role in ("pirate", "tool", "developer", "system")]
+    conversations = [
+        [{"role": role, "content": "fox"}] for role in ("pirate", "tool", "developer", "system")
+    ]
     requests = write(tmp_path / "in.jsonl", *({"messages": messages} for messages in conversations))
     results = tmp_path / "out.jsonl"
     output("batch", tiny_bundle, requests, results, *FLAGS)
@@ -174,8 +216,12 @@ def test_roles_are_those_of_the_server(tiny_bundle: Path, tmp_path: Path):
 
 
 def test_only_line_feeds_end_lines(tmp_path: Path):
-    """JSON may hold U+2028, U+2029 and U+0085 as they are, and Python's splitlines would cut there."""
+    """JSON may hold U+2028, U+2029 and U+0085 as they are, and Python's splitlines would cut
+    there."""
     path = tmp_path / "in.jsonl"
     texts = ["a\u2028b", "c\u2029d\u0085e", "f\x0c"]
-    path.write_text("".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n" for text in texts), newline="")
+    path.write_text(
+        "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n" for text in texts),
+        newline="",
+    )
     assert [line.object()["prompt"] for line in read_lines(path)] == texts

@@ -11,7 +11,17 @@ import pytest
 from changed_pass_run import held_pass_run
 from pass_run import bundle_copy, pass_run, process, refusal
 
-FLAGS = ("--max-new-tokens", "6", "--ignore-eos", "--plan", "two-pass", "--temperature", "1", "--seed", "3")
+FLAGS = (
+    "--max-new-tokens",
+    "6",
+    "--ignore-eos",
+    "--plan",
+    "two-pass",
+    "--temperature",
+    "1",
+    "--seed",
+    "3",
+)
 ONE_BY_ONE = ("--max-batch-size", "1")
 """Of runs that are to be caught in the middle."""
 RETRY = (*ONE_BY_ONE, "--retry-failed")
@@ -63,12 +73,16 @@ def test_killed_in_the_middle(tiny_bundle: Path, requests: Path, whole: Path, tm
     done = before.count(b"\n")
     assert 4 <= done < 8
     assert f"continuing after line {done} of 8" in run(tiny_bundle, requests, results)
-    assert results.read_bytes().startswith(before[: before.rfind(b"\n") + 1])  # what was done was not done again
+    assert results.read_bytes().startswith(
+        before[: before.rfind(b"\n") + 1]
+    )  # what was done was not done again
     assert content(results) == content(whole)
 
 
 @pytest.mark.parametrize("torn", [1, 40, -1], ids=["one byte", "40 bytes", "all but the line feed"])
-def test_a_torn_last_line_is_done_again(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, torn: int):
+def test_a_torn_last_line_is_done_again(
+    tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, torn: int
+):
     lines = whole.read_bytes().splitlines(keepends=True)
     results = tmp_path / "out.jsonl"
     results.write_bytes(b"".join(lines[:4]) + lines[4][:torn])
@@ -84,9 +98,13 @@ def test_a_torn_first_line(tiny_bundle: Path, requests: Path, whole: Path, tmp_p
     assert content(results) == content(whole)
 
 
-def test_a_complete_file_is_left_alone(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path):
+def test_a_complete_file_is_left_alone(
+    tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path
+):
     before = whole.read_bytes()
-    no_engine = bundle_copy(tiny_bundle, tmp_path / "copy", without="trunk.onnx")  # there is nothing to open it for
+    no_engine = bundle_copy(
+        tiny_bundle, tmp_path / "copy", without="trunk.onnx"
+    )  # there is nothing to open it for
     message = run(no_engine, requests, whole)
     assert "8 results" in message and "1 failed" in message
     assert whole.read_bytes() == before
@@ -112,7 +130,10 @@ def test_results_of_something_else(tiny_bundle: Path, requests: Path, whole: Pat
     elif change == "flag":
         flags = ("--max-new-tokens", "7", *FLAGS[2:])
     elif change == "seed":
-        flags = (*FLAGS[:-1], "4")  # the first lines were drawn with seed 3: one file must not mix two seeds
+        flags = (
+            *FLAGS[:-1],
+            "4",
+        )  # the first lines were drawn with seed 3: one file must not mix two seeds
         whole.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:4]))
     else:
         whole.write_text("notes that somebody needs\n")
@@ -124,14 +145,17 @@ def test_results_of_something_else(tiny_bundle: Path, requests: Path, whole: Pat
 
 
 def test_a_foreign_file_without_line_feed_is_not_emptied(tiny_bundle: Path, tmp_path: Path):
-    """It looks like one torn line, but not like one of ours. Easily done: the requests file named twice."""
+    """It looks like one torn line, but not like one of ours. Easily done: the requests file named
+    twice."""
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "the only request"}')
     refusal("batch", tiny_bundle, requests, requests, *FLAGS)
     assert requests.read_text() == '{"prompt": "the only request"}'
 
 
-def test_another_bundle_is_something_else(random_bundle: Path, requests: Path, whole: Path, tmp_path: Path):
+def test_another_bundle_is_something_else(
+    random_bundle: Path, requests: Path, whole: Path, tmp_path: Path
+):
     """Of the same model and with the same vocabulary: only its look-ahead rows differ."""
     before = whole.read_bytes()
     whole.write_bytes(b"".join(before.splitlines(keepends=True)[:4]))
@@ -139,7 +163,9 @@ def test_another_bundle_is_something_else(random_bundle: Path, requests: Path, w
 
 
 @pytest.mark.parametrize("change", ["template", "end token"])
-def test_what_else_decides_the_text(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, change: str):
+def test_what_else_decides_the_text(
+    tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, change: str
+):
     name = "chat_template.jinja" if change == "template" else "pass_config.json"
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
     if change == "template":
@@ -151,7 +177,9 @@ def test_what_else_decides_the_text(tiny_bundle: Path, requests: Path, whole: Pa
     assert "or of another bundle" in refusal("batch", copy, requests, whole, *FLAGS)
 
 
-def test_a_blank_line_before_others_makes_them_other_requests(tiny_bundle: Path, requests: Path, whole: Path):
+def test_a_blank_line_before_others_makes_them_other_requests(
+    tiny_bundle: Path, requests: Path, whole: Path
+):
     """Their line numbers and seeds change."""
     requests.write_text("\n" + requests.read_text())
     refusal("batch", tiny_bundle, requests, whole, *FLAGS)
@@ -170,7 +198,10 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(
         assert running.poll() is None
         running.kill()
     assert (second.returncode, second.stdout) == (2, "")
-    assert second.stderr == f"error: another run is writing {results}; wait for it, or choose another name\n"
+    assert (
+        second.stderr
+        == f"error: another run is writing {results}; wait for it, or choose another name\n"
+    )
     run(tiny_bundle, requests, results)
     assert content(results) == content(whole)
     assert sorted(tmp_path.iterdir()) == sorted([requests, results, whole])
@@ -178,7 +209,8 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(
 
 @pytest.fixture
 def with_failures(whole: Path) -> list[dict]:
-    """`whole`, as if lines 2, 5 and 6 had failed for a reason that has passed; line 3 is wrong for good."""
+    """`whole`, as if lines 2, 5 and 6 had failed for a reason that has passed; line 3 is wrong for
+    good."""
     before = content(whole)
     lines = [json.loads(line) for line in whole.read_text().splitlines()]
     for i in (1, 4, 5):
@@ -196,7 +228,9 @@ def test_failed_lines_are_done_again_only_on_request(
     with requests.open("a") as file:
         file.write('{"prompt": "one more"}\n')
     message = run(tiny_bundle, requests, whole, "--retry-failed")
-    assert "doing 4 failed ones again" in message and "9 results" in message and "1 failed" in message
+    assert (
+        "doing 4 failed ones again" in message and "9 results" in message and "1 failed" in message
+    )
     assert content(whole)[:8] == with_failures
     assert content(whole)[8]["line"] == 9
     assert sorted(tmp_path.iterdir()) == sorted([requests, whole])  # nothing is left beside
@@ -216,7 +250,9 @@ def test_an_interrupted_retry_keeps_what_it_did(
     assert running.returncode == 130 and "interrupted" in errors
     now = content(whole)
     assert now[:3] == with_failures[:3] and now[7] == with_failures[7]
-    assert now[4] == with_failures[4] or now[4]["error"] == "out of memory"  # it was under way, as the next one
+    assert (
+        now[4] == with_failures[4] or now[4]["error"] == "out of memory"
+    )  # it was under way, as the next one
     assert now[5]["error"] == "out of memory"
     assert sorted(tmp_path.iterdir()) == sorted([requests, whole])
     run(tiny_bundle, requests, whole, "--retry-failed")
@@ -250,7 +286,9 @@ def test_a_killed_retry_keeps_what_it_did(
 def test_a_killed_retry_of_the_last_line(tiny_bundle: Path, requests: Path, whole: Path):
     """Its results are in the order of the requests, but the last line has two."""
     *others, last = whole.read_text().splitlines(keepends=True)
-    failed = {key: json.loads(last)[key] for key in ("line", "request")} | {"error": "out of memory"}
+    failed = {key: json.loads(last)[key] for key in ("line", "request")} | {
+        "error": "out of memory"
+    }
     whole.write_text("".join([*others, json.dumps(failed) + "\n", last]))
     assert "8 results" in run(tiny_bundle, requests, whole)
     assert whole.read_text() == "".join([*others, last])

@@ -15,7 +15,13 @@ from pass_run import output, process, refusal
 from pass_runtime import SamplingParams, load
 from pass_runtime.backends.ort.trunks import BoundSessions
 from pass_runtime.cli import bench
-from pass_runtime.cli.bench import DEFAULT_CONTENDERS, BenchOptions, Contender, contender_name, run_bench
+from pass_runtime.cli.bench import (
+    DEFAULT_CONTENDERS,
+    BenchOptions,
+    Contender,
+    contender_name,
+    run_bench,
+)
 from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, windows
 from pass_runtime.cli.main import main
 from pass_runtime.decode.runner import Runner
@@ -48,7 +54,10 @@ def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     assert plain["ratio"] == 1.0 and plain["tau"] == 1.0 and plain["acceptance_per_position"] == []
     assert fast["ratio"] > 0 and len(fast["acceptance_per_position"]) == 6
     assert all(plan["tokens_per_second"] > 0 for plan in report["plans"])
-    assert all(0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"] for plan in report["plans"])
+    assert all(
+        0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"]
+        for plan in report["plans"]
+    )
 
 
 def test_a_page_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
@@ -58,50 +67,86 @@ def test_a_page_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
     bars = [line for line in printed.splitlines() if "\N{FULL BLOCK}" in line]
     assert bars[0].split()[:2] == ["ar", "1.00"] and len(bars) == len(DEFAULT_CONTENDERS)
     written = page.read_text(encoding="utf-8")
-    assert written.startswith("<!DOCTYPE html>") and written.count("\N{FULL BLOCK}" * 9) >= len(bars)
+    assert written.startswith("<!DOCTYPE html>") and written.count("\N{FULL BLOCK}" * 9) >= len(
+        bars
+    )
     assert "times as fast as plain decoding (ar) here" in written
     output("bench", tiny_bundle, "--rows", "1,2", "--repeat", "1", "-o", page)
     assert "verify-1" in page.read_text(encoding="utf-8") and [*tmp_path.iterdir()] == [page]
 
 
 def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
-    """Nine prompts by name and three contestants by theirs, in 80 columns, and the result in words at the end."""
+    """Nine prompts by name and three contestants by theirs, in 80 columns, and the result in words
+    at the end."""
     named = read_prompt_set(FIRST_LOOK_PROMPTS)
     assert [prompt.kind for prompt in named] == [kind for kind in CORE_KINDS for _ in range(3)]
     text = output("bench", tiny_bundle, "--max-new-tokens", "8", "--repeat", "1")
-    tables, _ = text.split("look-ahead embeddings: ")  # below, a line for each plan that was slower has its own length
+    tables, _ = text.split(
+        "look-ahead embeddings: "
+    )  # below, a line for each plan that was slower has its own length
     assert all(prompt.id in tables for prompt in named) and max(map(len, tables.splitlines())) <= 80
     assert text.splitlines()[-1].startswith("auto is ")
     assert text.endswith(
-        " times as fast as plain decoding (ar) here; every plan wrote the same text, token for token\n"
+        " times as fast as plain decoding (ar) here; every plan wrote the same text, token for "
+        "token\n"
     )
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
         named_options = [GenerateOptions(**fields) for fields in DEFAULT_CONTENDERS.values()]
-        assert [contender_name(session, options) for options in named_options] == [*DEFAULT_CONTENDERS]
+        assert [contender_name(session, options) for options in named_options] == [
+            *DEFAULT_CONTENDERS
+        ]
         options = BenchOptions(SamplingParams(0.0), max_new_tokens=4, repeat=1)
         assert [*options.encoded(session).values()] == [encode(session, prompt) for prompt in named]
-        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == [*DEFAULT_CONTENDERS]
+        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == [
+            *DEFAULT_CONTENDERS
+        ]
         chat, *_, code = named
-        assert encode(session, chat) == session.encode_chat([{"role": "user", "content": chat.text}])
+        assert encode(session, chat) == session.encode_chat(
+            [{"role": "user", "content": chat.text}]
+        )
         assert encode(session, code) == session.encode(code.text)
 
 
 def test_figures_by_prompt(tiny_bundle: Path):
-    """In the order of the prompts; tokens over seconds of decoding, and the ratio in the same round."""
-    flags = ("-p", "one", "-p", "another", "--plan", "ar", "--plan", "fused", "--max-new-tokens", "8", "--repeat", "1")
+    """In the order of the prompts; tokens over seconds of decoding, and the ratio in the same
+    round."""
+    flags = (
+        "-p",
+        "one",
+        "-p",
+        "another",
+        "--plan",
+        "ar",
+        "--plan",
+        "fused",
+        "--max-new-tokens",
+        "8",
+        "--repeat",
+        "1",
+    )
     report = json.loads(output("bench", tiny_bundle, *flags, "--json"))
     plain, fused = (plan["by_prompt"] for plan in report["plans"])
     assert [each["prompt"] for each in fused] == ["1: one", "2: another"]
     for mine, base in zip(fused, plain, strict=True):
-        assert mine["ratio"] == mine["tokens_per_second"] / base["tokens_per_second"] and base["ratio"] == 1.0
+        assert (
+            mine["ratio"] == mine["tokens_per_second"] / base["tokens_per_second"]
+            and base["ratio"] == 1.0
+        )
         assert mine["tau"] >= base["tau"] == 1.0
     rates = [each["tokens_per_second"] for each in fused]
     assert min(rates) < report["plans"][1]["tokens_per_second"] < max(rates)
-    assert "by_prompt" not in json.loads(output("bench", tiny_bundle, *flags, "--batch", "2", "--json"))["plans"][0]
+    assert (
+        "by_prompt"
+        not in json.loads(output("bench", tiny_bundle, *flags, "--batch", "2", "--json"))["plans"][
+            0
+        ]
+    )
 
 
 @pytest.mark.parametrize("batches", [(), (2, 3)])
-def test_contestants_take_turns_at_every_prompt(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, batches):
+def test_contestants_take_turns_at_every_prompt(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, batches
+):
     """In each round, of which the first warms up; groups of several prompts begin together."""
     done, run = [], Contender.run
 
@@ -111,21 +156,32 @@ def test_contestants_take_turns_at_every_prompt(tiny_bundle: Path, monkeypatch: 
 
     monkeypatch.setattr(Contender, "run", recorded)
     prompts = ("a", "b", "c", "d")
-    options = {"prompts": prompts, "max_new_tokens": 4, "plans": ("ar", "fused"), "repeat": 2, "batches": batches}
-    with load(tiny_bundle, threads=1, max_batch_size=max(batches, default=1), prefix_cache=False) as session:
+    options = {
+        "prompts": prompts,
+        "max_new_tokens": 4,
+        "plans": ("ar", "fused"),
+        "repeat": 2,
+        "batches": batches,
+    }
+    with load(
+        tiny_bundle, threads=1, max_batch_size=max(batches, default=1), prefix_cache=False
+    ) as session:
         report = run_bench(session, BenchOptions(SamplingParams(0.0), **options))
     names = [plan["plan"] for plan in report["plans"]]
     one_round = [(name, [prompt]) for prompt in prompts for name in names]
     if batches:
         assert names == ["ar x2", "fused L=6 x2", "ar x3", "fused L=6 x3"]
         both, more = names[:2], names[2:]
-        one_round = [(name, ["a", "b"]) for name in both] + [(name, ["a", "b", "c"]) for name in more]
+        one_round = [(name, ["a", "b"]) for name in both] + [
+            (name, ["a", "b", "c"]) for name in more
+        ]
         one_round += [(name, ["c", "d"]) for name in both] + [(name, ["d"]) for name in more]
     assert done == one_round * 3
 
 
 def test_another_text_is_told_loudly(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """The status is 1, the table is there all the same, and nothing claims that the texts are the same."""
+    """The status is 1, the table is there all the same, and nothing claims that the texts are the
+    same."""
     run = Contender.run
 
     def wrong(self, session, prompts):
@@ -139,7 +195,11 @@ def test_another_text_is_told_loudly(tiny_bundle: Path, monkeypatch: pytest.Monk
     assert "DIFFERENT TEXT: auto: token 7: " in done.stderr and "lookahead" not in done.stderr
     done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK, "--json"])
     report = json.loads(done.stdout)
-    assert done.exit_code == 1 and report["near_ties"] == [] and report["differences"][0].startswith("auto: token 7")
+    assert (
+        done.exit_code == 1
+        and report["near_ties"] == []
+        and report["differences"][0].startswith("auto: token 7")
+    )
 
 
 @pytest.mark.parametrize(("margin", "same_entries"), [*product([1e-4, 0.5], [True, False])])
@@ -148,16 +208,24 @@ def test_a_near_tie_is_excused_only_where_rows_may_round_differently(
 ):
     monkeypatch.setattr(bench, "first_difference", lambda *_: Difference(2, (3, 4), margin, 1e-3))
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
-        session.backend.capabilities = replace(session.backend.capabilities, same_entries=same_entries)
+        session.backend.capabilities = replace(
+            session.backend.capabilities, same_entries=same_entries
+        )
         options = {"prompts": ("a",), "max_new_tokens": 4, "plans": ("ar", "fused"), "repeat": 1}
         report = run_bench(session, BenchOptions(SamplingParams(0.0), **options))
     excused = margin < 1e-3 and not same_entries
-    assert (len(report["near_ties"]), len(report["differences"])) == (int(excused), int(not excused))
+    assert (len(report["near_ties"]), len(report["differences"])) == (
+        int(excused),
+        int(not excused),
+    )
 
 
 def test_table(tiny_bundle: Path):
-    """A row and a bar for each plan, and no table by prompt of so many. Whether drafts paid is the machine's matter."""
-    text = output("bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4")
+    """A row and a bar for each plan, and no table by prompt of so many. Whether drafts paid is the
+    machine's matter."""
+    text = output(
+        "bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4"
+    )
     table, rest = text.split("look-ahead embeddings: ")
     for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4"):
         assert word in table
@@ -169,16 +237,48 @@ def test_draft_sources(tiny_bundle: Path):
     sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
     flags = (*flags, "-p", "hello", "--lookahead", "4", "--json")
     report = json.loads(output("bench", tiny_bundle, *QUICK, *flags, *sources))
-    names = ["ar", "fused L=4", "ngram L=4", "fused L=4 +ngram", "fused:2,1,0", "ngram L=2", "fused:2,1,0 +ngram"]
-    assert [plan["plan"] for plan in report["plans"]] == [*names, "auto (lookahead)", "auto (ngram)", "auto"]
+    names = [
+        "ar",
+        "fused L=4",
+        "ngram L=4",
+        "fused L=4 +ngram",
+        "fused:2,1,0",
+        "ngram L=2",
+        "fused:2,1,0 +ngram",
+    ]
+    assert [plan["plan"] for plan in report["plans"]] == [
+        *names,
+        "auto (lookahead)",
+        "auto (ngram)",
+        "auto",
+    ]
 
 
 def test_sampling_and_plans(random_bundle: Path):
-    flags = ("--temperature", "1", "--seed", "3", "--plan", "two-pass", "--plan", "ar", "--plan", "two-pass")
+    flags = (
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+        "--plan",
+        "two-pass",
+        "--plan",
+        "ar",
+        "--plan",
+        "two-pass",
+    )
     report = json.loads(output("bench", random_bundle, *QUICK, *flags, "--json"))
     assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
-    off = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}}
-    assert report["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0} | off
+    off = {
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+    }
+    assert (
+        report["sampling"]
+        == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0} | off
+    )
 
 
 def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
@@ -190,10 +290,18 @@ def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.Mon
         return probe(self, sampler, batch)
 
     monkeypatch.setattr(Tuners, "_times", probed)
-    monkeypatch.setattr(Contender, "run", lambda *arguments: (done.append("round"), run(*arguments))[1])
+    monkeypatch.setattr(
+        Contender, "run", lambda *arguments: (done.append("round"), run(*arguments))[1]
+    )
     sampling = SamplingParams(temperature=0.8, top_k=5, seed=1)
     with load(tiny_bundle, threads=1, max_batch_size=4) as session:
-        options = {"max_new_tokens": 8, "plans": ("ar", "auto"), "batches": (4,), "repeat": 1, "prompts": ("a",)}
+        options = {
+            "max_new_tokens": 8,
+            "plans": ("ar", "auto"),
+            "batches": (4,),
+            "repeat": 1,
+            "prompts": ("a",),
+        }
         run_bench(session, BenchOptions(sampling, **options))
     assert done == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
 
@@ -208,7 +316,12 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Contender, "run", other_plan)
     saved = []
-    options = {"max_new_tokens": 24, "plans": ("auto",), "repeat": 2, "prompts": ("the the the the",)}
+    options = {
+        "max_new_tokens": 24,
+        "plans": ("auto",),
+        "repeat": 2,
+        "prompts": ("the the the the",),
+    }
     with load(tiny_bundle, threads=1) as session:
         report = run_bench(session, BenchOptions(SamplingParams(), **options), saved.append)
     (first,), (both,) = saved[0]["plans"], report["plans"]
@@ -219,9 +332,12 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.parametrize("sampling", [(), ("--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--seed", "1")])
+@pytest.mark.parametrize(
+    "sampling", [(), ("--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--seed", "1")]
+)
 def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ...]):
-    """Trunk, tail and loop of fixed plans, and the speed that follows; plans without fixed passes have none."""
+    """Trunk, tail and loop of fixed plans, and the speed that follows; plans without fixed passes
+    have none."""
     plans = ("--plan", "ar", "--plan", "two-pass", "--plan", "fused:2,1,1", "--plan", "auto")
     flags = ("--lookahead", "2", "--repeat", "1", "--max-new-tokens", "8", "--breakdown", *sampling)
     batches = () if batch is None else ("--batch", str(batch))
@@ -237,16 +353,33 @@ def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ..
 
 
 def test_breakdown_in_the_table(tiny_bundle: Path):
-    table = output("bench", tiny_bundle, *QUICK, "--plan", "ar", "--draft", "ngram", "--plan", "fused", "--breakdown")
+    table = output(
+        "bench",
+        tiny_bundle,
+        *QUICK,
+        "--plan",
+        "ar",
+        "--draft",
+        "ngram",
+        "--plan",
+        "fused",
+        "--breakdown",
+    )
     for word in ("host", "trunk", "tail", "cost", "measured", "predicted"):
         assert word in table
 
 
-@pytest.mark.parametrize("flags", [("--plan", "ar", "--max-new-tokens", "4"), ("--rows", "2", "--cached", "20")])
-def test_the_report_is_written_after_every_round(tiny_bundle: Path, tmp_path: Path, monkeypatch, flags):
+@pytest.mark.parametrize(
+    "flags", [("--plan", "ar", "--max-new-tokens", "4"), ("--rows", "2", "--cached", "20")]
+)
+def test_the_report_is_written_after_every_round(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch, flags
+):
     """What an interrupted run has measured is not lost."""
     written: list[int] = []
-    monkeypatch.setattr(bench, "write_whole", lambda _path, text: written.append(json.loads(text)["repeat"]))
+    monkeypatch.setattr(
+        bench, "write_whole", lambda _path, text: written.append(json.loads(text)["repeat"])
+    )
     command = ["bench", str(tiny_bundle), "--repeat", "3", *flags, "-o", str(tmp_path / "out")]
     assert CliRunner().invoke(main, command).exit_code == 0
     assert written == [1, 2, 3]
@@ -280,7 +413,13 @@ def test_refused_prompt_files(tiny_bundle: Path, tmp_path: Path, case: str):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--repeat", "0"], ["--plan", "warp"], ["--lookahead", "7"], ["--max-new-tokens", "0"], ["--top-k", "-1"]],
+    [
+        ["--repeat", "0"],
+        ["--plan", "warp"],
+        ["--lookahead", "7"],
+        ["--max-new-tokens", "0"],
+        ["--top-k", "-1"],
+    ],
     ids=" ".join,
 )
 def test_refused_flags(tiny_bundle: Path, flags: list[str]):
@@ -288,7 +427,9 @@ def test_refused_flags(tiny_bundle: Path, flags: list[str]):
 
 
 def test_unwritable_output(tiny_bundle: Path, tmp_path: Path):
-    assert "cannot write" in refusal("bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json")
+    assert "cannot write" in refusal(
+        "bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -306,7 +447,8 @@ def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path
 
 
 def test_a_prompt_that_fills_the_capacity(tiny_bundle: Path):
-    """768 tokens leave room for one pass of one row: two-pass falls back to it, and nothing divides by zero."""
+    """768 tokens leave room for one pass of one row: two-pass falls back to it, and nothing divides
+    by zero."""
     prompt = "<bos>" * 768
     report = json.loads(output("bench", tiny_bundle, "--repeat", "1", "-p", prompt, "--json"))
     assert report["prompts"] == 1
@@ -317,7 +459,9 @@ ROWS = ("--repeat", "1", "--trust-bundle")
 
 def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
     """Each width has its windows, once; ratios are to one row, requested or not."""
-    report = json.loads(output("bench", tiny_bundle, *ROWS, "--rows", "2,7,9,9,49", "--cached", "20", "--json"))
+    report = json.loads(
+        output("bench", tiny_bundle, *ROWS, "--rows", "2,7,9,9,49", "--cached", "20", "--json")
+    )
     rows = [(row["rows"], row["window"], row["lookahead_rows"]) for row in report["rows"]]
     assert rows == [
         (1, "ar", 0),
@@ -331,14 +475,21 @@ def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
         (49, "prefill-49", 0),
         (49, "fused-6", 42),
     ]
-    assert report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 128
+    assert (
+        report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 128
+    )
     assert all(row["trunk_milliseconds"] > 0 for row in report["rows"])
     for row in report["rows"]:  # prompts have no tail
-        assert row["tail_milliseconds"] is None if "prefill" in row["window"] else row["tail_milliseconds"] > 0
+        assert (
+            row["tail_milliseconds"] is None
+            if "prefill" in row["window"]
+            else row["tail_milliseconds"] > 0
+        )
 
 
 def test_passes_of_a_kind_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """By one thread, as they are run while decoding; the kinds take turns, and the first round warms up."""
+    """By one thread, as they are run while decoding; the kinds take turns, and the first round
+    warms up."""
     done, idle_pass = [], Runner.idle_pass
 
     def recorded(self, kind, **options):
@@ -347,9 +498,17 @@ def test_passes_of_a_kind_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Runner, "idle_pass", recorded)
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
-        report = measure_rows(session, RowsOptions(SamplingParams(0.0), (2,), cached=20, repeat=2), [[5, 6, 7]])
+        report = measure_rows(
+            session, RowsOptions(SamplingParams(0.0), (2,), cached=20, repeat=2), [[5, 6, 7]]
+        )
         in_rows, done[:] = list(done), []
-        flags = {"prompts": ("a",), "plans": ("two-pass",), "lookahead": (1,), "max_new_tokens": 4, "repeat": 2}
+        flags = {
+            "prompts": ("a",),
+            "plans": ("two-pass",),
+            "lookahead": (1,),
+            "max_new_tokens": 4,
+            "repeat": 2,
+        }
         run_bench(session, BenchOptions(SamplingParams(0.0), breakdown=True, **flags))
     names = [row["window"] for row in report["rows"]]
     assert names == ["ar", "verify-1", "draft-1"] and report["repeat"] == 2
@@ -360,7 +519,10 @@ def test_passes_of_a_kind_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pyt
 
 def _runs(passes):
     """The threads of the passes of one name that follow one another."""
-    return [(name, [thread for _, thread in run]) for name, run in groupby(passes, key=lambda each: each[0])]
+    return [
+        (name, [thread for _, thread in run])
+        for name, run in groupby(passes, key=lambda each: each[0])
+    ]
 
 
 def test_what_is_timed_is_what_decoding_runs(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch):
@@ -368,13 +530,21 @@ def test_what_is_timed_is_what_decoding_runs(adapter_bundle: Path, monkeypatch: 
     run: list = []
     get = BoundSessions.get
     monkeypatch.setattr(
-        BoundSessions, "get", lambda self, key, make: (run.append((key, found := get(self, key, make))), found)[1]
+        BoundSessions,
+        "get",
+        lambda self, key, make: (run.append((key, found := get(self, key, make))), found)[1],
     )
     with load(adapter_bundle, threads=1, prefix_cache=False) as session:
         lookahead = session.manifest.lookahead.length
-        for plan, rows in (("ar", "ar"), ("fused:1,1", "fused-1"), ("two-pass", f"verify-{lookahead}")):
+        for plan, rows in (
+            ("ar", "ar"),
+            ("fused:1,1", "fused-1"),
+            ("two-pass", f"verify-{lookahead}"),
+        ):
             run.clear()
-            options = GenerateOptions(max_new_tokens=12, plan=plan, ignore_eos=True, sampling=SamplingParams(0.0))
+            options = GenerateOptions(
+                max_new_tokens=12, plan=plan, ignore_eos=True, sampling=SamplingParams(0.0)
+            )
             session.generate_ids([5, 6, 7], options).result()
             decoded = {(key, id(bound._session)) for key, bound in run if key[0] == rows}
             run.clear()
@@ -407,7 +577,11 @@ def test_windows_have_the_rows_that_were_asked_for():
             found = windows(rows, lookahead)
             assert found and all(plan.width == rows for plan in found), (rows, lookahead)
             without, *drafting = found
-            assert not without.groups and all(plan.groups for plan in drafting) and bool(drafting) == (rows > 1)
+            assert (
+                not without.groups
+                and all(plan.groups for plan in drafting)
+                and bool(drafting) == (rows > 1)
+            )
             assert all(plan.drafts <= lookahead for plan in drafting)
         assert windows(rows + 1, lookahead) == []
 
@@ -415,7 +589,10 @@ def test_windows_have_the_rows_that_were_asked_for():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--rows", "50"), "--rows 50: no window has so many rows; choose from 1 to 49 for this bundle"),
+        (
+            ("--rows", "50"),
+            "--rows 50: no window has so many rows; choose from 1 to 49 for this bundle",
+        ),
         (("--rows", "5,x"), "--rows must list numbers of rows, as in 1,2,3,5,7,9,13,25, not '5,x'"),
         (("--rows", "5", "--cached", "800"), "lower --cached or raise --capacity"),
         (("--rows", "5", "--plan", "ar"), "leave out --plan"),

@@ -26,10 +26,17 @@ def test_turns_build_on_each_other(tiny_bundle: Path):
     expected = ""
     for line in ("hello", "again", "hello"):
         messages.append({"role": "user", "content": line})
-        answer = session.chat(messages, GenerateOptions(max_new_tokens=12, ignore_eos=True)).result().text
+        answer = (
+            session.chat(messages, GenerateOptions(max_new_tokens=12, ignore_eos=True))
+            .result()
+            .text
+        )
         messages.append({"role": "assistant", "content": answer})
         expected += answer + "\n"
-    assert said(tiny_bundle, "hello", "again", "hello", flags=(*FLAGS, "--system", "short")) == expected
+    assert (
+        said(tiny_bundle, "hello", "again", "hello", flags=(*FLAGS, "--system", "short"))
+        == expected
+    )
     assert len({message["content"] for message in messages[2::2]}) == 3
 
 
@@ -47,11 +54,14 @@ def test_blank_lines_and_quit(tiny_bundle: Path):
 
 def test_a_seed_repeats_the_conversation(tiny_bundle: Path):
     flags = (*FLAGS, "--temperature", "1", "--seed", "3")
-    assert said(tiny_bundle, "hello", "again", flags=flags) == said(tiny_bundle, "hello", "again", flags=flags)
+    assert said(tiny_bundle, "hello", "again", flags=flags) == said(
+        tiny_bundle, "hello", "again", flags=flags
+    )
 
 
 def test_end_of_input_ends_it(tiny_bundle: Path):
-    """As a process: an unfinished last line is a turn too, no prompt sign is printed, and the status is 0."""
+    """As a process: an unfinished last line is a turn too, no prompt sign is printed, and the
+    status is 0."""
     done = process("chat", tiny_bundle, *FLAGS, stdin="hello")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == said(tiny_bundle, "hello")
@@ -78,7 +88,9 @@ def commands(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple
     """Answers, and the lines on stderr. The status says whether an error is among these."""
     done = pass_run("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
     errors = done.stderr.splitlines()
-    assert done.exit_code == (2 if any(line.startswith("error: ") for line in errors) else 0), done.stderr
+    assert done.exit_code == (2 if any(line.startswith("error: ") for line in errors) else 0), (
+        done.stderr
+    )
     return done.stdout, errors
 
 
@@ -100,7 +112,9 @@ def test_a_line_that_is_not_utf8_costs_only_itself(tiny_bundle: Path):
 def test_messages_that_the_template_refuses(tiny_bundle: Path, tmp_path: Path):
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="chat_template.jinja")
     refuse = "{% if messages[-1].content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
-    write_listed(copy, "chat_template.jinja", refuse + (tiny_bundle / "chat_template.jinja").read_text())
+    write_listed(
+        copy, "chat_template.jinja", refuse + (tiny_bundle / "chat_template.jinja").read_text()
+    )
     answers, errors = commands(copy, "hello", "no", "again")
     assert answers == said(tiny_bundle, "hello", "again")
     assert errors == ["error: the chat template refuses these messages: not that"]
@@ -111,7 +125,9 @@ def test_a_broken_template(tiny_bundle: Path, tmp_path: Path):
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="chat_template.jinja")
     write_listed(copy, "chat_template.jinja", "{% for %}")
     assert refusal("chat", copy, stdin="hello\n").startswith("error: chat_template.jinja: ")
-    assert refusal("generate", copy, "--chat", "-p", "hello").startswith("error: chat_template.jinja: ")
+    assert refusal("generate", copy, "--chat", "-p", "hello").startswith(
+        "error: chat_template.jinja: "
+    )
     assert pass_run("generate", copy, "-p", "hello", "--max-new-tokens", "2").exit_code == 0
 
 
@@ -127,7 +143,10 @@ def write_listed(bundle: Path, name: str, text: str) -> None:
     (bundle / name).write_text(text)
     config = bundle / "pass_config.json"
     manifest = json.loads(config.read_text())
-    manifest["files"][name] = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text.encode())}
+    manifest["files"][name] = {
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "bytes": len(text.encode()),
+    }
     config.unlink()  # a link
     config.write_text(json.dumps(manifest))
 
@@ -141,12 +160,16 @@ def test_a_full_context_drops_the_oldest_exchanges(tiny_bundle: Path, tmp_path: 
     lines = [f"{i} {HALF}" for i in range(8)]
     flags = (*FLAGS, "--system", "short", "--context-overflow", "drop-oldest")
     answers, notes = commands(tiny_bundle, *lines, f"/save {saved}", flags=flags)
-    assert len(answers.splitlines()) >= 8 and any("dropped the oldest exchange" in note for note in notes)
+    assert len(answers.splitlines()) >= 8 and any(
+        "dropped the oldest exchange" in note for note in notes
+    )
     assert not any(note.startswith("error") for note in notes)
     kept = json.loads(saved.read_text())
     assert kept[0] == {"role": "system", "content": "short"}  # never dropped
     assert [turn["role"] for turn in kept[1:]] == ["user", "assistant"] * (len(kept) // 2)
-    assert [turn["content"] for turn in kept[1::2]] == lines[-(len(kept) // 2) :]  # the newest, without a gap
+    assert [turn["content"] for turn in kept[1::2]] == lines[
+        -(len(kept) // 2) :
+    ]  # the newest, without a gap
     session = load(tiny_bundle, "cpu", threads=1)
     assert 768 // 2 < len(session.encode_chat(kept)) <= 768
 
@@ -172,15 +195,21 @@ def test_an_answer_may_not_take_more_than_half_of_the_context(tiny_bundle: Path)
 
 @pytest.mark.parametrize("capacity", [4, 24, 32])
 def test_tiny_capacities_answer_or_refuse_in_one_line(tiny_bundle: Path, capacity: int):
-    """Messages that do not fit, then ever shorter ones: the first prompt that is answered fills the capacity."""
+    """Messages that do not fit, then ever shorter ones: the first prompt that is answered fills the
+    capacity."""
     lines = ["12" * count for count in range(15, 0, -1)]
     session = load(tiny_bundle, "cpu", threads=1)
     lengths = [len(session.encode_chat([{"role": "user", "content": line}])) for line in lines]
     assert capacity in lengths or capacity < min(lengths)
-    answers, notes = commands(tiny_bundle, *lines, flags=("--ignore-eos", "--capacity", str(capacity)))
+    answers, notes = commands(
+        tiny_bundle, *lines, flags=("--ignore-eos", "--capacity", str(capacity))
+    )
     refused = [note for note in notes if note.startswith("error: ")]
     assert refused == [
-        f"error: the prompt has {length} tokens, more than the context of {capacity}; shorten the message"
+        (
+            f"error: the prompt has {length} tokens, more than the context of {capacity}; shorten "
+            "the message"
+        )
         for length in lengths
         if length > capacity
     ]
@@ -190,9 +219,15 @@ def test_tiny_capacities_answer_or_refuse_in_one_line(tiny_bundle: Path, capacit
 
 def test_save_and_load(tiny_bundle: Path, tmp_path: Path):
     saved = tmp_path / "a talk.json"
-    first, notes = commands(tiny_bundle, "hello", f"/save {saved}", "again", flags=(*FLAGS, "--system", "short"))
+    first, notes = commands(
+        tiny_bundle, "hello", f"/save {saved}", "again", flags=(*FLAGS, "--system", "short")
+    )
     assert notes == [f"3 messages written to {saved}"]
-    assert [turn["role"] for turn in json.loads(saved.read_text())] == ["system", "user", "assistant"]
+    assert [turn["role"] for turn in json.loads(saved.read_text())] == [
+        "system",
+        "user",
+        "assistant",
+    ]
     second, notes = commands(tiny_bundle, f"/load {saved}", "again")
     assert notes == [f"3 messages read from {saved}"] and first.endswith(second)
     assert list(tmp_path.iterdir()) == [saved]
@@ -210,7 +245,9 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_a_file_that_is_no_conversation_changes_nothing(tiny_bundle: Path, tmp_path: Path, case: str):
+def test_a_file_that_is_no_conversation_changes_nothing(
+    tiny_bundle: Path, tmp_path: Path, case: str
+):
     file = tmp_path / "talk.json"
     if (text := BAD_FILES[case]) is not None:
         file.write_text(text)
@@ -223,14 +260,21 @@ def test_system_message_and_other_commands(tiny_bundle: Path, tmp_path: Path):
     system = said(tiny_bundle, "hello", flags=(*FLAGS, "--system", "short"))
     assert system != said(tiny_bundle, "hello")
     assert commands(tiny_bundle, "/system short", "hello")[0] == system
-    assert commands(tiny_bundle, "/system", "hello", flags=(*FLAGS, "--system", "short"))[0] == said(
-        tiny_bundle, "hello"
-    )
+    assert commands(tiny_bundle, "/system", "hello", flags=(*FLAGS, "--system", "short"))[
+        0
+    ] == said(tiny_bundle, "hello")
     again = (*FLAGS, "--system", "short")
-    assert commands(tiny_bundle, "other", "/reset", "hello", flags=again)[0].endswith(system)  # /reset keeps it
-    answers, notes = commands(tiny_bundle, "/help", "/rset", "/save", f"/save {tmp_path / 'no' / 'file'}", "hello")
+    assert commands(tiny_bundle, "other", "/reset", "hello", flags=again)[0].endswith(
+        system
+    )  # /reset keeps it
+    answers, notes = commands(
+        tiny_bundle, "/help", "/rset", "/save", f"/save {tmp_path / 'no' / 'file'}", "hello"
+    )
     assert answers == said(tiny_bundle, "hello")
-    assert all(any(name in note for note in notes) for name in ("/reset", "/system", "/save", "/load", "/quit"))
+    assert all(
+        any(name in note for note in notes)
+        for name in ("/reset", "/system", "/save", "/load", "/quit")
+    )
     assert [note.split(":")[1] for note in notes[-3:]] == [
         " unknown command /rset; /help lists them",
         " name a file",

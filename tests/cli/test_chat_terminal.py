@@ -30,7 +30,11 @@ def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
         terminal.wait_for(PROMPT)
         terminal.type("\x04")  # Ctrl-D
         assert terminal.end() == 0
-    assert [turn["content"] for turn in json.loads(saved.read_text())[::2]] == ["hello", "hello!", "two\nlines"]
+    assert [turn["content"] for turn in json.loads(saved.read_text())[::2]] == [
+        "hello",
+        "hello!",
+        "two\nlines",
+    ]
 
 
 def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):

@@ -22,7 +22,13 @@ from pass_runtime.cli.main import main
 from pass_runtime.cli.request_line import BatchRequest
 from pass_runtime.options import GenerateOptions
 
-FILES = {"schema": "{}", "lark": 'start: "a"', "prompt": "from a file\n", "prompts": '{"prompt": "b"}\n', "keys": "k\n"}
+FILES = {
+    "schema": "{}",
+    "lark": 'start: "a"',
+    "prompt": "from a file\n",
+    "prompts": '{"prompt": "b"}\n',
+    "keys": "k\n",
+}
 BUNDLE = "bundle"
 SAMPLED = {
     "temperature": Case(["--temperature", 0.5], {"temperature": 0.5}),
@@ -37,7 +43,13 @@ PENALIZED = {
     "repetition_penalty": Case(["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
     "logit_bias": Case(["--logit-bias", "5=-2"], {"logit_bias": {5: -2.0}}),
 }
-NO_CONSTRAINT = {"json_schema": None, "json_object": False, "regex": None, "choice": (), "grammar": None}
+NO_CONSTRAINT = {
+    "json_schema": None,
+    "json_object": False,
+    "regex": None,
+    "choice": (),
+    "grammar": None,
+}
 CONSTRAINED = {
     "json_schema": (["--json-schema", "schema"], {"json_schema": "{}"}),
     "json_object": (["--json-object"], {"json_object": True}),
@@ -66,16 +78,22 @@ ENGINE = {
 }
 LIMITS = {
     "max_batch_size": Case(["--max-batch-size", 3], {"max_batch_size": 3}),
-    "speculative_max_concurrency": Case(["--speculative-max-concurrency", 2], {"speculative_max_concurrency": 2}),
+    "speculative_max_concurrency": Case(
+        ["--speculative-max-concurrency", 2], {"speculative_max_concurrency": 2}
+    ),
 }
 NO_PREFIX_CACHE = {"no_prefix_cache": Case(["--no-prefix-cache"], {"prefix_cache": False})}
-LOGPROBS_MODE = {"logprobs_mode": Case(["--logprobs-mode", "processed"], {"logprobs_mode": "processed"})}
+LOGPROBS_MODE = {
+    "logprobs_mode": Case(["--logprobs-mode", "processed"], {"logprobs_mode": "processed"})
+}
 
 
 def under(prefix: str, cases: dict[str, Case]) -> dict[str, Case]:
     """The same cases, where the fields are those of `prefix`."""
     return {
-        name: dataclasses.replace(case, expected={f"{prefix}.{key}": value for key, value in case.expected.items()})
+        name: dataclasses.replace(
+            case, expected={f"{prefix}.{key}": value for key, value in case.expected.items()}
+        )
         for name, case in cases.items()
     }
 
@@ -84,7 +102,10 @@ def constrained() -> dict[str, Case]:
     """Cases of options that make a constraint."""
     found = {}
     for name, (given, fields) in CONSTRAINED.items():
-        whole = {f"GenerateOptions.constraint.{key}": value for key, value in (NO_CONSTRAINT | fields).items()}
+        whole = {
+            f"GenerateOptions.constraint.{key}": value
+            for key, value in (NO_CONSTRAINT | fields).items()
+        }
         unset = [key for key, value in whole.items() if value is None]
         found[name] = Case(given, {key: value for key, value in whole.items() if key not in unset})
     return found
@@ -107,22 +128,35 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             **under("LoadOptions", LOGPROBS_MODE),
             "bundle": Case([], {"load.bundle": Path("other")}, ["other", "-p", "a"]),
             "prompt": Case(["-p", "b"], {"generate.0": "b"}),
-            "prompt_file": Case(["--prompt-file", "prompt"], {"generate.0": "from a file"}, [BUNDLE]),
-            "keep_newline": Case(
-                ["--keep-newline"], {"generate.0": "from a file\n"}, [BUNDLE, "--prompt-file", "prompt"]
+            "prompt_file": Case(
+                ["--prompt-file", "prompt"], {"generate.0": "from a file"}, [BUNDLE]
             ),
-            "as_chat": Case(["--chat"], {"chat.0": [{"role": "user", "content": "a"}], "generate.0": None}),
+            "keep_newline": Case(
+                ["--keep-newline"],
+                {"generate.0": "from a file\n"},
+                [BUNDLE, "--prompt-file", "prompt"],
+            ),
+            "as_chat": Case(
+                ["--chat"], {"chat.0": [{"role": "user", "content": "a"}], "generate.0": None}
+            ),
             "system": Case(
                 ["--system", "s"],
                 {"chat.0": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]},
                 [*PROMPT, "--chat"],
             ),
-            "logprobs": Case(["--logprobs", 2], {"GenerateOptions.logprobs": 2}, [*PROMPT, "--json"]),
-            "as_json": Case(["--json"], {"print_pieces.show_drafts": None, "print_summary.show_drafts": None}),
-            "show_drafts": Case(
-                ["--show-drafts"], {"print_pieces.show_drafts": True, "print_summary.show_drafts": True}
+            "logprobs": Case(
+                ["--logprobs", 2], {"GenerateOptions.logprobs": 2}, [*PROMPT, "--json"]
             ),
-            "explain": Case(["--explain"], {"SamplingParams.temperature": 0.0, ANYTHING_ELSE: None}),
+            "as_json": Case(
+                ["--json"], {"print_pieces.show_drafts": None, "print_summary.show_drafts": None}
+            ),
+            "show_drafts": Case(
+                ["--show-drafts"],
+                {"print_pieces.show_drafts": True, "print_summary.show_drafts": True},
+            ),
+            "explain": Case(
+                ["--explain"], {"SamplingParams.temperature": 0.0, ANYTHING_ELSE: None}
+            ),
         },
     ),
     "chat": (
@@ -143,9 +177,17 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             **GENERATION,
             **OPENED,
             **under("LoadOptions", LIMITS | LOGPROBS_MODE | NO_PREFIX_CACHE),
-            "bundle": Case([], {"load.bundle": Path("other"), ANYTHING_ELSE: None}, ["other", "requests", "results"]),
-            "requests": Case([], {"run_batch.requests": Path("other")}, [BUNDLE, "other", "results"]),
-            "results": Case([], {"run_batch.results": Path("other")}, [BUNDLE, "requests", "other"]),
+            "bundle": Case(
+                [],
+                {"load.bundle": Path("other"), ANYTHING_ELSE: None},
+                ["other", "requests", "results"],
+            ),
+            "requests": Case(
+                [], {"run_batch.requests": Path("other")}, [BUNDLE, "other", "results"]
+            ),
+            "results": Case(
+                [], {"run_batch.results": Path("other")}, [BUNDLE, "requests", "other"]
+            ),
             "logprobs": Case(["--logprobs", 2], {"GenerateOptions.logprobs": 2}),
             "retry_failed": Case(["--retry-failed"], {"run_batch.retry_failed": True}),
             "fail_on_error": Case(["--fail-on-error"], {"exit": 1}),
@@ -158,7 +200,9 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             **SERVER_CASES,
             **under("LoadOptions", {"max_batch_size": LIMITS["max_batch_size"]}),
             "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
-            "host": Case(["--host", "0.0.0.0"], {"listen.host": "0.0.0.0", "check_exposure.host": "0.0.0.0"}),
+            "host": Case(
+                ["--host", "0.0.0.0"], {"listen.host": "0.0.0.0", "check_exposure.host": "0.0.0.0"}
+            ),
             "port": Case(["--port", 5], {"listen.port": 5}),
             "max_connections": Case(["--max-connections", 5], {"serve.max_connections": 5}),
             "drain_seconds": Case(["--drain-seconds", 5], {"serve.drain_seconds": 5.0}),
@@ -171,12 +215,17 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             **under("BenchOptions.sampling", SAMPLED),
             "bundle": Case([], {"load.bundle": Path("other")}, ["other"]),
             "prompts": Case(["-p", "a"], {"BenchOptions.prompts": ("a",)}),
-            "prompt_file": Case(["--prompt-file", "prompts"], {"BenchOptions.prompt_file": Path("prompts")}),
+            "prompt_file": Case(
+                ["--prompt-file", "prompts"], {"BenchOptions.prompt_file": Path("prompts")}
+            ),
             "max_new_tokens": Case(["--max-new-tokens", 5], {"BenchOptions.max_new_tokens": 5}),
             "plans": Case(["--plan", "ar"], {"BenchOptions.plans": ("ar",)}),
             "drafts": Case(["--draft", "ngram"], {"BenchOptions.drafts": ("ngram",)}),
             "lookahead": Case(["--lookahead", 1], {"BenchOptions.lookahead": (1,)}),
-            "batches": Case(["--batch", "1,2"], {"BenchOptions.batches": (1, 2), "LoadOptions.max_batch_size": 2}),
+            "batches": Case(
+                ["--batch", "1,2"],
+                {"BenchOptions.batches": (1, 2), "LoadOptions.max_batch_size": 2},
+            ),
             "rows": Case(["--rows", "1,2"], {"RowsOptions.rows": (1, 2), ANYTHING_ELSE: None}),
             "cached": Case(["--cached", 9], {"RowsOptions.cached": 9}, ROWS),
             "repeat": Case(["--repeat", 9], {"BenchOptions.repeat": 9}),
@@ -193,7 +242,9 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
             "verify": Case(["--verify"], {"run_inspect.verify": True}),
             "device": Case(["--device", "cuda"], {"run_inspect.device": "cuda"}),
             "max_batch_size": Case(
-                ["--max-batch-size", 3], {"run_inspect.max_batch_size": 3}, [BUNDLE, "--device", "cuda"]
+                ["--max-batch-size", 3],
+                {"run_inspect.max_batch_size": 3},
+                [BUNDLE, "--device", "cuda"],
             ),
         },
     ),
@@ -217,7 +268,9 @@ def prepare(calls: Calls) -> None:
     calls.replace("pass_runtime.bundle.read.read_manifest")
     calls.replace("pass_runtime.cli.batch.model_identity", "m")
     tally = Tally(results=2, failed=1)
-    calls.replace("pass_runtime.cli.batch.run_batch", lambda given: (given["open_session"](), tally)[1])
+    calls.replace(
+        "pass_runtime.cli.batch.run_batch", lambda given: (given["open_session"](), tally)[1]
+    )
     for name in ("bench.run_bench", "bench_rows.measure_rows", "bench.about"):
         calls.replace(f"pass_runtime.cli.{name}", {})
     calls.replace("pass_runtime.cli.bench.show_report")
@@ -230,7 +283,9 @@ def prepare_server(calls: Calls) -> None:
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
     calls.replace("pass_server.server.listen", listening)
     calls.replace("pass_server.server.serve")
-    calls.replace("pass_server.server.answering", nullcontext(), noted=False)  # it needs a real listener
+    calls.replace(
+        "pass_server.server.answering", nullcontext(), noted=False
+    )  # it needs a real listener
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
     calls.replace("pass_server.server.make_app", app)
     calls.replace("pass_server.server.check_exposure")
@@ -293,14 +348,22 @@ VALUES = {
 """A value for every field of a request that is not its default."""
 
 
-@pytest.mark.parametrize("name", sorted(BatchRequest.model_fields.keys() - {"id", "prompt", "messages"}))
+@pytest.mark.parametrize(
+    "name", sorted(BatchRequest.model_fields.keys() - {"id", "prompt", "messages"})
+)
 def test_a_field_of_a_batch_changes_its_request(name):
     value = {"5": -2.0} if name == "logit_bias" else listed(VALUES[name])
     fields = {"plan": "ar"} | {name: value}
     options = BatchRequest.model_validate({"prompt": "a", **fields}).options(GenerateOptions(), 1)
     plain = BatchRequest(prompt="a", plan="ar").options(GenerateOptions(), 1)
     assert options != plain
-    place = options.constraint if name in CONSTRAINT_FIELDS else options if hasattr(options, name) else options.sampling
+    place = (
+        options.constraint
+        if name in CONSTRAINT_FIELDS
+        else options
+        if hasattr(options, name)
+        else options.sampling
+    )
     found = getattr(place, name)
     assert (json.loads(found) if name == "json_schema" else listed(found)) == listed(VALUES[name])
 

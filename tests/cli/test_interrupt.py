@@ -21,7 +21,15 @@ def started(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subproces
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
-    flags = ("generate", tiny_bundle, "-p", "The quick brown fox", "--ignore-eos", "--max-new-tokens", "300")
+    flags = (
+        "generate",
+        tiny_bundle,
+        "-p",
+        "The quick brown fox",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "300",
+    )
     with started(*flags) as running:
         assert running.stdout is not None
         first = running.stdout.read(8)
@@ -40,7 +48,15 @@ def test_a_long_generation_as_json(tiny_bundle: Path, tmp_path: Path, number: si
     """What was written by then is printed."""
     passes = tmp_path / "passes"
     slow = pass_run_after(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
-    flags = ("generate", tiny_bundle, "-p", "The quick brown fox", "--ignore-eos", "--max-new-tokens", "300")
+    flags = (
+        "generate",
+        tiny_bundle,
+        "-p",
+        "The quick brown fox",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "300",
+    )
     with started(*flags, "--plan", "ar", "--json", command=slow) as running:
         while not passes.is_file() or passes.stat().st_size < 8:
             assert running.poll() is None
@@ -102,7 +118,9 @@ def test_chat_stops_a_command_and_goes_on(tiny_bundle: Path, tmp_path: Path):
     """A pipe that nobody writes to would be read for ever."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with started("chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "6", "--plan", "ar") as running:
+    with started(
+        "chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "6", "--plan", "ar"
+    ) as running:
         assert running.stdin is not None and running.stdout is not None
         running.stdin.write(f"hello\n/load {fifo}\n".encode())
         running.stdin.flush()

@@ -37,7 +37,9 @@ def test_a_reader_that_goes_away(command: list[str]):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
-        done = subprocess.run(command, input=b"hello\n", stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(
+            command, input=b"hello\n", stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False
+        )
     assert done.returncode == 141, done.stderr  # what the shell reports for SIGPIPE
     assert done.stderr == b""
 
@@ -49,6 +51,9 @@ def test_a_closed_output(command: list[str], closed: int):
     line = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
     done = subprocess.run(line, input=b"hello\n", stdout=pipe, stderr=pipe, timeout=60, check=False)
     if closed == 1 and "batch" in command:
-        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1) and b"name a file" in done.stderr
+        assert (done.returncode, done.stderr.count(b"\n")) == (
+            2,
+            1,
+        ) and b"name a file" in done.stderr
     else:
         assert done.returncode == 0 and b"Traceback" not in done.stderr + done.stdout

@@ -1,4 +1,5 @@
-"""pass-run with constraints, penalties and biases: each does what it says, and what is wrong is said in one line."""
+"""pass-run with constraints, penalties and biases: each does what it says, and what is wrong is
+said in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def generated(bundle: Path, *arguments: object) -> dict:
 def test_each_constraint(tiny_bundle: Path, tmp_path: Path):
     schema, grammar = tmp_path / "schema.json", tmp_path / "two.lark"
     schema.write_text(
-        '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
+        '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], '
+        '"additionalProperties": false}'
     )
     grammar.write_text('start: "one" | "two"')
     assert json.loads(generated(tiny_bundle, "--json-schema", schema)["text"])["a"] in (1, 2)
@@ -38,12 +40,16 @@ def test_each_change_of_logits(tiny_bundle: Path):
         ("--bad-word", "fox", "--allowed-token-id", "9", "--allowed-token-id", "11"),
     ]
     for flags in changes:
-        changed = generated(tiny_bundle, "--ignore-eos", "--max-new-tokens", 12, *flags)["token_ids"]
+        changed = generated(tiny_bundle, "--ignore-eos", "--max-new-tokens", 12, *flags)[
+            "token_ids"
+        ]
         assert changed != plain, flags
     assert set(changed) <= {9, 11}
     end = generated(tiny_bundle, "--stop-token-id", first, "--max-new-tokens", 12)
     assert end["stats"]["generated_tokens"] == 1
-    later = generated(tiny_bundle, "--stop-token-id", first, "--max-new-tokens", 12, "--min-tokens", 4)
+    later = generated(
+        tiny_bundle, "--stop-token-id", first, "--max-new-tokens", 12, "--min-tokens", 4
+    )
     assert later["stats"]["generated_tokens"] >= 4 and first not in later["token_ids"][:4]
 
 
@@ -52,7 +58,10 @@ def test_each_change_of_logits(tiny_bundle: Path):
     [
         (("--regex", "("), "the regex is not valid"),
         (("--regex", "a", "--json-object"), "exactly one of"),
-        (("--json-schema", "/nowhere.json"), "cannot read /nowhere.json: No such file or directory"),
+        (
+            ("--json-schema", "/nowhere.json"),
+            "cannot read /nowhere.json: No such file or directory",
+        ),
         (("--logit-bias", "fox=1"), "is not a token id"),
         (("--logit-bias", "5=200"), "logit-bias must be -100 to 100"),
         (("--logit-bias", "9999999=1"), "not in the vocabulary"),
@@ -83,5 +92,7 @@ def test_lines_of_a_batch_have_their_own(tiny_bundle: Path, tmp_path: Path):
     found = [json.loads(line) for line in results.read_text().splitlines()]
     assert found[0]["text"] in ("left", "right") and found[1]["text"] == "7"
     assert found[2]["token_ids"] == [9, 9, 9] and found[3]["token_ids"] == [11]
-    for answer, why in zip(found[4:], ("is not a token id", "not valid", "exactly one of"), strict=True):
+    for answer, why in zip(
+        found[4:], ("is not a token id", "not valid", "exactly one of"), strict=True
+    ):
         assert why in answer["error"]

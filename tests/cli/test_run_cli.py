@@ -38,12 +38,15 @@ def test_json_has_the_documented_keys(tiny_bundle: Path):
 
 
 def test_as_a_process(tiny_bundle: Path, tmp_path: Path):
-    """The rest of this file runs the command in the test's process: here is the same through the operating system."""
+    """The rest of this file runs the command in the test's process: here is the same through the
+    operating system."""
     done = process("generate", tiny_bundle, "--json", "--max-new-tokens", 4, stdin=PROMPT)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["token_ids"]) <= 4
     done = process("generate", tmp_path, "--wrap")
-    assert assert_refused(done.returncode, done.stdout, done.stderr).endswith("; see pass-run generate --help\n")
+    assert assert_refused(done.returncode, done.stdout, done.stderr).endswith(
+        "; see pass-run generate --help\n"
+    )
 
 
 def test_text_is_the_text_of_the_json(tiny_bundle: Path):
@@ -86,7 +89,9 @@ def test_empty_prompts(tiny_bundle: Path, tmp_path: Path):
     file = tmp_path / "prompt.txt"
     for content in ("", "\n"):
         file.write_text(content)
-        assert generated(tiny_bundle, "--prompt-file", file, "--max-new-tokens", 1)["prompt_ids"] == [0]
+        assert generated(tiny_bundle, "--prompt-file", file, "--max-new-tokens", 1)[
+            "prompt_ids"
+        ] == [0]
         assert generated(tiny_bundle, "--max-new-tokens", 1, stdin=content)["prompt_ids"] == [0]
 
 
@@ -112,7 +117,9 @@ def test_a_reported_seed_repeats_the_text(tiny_bundle: Path):
     flags = ("-p", PROMPT, "--temperature", 1, "--max-new-tokens", 24)
     first, second = generated(tiny_bundle, *flags), generated(tiny_bundle, *flags)
     assert first["seed"] != second["seed"] and first["token_ids"] != second["token_ids"]
-    assert generated(tiny_bundle, *flags, "--seed", first["seed"])["token_ids"] == first["token_ids"]
+    assert (
+        generated(tiny_bundle, *flags, "--seed", first["seed"])["token_ids"] == first["token_ids"]
+    )
 
 
 def test_stop_ends_the_text_before_it(tiny_bundle: Path):
@@ -132,7 +139,9 @@ def test_chat_flag_uses_the_template(tiny_bundle: Path):
 
 
 def test_a_system_message(tiny_bundle: Path):
-    templated = generated(tiny_bundle, "-p", "<bos>[system]short\n[user]hello\n[assistant]", "--max-new-tokens", 1)
+    templated = generated(
+        tiny_bundle, "-p", "<bos>[system]short\n[user]hello\n[assistant]", "--max-new-tokens", 1
+    )
     flags = ("-p", "hello", "--chat", "--system", "short", "--max-new-tokens", 1)
     assert generated(tiny_bundle, *flags)["prompt_ids"] == templated["prompt_ids"]
 
@@ -141,7 +150,8 @@ REFUSED_FLAGS = {
     "empty stop": (["--stop", "a", "--stop", ""], "--stop is empty"),
     "unknown plan": (
         ["--plan", "AR"],
-        "unknown plan 'AR': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes",
+        "unknown plan 'AR': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, "
+        "tree-16, auto, or group sizes",
     ),
     "lookahead beyond the bundle": (["--lookahead", "7"], "0 to 6"),
     "negative lookahead": (["--lookahead", "-1"], "0 to 6"),
@@ -170,15 +180,23 @@ def test_refused_prompts(tiny_bundle: Path, tmp_path: Path):
     latin1 = tmp_path / "latin1.txt"
     latin1.write_bytes("Straße".encode("latin-1"))
     assert "not UTF-8" in refusal("generate", tiny_bundle, "--prompt-file", latin1)
-    assert "missing.txt" in refusal("generate", tiny_bundle, "--prompt-file", tmp_path / "missing.txt")
+    assert "missing.txt" in refusal(
+        "generate", tiny_bundle, "--prompt-file", tmp_path / "missing.txt"
+    )
     assert str(tmp_path) in refusal("generate", tiny_bundle, "--prompt-file", tmp_path)
     assert "more than the KV capacity of 768" in refusal("generate", tiny_bundle, "-p", "12 " * 800)
 
 
 @pytest.mark.parametrize("explain", [(), ("--explain",)], ids=["", "explained"])
-def test_a_prompt_that_fills_the_capacity_has_one_answer(tiny_bundle: Path, explain: tuple[str, ...]):
+def test_a_prompt_that_fills_the_capacity_has_one_answer(
+    tiny_bundle: Path, explain: tuple[str, ...]
+):
     """With the default plan, which would time passes after the first token."""
-    ids = len(json.loads(output("generate", tiny_bundle, "--json", "--max-new-tokens", 1, "-p", PROMPT))["prompt_ids"])
+    ids = len(
+        json.loads(output("generate", tiny_bundle, "--json", "--max-new-tokens", 1, "-p", PROMPT))[
+            "prompt_ids"
+        ]
+    )
     prompt = PROMPT + "1" * (-ids % 4)  # a digit is a token, and capacities are multiples of 4
     capacity = ids + -ids % 4
     flags = ("--capacity", capacity, "--ignore-eos", "-p", prompt)
@@ -189,12 +207,14 @@ def test_a_prompt_that_fills_the_capacity_has_one_answer(tiny_bundle: Path, expl
 
 def test_non_utf8_standard_input(tiny_bundle: Path):
     assert (
-        refusal("generate", tiny_bundle, stdin=b"\xff\xfe") == "error: the prompt in standard input is not UTF-8 text\n"
+        refusal("generate", tiny_bundle, stdin=b"\xff\xfe")
+        == "error: the prompt in standard input is not UTF-8 text\n"
     )
 
 
 def test_a_prompt_that_is_not_utf8(tiny_bundle: Path):
-    """Python hands bytes that are no UTF-8 to the command as half characters, which no tokenizer takes."""
+    """Python hands bytes that are no UTF-8 to the command as half characters, which no tokenizer
+    takes."""
     command = [*PASS_RUN, "generate", str(tiny_bundle), "-p", b"Stra\xdfe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "UTF-8" in assert_refused(done.returncode, done.stdout, done.stderr)
@@ -206,11 +226,15 @@ def test_a_directory_that_is_no_bundle(tmp_path: Path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for model in (tmp_path, tmp_path / "model.gguf"):
         command = f"`pass-export --model {model}`"
-        assert f"is a model, not a bundle: make a bundle with {command}" in refusal("generate", model, "-p", PROMPT)
+        assert f"is a model, not a bundle: make a bundle with {command}" in refusal(
+            "generate", model, "-p", PROMPT
+        )
     assert "is not a bundle" in refusal("generate", tmp_path / "nowhere", "-p", PROMPT)
 
 
-@pytest.mark.parametrize("name", ["trunk.onnx", "trunk.onnx.data", "tokenizer.json", "tail.ar.greedy.onnx"])
+@pytest.mark.parametrize(
+    "name", ["trunk.onnx", "trunk.onnx.data", "tokenizer.json", "tail.ar.greedy.onnx"]
+)
 def test_one_flipped_byte(tiny_bundle: Path, tmp_path: Path, name: str):
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
     content = bytearray((tiny_bundle / name).read_bytes())
@@ -231,7 +255,10 @@ def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
 MANIFEST_CHANGES = {
     "version": ({"version": 1}, "version 1 is not 3"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
-    "noise": ({"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}}, "noise scheme 'other'"),
+    "noise": (
+        {"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}},
+        "noise scheme 'other'",
+    ),
     "format": ({"format": "zip"}, "format"),
 }
 
@@ -259,9 +286,17 @@ USAGE = {
     "unknown command": (["generat"], "'generat'", "--help"),
     "no bundle": (["generate"], "missing argument 'BUNDLE'", "generate --help"),
     "no results": (["batch", "a", "b"], "missing argument 'RESULTS'", "batch --help"),
-    "one argument too many": (["generate", "a", "b"], "unexpected extra argument", "generate --help"),
+    "one argument too many": (
+        ["generate", "a", "b"],
+        "unexpected extra argument",
+        "generate --help",
+    ),
     "unknown flag": (["generate", "a", "--wrap"], "no such option '--wrap'", "generate --help"),
-    "no value": (["generate", "a", "--prompt"], "'--prompt' requires an argument", "generate --help"),
+    "no value": (
+        ["generate", "a", "--prompt"],
+        "'--prompt' requires an argument",
+        "generate --help",
+    ),
     "not a number": (["chat", "a", "--top-k", "many"], "'many' is not a valid", "chat --help"),
     "not a choice": (["bench", "a", "--draft", "x"], "'lookahead', 'ngram'", "bench --help"),
 }
@@ -270,20 +305,26 @@ USAGE = {
 @pytest.mark.parametrize("case", USAGE)
 def test_usage_errors_are_one_line(case: str):
     arguments, expected, see = USAGE[case]
-    line = refusal(*arguments).replace("option: --wrap", "option '--wrap'")  # as click said it in 8.1
+    line = refusal(*arguments).replace(
+        "option: --wrap", "option '--wrap'"
+    )  # as click said it in 8.1
     assert expected in line and line.endswith(f" {see}\n") and "; see " in line
 
 
 def test_help_on_a_full_disk():
     with Path("/dev/full").open("w") as full:
         command = [*PASS_RUN, "generate", "--help"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
 
 
 def test_output_on_a_full_disk(tiny_bundle: Path):
     command = [*PASS_RUN, "generate", str(tiny_bundle), "-p", PROMPT, "--max-new-tokens", "9"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr

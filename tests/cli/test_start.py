@@ -14,19 +14,34 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HANDLED = "handled"
-"""The first moment at which a command can do anything about a signal: it has a handler for SIGTERM, too."""
+"""The first moment at which a command can do anything about a signal: it has a handler for SIGTERM,
+too."""
 LIBRARIES = {
     "pass_runtime": ("_multiarray_umath", "_pydantic_core", "onnxruntime_pybind11_state"),
     "pass_exporter": ("_pydantic_core", "libtorch_python"),
     "pass_trainer": ("libtorch_python",),
 }
-MOMENTS = [(package, moment) for package, libraries in LIBRARIES.items() for moment in (HANDLED, *libraries)]
+MOMENTS = [
+    (package, moment)
+    for package, libraries in LIBRARIES.items()
+    for moment in (HANDLED, *libraries)
+]
 
 
 @pytest.fixture
 def arguments(tiny_bundle: Path, tiny_model: Path, tmp_path: Path) -> dict[str, list[str]]:
     """Work that takes a while."""
-    generate = ["generate", str(tiny_bundle), "-p", "fox", "--max-new-tokens", "700", "--ignore-eos", "--plan", "ar"]
+    generate = [
+        "generate",
+        str(tiny_bundle),
+        "-p",
+        "fox",
+        "--max-new-tokens",
+        "700",
+        "--ignore-eos",
+        "--plan",
+        "ar",
+    ]
     output = ["--model", str(tiny_model), "-o", str(tmp_path / "out")]
     return {"pass_runtime": generate, "pass_exporter": output, "pass_trainer": output}
 
@@ -41,9 +56,13 @@ def reached(running: subprocess.Popen[str], moment: str) -> bool:
 
 
 @pytest.mark.parametrize(("package", "moment"), MOMENTS, ids=lambda value: value)
-def test_an_interrupt_at_the_start_ends_quietly(package: str, moment: str, arguments: dict[str, list[str]]):
+def test_an_interrupt_at_the_start_ends_quietly(
+    package: str, moment: str, arguments: dict[str, list[str]]
+):
     command = [sys.executable, "-m", package, *arguments[package]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         while running.poll() is None and not reached(running, moment):
             time.sleep(0.001)
         still_running = running.poll() is None
@@ -51,7 +70,9 @@ def test_an_interrupt_at_the_start_ends_quietly(package: str, moment: str, argum
         _, errors = running.communicate(timeout=120)
     assert "Traceback" not in errors and "Exception ignored" not in errors, errors
     if still_running:  # a busy machine may have let it finish meanwhile
-        assert running.returncode in (0, 130) and errors.count("interrupted") == (running.returncode == 130)
+        assert running.returncode in (0, 130) and errors.count("interrupted") == (
+            running.returncode == 130
+        )
 
 
 def test_the_commands_begin_where_signals_are_handled_first():
@@ -59,5 +80,7 @@ def test_the_commands_begin_where_signals_are_handled_first():
     assert sorted(scripts.values()) == [f"{package}.__main__:main" for package in sorted(LIBRARIES)]
     for package in LIBRARIES:
         code = f"import {package}.__main__, sys; print(*sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert not {"numpy", "pydantic", "click", "onnxruntime", "torch"} & set(done.stdout.split())

@@ -33,11 +33,15 @@ def test_no_word_is_cut(width: int, boxed: bool):
     table.add_row(*row)
     text = shown(table, width)
     assert row[0] in text and "…" not in text
-    assert {word.replace("[bold]", "") for text in (*headings, *row) for word in text.split()} <= set(text.split())
+    assert {
+        word.replace("[bold]", "") for text in (*headings, *row) for word in text.split()
+    } <= set(text.split())
     assert max(map(len, text.splitlines())) <= max(width, 93)
 
 
-def test_the_menu_of_auto_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_menu_of_auto_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     """With the longest names of plans that are on it, and what ran is told apart."""
     monkeypatch.setenv("COLUMNS", "80")
     tuner = Tuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
@@ -55,7 +59,17 @@ def test_the_menu_of_auto_fits_80_columns(capsys: pytest.CaptureFixture[str], mo
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")
 WORDS = {
-    "bench": ("plan", "tokens/s", "each", "ratio", "ms/pass", "tau", "acceptance", "position", "+ngram"),
+    "bench": (
+        "plan",
+        "tokens/s",
+        "each",
+        "ratio",
+        "ms/pass",
+        "tau",
+        "acceptance",
+        "position",
+        "+ngram",
+    ),
     "rows": ("sequences", "rows", "window", "look-ahead", "trunk,", "ratio", "tail,"),
     "inspect": ("plan", "rows", "drafts", "groups", "next", "samplers"),
     "explain": ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against"),
@@ -64,7 +78,9 @@ WORDS = {
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 @pytest.mark.parametrize("name", WORDS)
-def test_commands_in_80_columns(random_bundle: Path, name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch):
+def test_commands_in_80_columns(
+    random_bundle: Path, name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch
+):
     command, *flags = {
         "bench": ("bench", "--max-new-tokens", "8", "--repeat", "1", *WIDE),
         "rows": ("bench", "--rows", "1,9", "--batch", "1,2", "--repeat", "1"),

@@ -1,4 +1,5 @@
-"""pass-train as a user runs it: what goes wrong ends in one line and status 2, what goes right feeds pass-export."""
+"""pass-train as a user runs it: what goes wrong ends in one line and status 2, what goes right
+feeds pass-export."""
 
 from __future__ import annotations
 
@@ -22,7 +23,19 @@ import pass_exporter.cli
 from pass_trainer.cli import main
 
 SMALL = [
-    *("--sequences", "64", "--sequence-length", "48", "--prompt-tokens", "4", "8", "--dtype", "fp32", "--device", "cpu")
+    *(
+        "--sequences",
+        "64",
+        "--sequence-length",
+        "48",
+        "--prompt-tokens",
+        "4",
+        "8",
+        "--dtype",
+        "fp32",
+        "--device",
+        "cpu",
+    )
 ]
 TRAIN = ["--lookahead", "2", "--adapter", "lora", "--rank", "2", "--steps", "5", *SMALL]
 
@@ -58,36 +71,68 @@ def refusal(*arguments: object) -> str:
     return lines[-1]
 
 
-@pytest.mark.parametrize("arguments", [["--wrap"], ["evaluat"], ["--steps", "many"], ["--prompt-tokens", "1"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["--wrap"], ["evaluat"], ["--steps", "many"], ["--prompt-tokens", "1"]], ids=str
+)
 def test_usage_errors_are_one_line(arguments: list[str]):
     assert refusal(*arguments).endswith("--help")
     assert CliRunner().invoke(main, arguments).stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(
+    tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     output = tmp_path_factory.mktemp("trained") / "run"
-    command = [sys.executable, "-m", "pass_trainer.cli", "--model", tiny_model, "--data", text, "-o", output, *TRAIN]
+    command = [
+        sys.executable,
+        "-m",
+        "pass_trainer.cli",
+        "--model",
+        tiny_model,
+        "--data",
+        text,
+        "-o",
+        output,
+        *TRAIN,
+    ]
     environment = {**os.environ, "PASS_CACHE": cache}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{output}/lookahead.safetensors\n"
     assert "training: 5/5  loss" in done.stderr and "held-out" in done.stderr
-    assert not {"\r", "\x1b"} & set(done.stderr)  # not drawn over, not coloured: stderr is no terminal
+    assert not {"\r", "\x1b"} & set(
+        done.stderr
+    )  # not drawn over, not coloured: stderr is no terminal
     return output / "lookahead.safetensors"
 
 
-def test_a_resumed_run_keeps_its_steps(tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path):
+def test_a_resumed_run_keeps_its_steps(
+    tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path
+):
     """Where nobody says how many: the default is for new runs."""
     shutil.copytree(trained.parent, tmp_path / "run")
     flags = [*("--lookahead", 2, "--adapter", "lora", "--rank", 2, "--resume"), *SMALL]
-    done = run(main, "--model", tiny_model, "--data", text, "-o", tmp_path / "run", *flags, cache=cache)
+    done = run(
+        main, "--model", tiny_model, "--data", text, "-o", tmp_path / "run", *flags, cache=cache
+    )
     assert done.exit_code == 0, done.stderr
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["training"]["steps"] == 5
 
 
 def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
-    flags = ("--model", tiny_model, "--lookahead", 2, "--lookahead-weights", trained, "-o", tmp_path / "bundle")
+    flags = (
+        "--model",
+        tiny_model,
+        "--lookahead",
+        2,
+        "--lookahead-weights",
+        trained,
+        "-o",
+        tmp_path / "bundle",
+    )
     done = run(pass_exporter.cli.main, *flags)
     assert done.exit_code == 0, done.stderr
     assert "trained 5 steps, lora rank 2" in " ".join(done.stderr.split())
@@ -98,15 +143,33 @@ def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    lines = [("a", "chat", "who is the fox?"), ("b", "chat", "and the dog"), ("c", "code", "def add(")]
+    lines = [
+        ("a", "chat", "who is the fox?"),
+        ("b", "chat", "and the dog"),
+        ("c", "code", "def add("),
+    ]
     path.write_text(
-        "".join(json.dumps(dict(zip(("id", "kind", "prompt"), line, strict=True))) + "\n" for line in lines)
+        "".join(
+            json.dumps(dict(zip(("id", "kind", "prompt"), line, strict=True))) + "\n"
+            for line in lines
+        )
     )
     return path
 
 
 def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, cache: str):
-    flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12, "--temperatures", "0,0.8"]
+    flags = [
+        "--model",
+        tiny_model,
+        "--prompts",
+        prompts,
+        "--lookahead",
+        2,
+        "--tokens",
+        12,
+        "--temperatures",
+        "0,0.8",
+    ]
     for weights in ([trained], []):  # trained, and the baseline
         done = run(main, "evaluate", *weights, *flags, "--json", cache=cache)
         assert done.exit_code == 0, done.stderr
@@ -118,12 +181,27 @@ def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, ca
             assert value["places"] + value["looping"]["places"] > 11
             assert len(value["survival"]) == 2 and value["chain"][0] == value["survival"][0]
             assert all(1 <= tau <= 3 for tau in value["tau"].values())
-    done = run(main, "evaluate", trained, *flags, "--temperatures", "0.8", "--top-k", 5, cache=cache)
+    done = run(
+        main, "evaluate", trained, *flags, "--temperatures", "0.8", "--top-k", 5, cache=cache
+    )
     assert done.exit_code == 0 and "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
 
 
-def test_evaluate_measures_the_kinds_that_are_named(tiny_model: Path, trained: Path, prompts: Path, cache: str):
-    flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12, "--temperatures", "0"]
+def test_evaluate_measures_the_kinds_that_are_named(
+    tiny_model: Path, trained: Path, prompts: Path, cache: str
+):
+    flags = [
+        "--model",
+        tiny_model,
+        "--prompts",
+        prompts,
+        "--lookahead",
+        2,
+        "--tokens",
+        12,
+        "--temperatures",
+        "0",
+    ]
     done = run(main, "evaluate", trained, *flags, "--kinds", "code,mail", "--json", cache=cache)
     assert done.exit_code == 0, done.stderr
     report = json.loads(done.stdout)
@@ -131,29 +209,42 @@ def test_evaluate_measures_the_kinds_that_are_named(tiny_model: Path, trained: P
 
 
 @pytest.mark.parametrize(
-    ("kinds", "reason"), [("chat,poem", "'poem'"), ("", "not one of chat"), ("mail", "no prompts of")]
+    ("kinds", "reason"),
+    [("chat,poem", "'poem'"), ("", "not one of chat"), ("mail", "no prompts of")],
 )
 def test_kinds_that_there_are_not(tiny_model: Path, prompts: Path, kinds: str, reason: str):
-    assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", prompts, "--kinds", kinds)
+    assert reason in refusal(
+        "evaluate", "--model", tiny_model, "--prompts", prompts, "--kinds", kinds
+    )
 
 
-def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prompts: Path, cache: str, tmp_path: Path):
+def test_evaluate_records_what_it_measured(
+    tiny_model: Path, trained: Path, prompts: Path, cache: str, tmp_path: Path
+):
     """Weights state it for an export; the rest of the file stays; the card leads with the table."""
     for name in ("lookahead.safetensors", "README.md"):
         shutil.copy(trained.with_name(name), tmp_path / name)
     copy = tmp_path / "lookahead.safetensors"
     flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12]
-    done = run(main, "evaluate", copy, *flags, "--temperatures", "0,0.8", "--record", "--json", cache=cache)
+    done = run(
+        main, "evaluate", copy, *flags, "--temperatures", "0,0.8", "--record", "--json", cache=cache
+    )
     assert done.exit_code == 0, done.stderr
     figures = json.loads(done.stdout)["temperatures"]
     with safe_open(trained, "pt") as before, safe_open(copy, "pt") as after:
         assert set(before.keys()) == set(after.keys())
-        assert all(torch.equal(before.get_tensor(name), after.get_tensor(name)) for name in before.keys())  # noqa: SIM118
+        names = before.keys()
+        assert all(torch.equal(before.get_tensor(name), after.get_tensor(name)) for name in names)
         old, new = (json.loads(file.metadata()["pass"]) for file in (before, after))
     assert new["acceptance"] == figures["0"]["all"]["chain"]
-    assert new["acceptance_sampled"] == figures["0.8"]["all"]["chain"] and old["acceptance_sampled"] == []
+    assert (
+        new["acceptance_sampled"] == figures["0.8"]["all"]["chain"]
+        and old["acceptance_sampled"] == []
+    )
     stated = {"acceptance", "acceptance_sampled"}
-    assert {name: old[name] for name in old if name not in stated} == {n: new[n] for n in new if n not in stated}
+    assert {name: old[name] for name in old if name not in stated} == {
+        n: new[n] for n in new if n not in stated
+    }
     bundle = tmp_path / "bundle"
     export = [*("--model", tiny_model, "--lookahead", 1), "--lookahead-weights", copy, "-o", bundle]
     done = run(pass_exporter.cli.main, *export)
@@ -162,7 +253,10 @@ def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prom
     assert stated_there["acceptance_per_position"] == new["acceptance"][:1]
     assert stated_there["acceptance_per_position_sampled"] == new["acceptance_sampled"][:1]
     card = (tmp_path / "README.md").read_text()
-    assert "Not measured yet" in trained.with_name("README.md").read_text() and "Not measured yet" not in card
+    assert (
+        "Not measured yet" in trained.with_name("README.md").read_text()
+        and "Not measured yet" not in card
+    )
     assert card.index("| T=0.8 | all |") < card.index("## Held-out sequences")
 
 
@@ -176,7 +270,9 @@ def test_evaluate_records_what_it_measured(tiny_model: Path, trained: Path, prom
     ],
     ids=str,
 )
-def test_figures_that_weights_do_not_state(tiny_model: Path, trained: Path, flags: list[str], reason: str):
+def test_figures_that_weights_do_not_state(
+    tiny_model: Path, trained: Path, flags: list[str], reason: str
+):
     before = trained.read_bytes()
     line = refusal("evaluate", trained, "--model", tiny_model, "--lookahead", 2, "--record", *flags)
     assert reason in line and trained.read_bytes() == before
@@ -192,14 +288,20 @@ def test_the_baseline_has_no_file_to_record_to(tiny_model: Path):
         ("", "empty"),
         ('{"id": "a", "prompt": "b"}', "line 1"),
         ('{"id": "a", "kind": "poem", "prompt": "b"}', "chat, text, code"),
-        ('{"id": "a", "kind": "text", "prompt": "b"}\n{"id": "a", "kind": "text", "prompt": "c"}', "line 2"),
+        (
+            '{"id": "a", "kind": "text", "prompt": "b"}\n{"id": "a", "kind": "text", "prompt": '
+            '"c"}',
+            "line 2",
+        ),
         (json.dumps({"id": "long", "kind": "text", "prompt": "x " * 800}), "the prompt long has"),
     ],
     ids=["empty", "no kind", "unknown kind", "one id twice", "too long"],
 )
 def test_wrong_prompts(tiny_model: Path, tmp_path: Path, line: str, reason: str):
     (tmp_path / "prompts.jsonl").write_text(line)
-    assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", tmp_path / "prompts.jsonl")
+    assert reason in refusal(
+        "evaluate", "--model", tiny_model, "--prompts", tmp_path / "prompts.jsonl"
+    )
 
 
 def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path):
@@ -208,12 +310,19 @@ def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "empty"), (b"\0\1\2", "binary"), ("é".encode("latin-1"), "UTF-8"), (b"tiny", "prompt of")],
+    [
+        (b"", "empty"),
+        (b"\0\1\2", "binary"),
+        ("é".encode("latin-1"), "UTF-8"),
+        (b"tiny", "prompt of"),
+    ],
     ids=["empty", "binary", "not utf-8", "too short"],
 )
 def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: str):
     (tmp_path / "data.txt").write_bytes(content)
-    line = refusal("--model", tiny_model, "--data", tmp_path / "data.txt", "-o", tmp_path / "out", *TRAIN)
+    line = refusal(
+        "--model", tiny_model, "--data", tmp_path / "data.txt", "-o", tmp_path / "out", *TRAIN
+    )
     assert reason in line and "data.txt" in line
     assert not list(tmp_path.glob("out/*"))
 
@@ -238,7 +347,9 @@ def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: st
     ids=str,
 )
 def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list[str], reason: str):
-    assert reason in refusal("--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags)
+    assert reason in refusal(
+        "--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags
+    )
 
 
 @pytest.mark.usefixtures("trained")  # whose cache it finds
@@ -248,7 +359,9 @@ def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path)
     flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *TRAIN]
     command = [sys.executable, "-m", "pass_trainer.cli", *map(str, flags)]
     environment = {**os.environ, "PASS_CACHE": cache, "COLUMNS": "100", "TERM": "xterm"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as running:
         os.close(theirs)
         written = b""
         with contextlib.suppress(OSError):  # Linux: the other end was closed
@@ -258,7 +371,9 @@ def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path)
     assert running.returncode == 0, written.decode()
     text_only = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
     assert "\x1b[" in written.decode() and "Warning" not in text_only
-    last = {line.split()[1]: line for line in re.split(r"[\r\n]+", text_only) if line.startswith("✓")}
+    last = {
+        line.split()[1]: line for line in re.split(r"[\r\n]+", text_only) if line.startswith("✓")
+    }
     assert set(last) == {"loading", "writing", "training"}
     assert re.search(r"✓ training .* \d:\d\d:\d\d  5/5  loss \d", last["training"])
     assert re.search(r"✓ writing training text .*  64/64", last["writing"])

@@ -22,7 +22,9 @@ def program_at(name: str) -> Path:
 
 def golden_traces() -> ModuleType:
     """golden_traces.py of this folder."""
-    spec = importlib.util.spec_from_file_location("golden_traces", Path(__file__).with_name("golden_traces.py"))
+    spec = importlib.util.spec_from_file_location(
+        "golden_traces", Path(__file__).with_name("golden_traces.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

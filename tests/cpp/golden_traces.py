@@ -1,13 +1,15 @@
-"""Golden traces: requests and results of the Python runtime, which runtimes in other languages must reproduce.
+"""Golden traces: requests and results of the Python runtime, which runtimes in other languages must
+reproduce.
 
     python tests/cpp/golden_traces.py build/smollm2-135m traces.jsonl
     build/cpp/release/replay build/smollm2-135m traces.jsonl
 
-A line is a scene: requests that share a session, the step in which each joins or is cancelled ("round"), and its
-result: token ids, the source of every token, finish reason, statistics, log-probabilities. The steps of the scheduler
-are run one by one, without the session's thread, so that the scene decides which requests share a pass. Only `auto`
-depends on the speed of passes: of its scenes tokens alone are compared. With the rejection rule, where sampled tokens
-depend on the plan, `auto` has greedy requests only.
+A line is a scene: requests that share a session, the step in which each joins or is cancelled
+("round"), and its result: token ids, the source of every token, finish reason, statistics,
+log-probabilities. The steps of the scheduler are run one by one, without the session's thread, so
+that the scene decides which requests share a pass. Only `auto` depends on the speed of passes: of
+its scenes tokens alone are compared. With the rejection rule, where sampled tokens depend on the
+plan, `auto` has greedy requests only.
 """
 
 from __future__ import annotations
@@ -34,9 +36,16 @@ from pass_runtime.generation import TokenStream
 from pass_runtime.tuning.tuner import Tuners
 
 SAMPLING = tuple(field.name for field in SAMPLING_FIELDS)
-"""The keys of a request that are sampling parameters; the others but SCHEDULE are `GenerateOptions`."""
+"""The keys of a request that are sampling parameters; the others but SCHEDULE are
+`GenerateOptions`."""
 SCHEDULE = ("prompt_ids", "round", "cancel_round", "continues")
-SECONDS = ("queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds", "decode_tokens_per_second")
+SECONDS = (
+    "queue_seconds",
+    "prefill_seconds",
+    "decode_seconds",
+    "engine_seconds",
+    "decode_tokens_per_second",
+)
 SAMPLERS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.8, "seed": 7},
@@ -70,7 +79,8 @@ PROCESSED: Sequence[Mapping[str, Any]] = (
     {"logit_bias": {"5": -100.0, "9": 4.0, "17": 3.5}, "frequency_penalty": -0.5},
     {"min_tokens": 9, "allowed_token_ids": list(range(0, 60, 3))},
 )
-"""What logits processors do, in bundles that have them. A function of the user's is in the tests of the library."""
+"""What logits processors do, in bundles that have them. A function of the user's is in the tests of
+the library."""
 
 Request = dict[str, Any]
 Scene = dict[str, Any]
@@ -95,12 +105,18 @@ class Prompts:
 
 
 def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
-    """Yield scenes: every plan with every sampler, limits of windows and capacity, stops, changing batches, `auto`."""
+    """Yield scenes: every plan with every sampler, limits of windows and capacity, stops, changing
+    batches, `auto`."""
     model = manifest.model
     prompts = Prompts(model.vocab_size, (*model.eos_token_ids, model.bos_token_id or 0))
 
     def request(length: int, number: int = 1, /, **more: Any) -> Request:
-        return {"prompt_ids": prompts.of(length, number), "max_new_tokens": tokens, "ignore_eos": True, **more}
+        return {
+            "prompt_ids": prompts.of(length, number),
+            "max_new_tokens": tokens,
+            "ignore_eos": True,
+            **more,
+        }
 
     def alone(name: str, *requests: Request, **more: Any) -> Scene:
         """Return a scene whose requests run one after another."""
@@ -109,10 +125,19 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDED_WEIGHTS["cpu"] else ()
     for plan in (*PLANS, *trees):
         name = " ".join(str(value) for value in plan.values())
-        yield alone(f"{name}: every sampler", *(request(11 + i, **plan, **s) for i, s in enumerate(SAMPLERS)))
+        yield alone(
+            f"{name}: every sampler",
+            *(request(11 + i, **plan, **s) for i, s in enumerate(SAMPLERS)),
+        )
     lengths = (1, 2, 15, 16, 17, 18, 63, 64, 65, 66, 81, 128)
-    yield alone("borders of prefill and capacity", *(request(n, n, plan="two-pass", **SAMPLERS[1]) for n in lengths))
-    yield alone("log-probabilities", *(request(9, n, plan="fused", logprobs=k) for n, k in enumerate((0, 3, 20))))
+    yield alone(
+        "borders of prefill and capacity",
+        *(request(n, n, plan="two-pass", **SAMPLERS[1]) for n in lengths),
+    )
+    yield alone(
+        "log-probabilities",
+        *(request(9, n, plan="fused", logprobs=k) for n, k in enumerate((0, 3, 20))),
+    )
     yield {
         **alone(
             "the end of the capacity",
@@ -121,11 +146,17 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         "capacity": 128,
     }
     reused = {"plan": "fused", "reuse_prefix": True}
-    for name, more in (("a kept prefix", {}), ("a kept prefix, which is asked for", {"prefix_cache": False})):
+    for name, more in (
+        ("a kept prefix", {}),
+        ("a kept prefix, which is asked for", {"prefix_cache": False}),
+    ):
         yield alone(name, *(request(n, **reused, **SAMPLERS[1]) for n in (40, 70, 30)), **more)
     yield from shared_prefixes(request, [*PLANS[:3], *trees[1:2]])
     stops = list(range(0, model.vocab_size, 7))
-    yield alone("stops", *(request(12, n, plan="two-pass", stop_token_ids=stops, **SAMPLERS[1]) for n in range(3)))
+    yield alone(
+        "stops",
+        *(request(12, n, plan="two-pass", stop_token_ids=stops, **SAMPLERS[1]) for n in range(3)),
+    )
     batches = [("a batch", {"plan": "fused"}), ("a batch with n-grams", PLANS[6])]
     for name, plan in (*batches, *(("a batch of trees", tree) for tree in trees[-1:])):
         mixed = [request(5 + 9 * i, i, round=2 * i, **plan, **SAMPLERS[i % 4]) for i in range(7)]
@@ -133,11 +164,16 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         mixed[3]["max_new_tokens"] = 3
         mixed[5]["logprobs"] = 2
         yield {"name": name, "slots": 4, "requests": mixed}
-    third = [request(5 + i, i, plan=plan, max_new_tokens=count) for i, (plan, count) in enumerate(MOVING)]
+    third = [
+        request(5 + i, i, plan=plan, max_new_tokens=count) for i, (plan, count) in enumerate(MOVING)
+    ]
     yield {"name": "the third moves to the first one's slot", "slots": 4, "requests": third}
     different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
-    limited = [request(9 + i, i, round=2 * i, **plan) for i, plan in enumerate((*PLANS[2:], {"plan": "auto"}))]
+    limited = [
+        request(9 + i, i, round=2 * i, **plan)
+        for i, plan in enumerate((*PLANS[2:], {"plan": "auto"}))
+    ]
     name = "drafts while at most two decode"
     yield {"name": name, "slots": 4, "speculative_max_concurrency": 2, "requests": limited[:-1]}
     yield {"name": "no drafts", "slots": 2, "speculative_max_concurrency": 0, "requests": limited}
@@ -146,7 +182,8 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
             name = " ".join(str(value) for value in plan.values())
             ended = {"ignore_eos": False}
             yield alone(
-                f"{name}: processors", *(request(9 + i, i, **plan, **p, **ended) for i, p in enumerate(PROCESSED))
+                f"{name}: processors",
+                *(request(9 + i, i, **plan, **p, **ended) for i, p in enumerate(PROCESSED)),
             )
         processed = [
             request(
@@ -161,36 +198,61 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         processed[3]["logprobs"] = 2
         yield {"name": "a batch with processors in some slots", "slots": 4, "requests": processed}
     samplers = SAMPLERS if manifest.rule == "match" else SAMPLERS[:1]
-    yield {**alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))), "compare": "tokens"}
+    yield {
+        **alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))),
+        "compare": "tokens",
+    }
 
 
-def shared_prefixes(request: Callable[..., Request], plans: Sequence[Mapping[str, Any]]) -> Iterator[Scene]:
-    """Yield scenes whose prompts begin alike: in a batch, one after another, and as conversations go on."""
-    several = [request(90, 2, **plans[i % len(plans)], **SAMPLERS[i % 4], round=1) for i in range(6)]
-    yield {"name": "one prompt in a batch", "slots": 4, "requests": [request(6, 7, plan="ar"), *several]}
+def shared_prefixes(
+    request: Callable[..., Request], plans: Sequence[Mapping[str, Any]]
+) -> Iterator[Scene]:
+    """Yield scenes whose prompts begin alike: in a batch, one after another, and as conversations
+    go on."""
+    several = [
+        request(90, 2, **plans[i % len(plans)], **SAMPLERS[i % 4], round=1) for i in range(6)
+    ]
+    yield {
+        "name": "one prompt in a batch",
+        "slots": 4,
+        "requests": [request(6, 7, plan="ar"), *several],
+    }
     alike = [request(70 + 9 * i, 2, **plans[i % len(plans)], round=3 * i) for i in range(5)]
     yield {"name": "prompts that begin alike", "slots": 2, "requests": alike}
-    salted = [request(70, 2, plan="ar", cache_salt=salt, round=5 * i) for i, salt in enumerate(("", "a", "", "a", "b"))]
+    salted = [
+        request(70, 2, plan="ar", cache_salt=salt, round=5 * i)
+        for i, salt in enumerate(("", "a", "", "a", "b"))
+    ]
     yield {"name": "salts", "slots": 2, "requests": salted}
-    given_up = [request(length, seed, **plans[0]) for length, seed in ((150, 2), (5, 4), (100, 2), (40, 6), (170, 2))]
+    given_up = [
+        request(length, seed, **plans[0])
+        for length, seed in ((150, 2), (5, 4), (100, 2), (40, 6), (170, 2))
+    ]
     yield {"name": "what a slot gave up", "slots": 1, "requests": given_up}
     for plan in plans:
         first, other = request(40, 2, **plan, **SAMPLERS[1]), request(50, 7, **plan)
         again = request(3, 11, continues=0, **plan)
-        yield {"name": f"{plan['plan']}: a conversation", "slots": 1, "requests": [first, again, other, dict(again)]}
+        yield {
+            "name": f"{plan['plan']}: a conversation",
+            "slots": 1,
+            "requests": [first, again, other, dict(again)],
+        }
 
 
 def options_of(request: Request) -> GenerateOptions:
     """Return the options of a request."""
     sampling = {key: request[key] for key in SAMPLING if key in request}
     if "logit_bias" in sampling:  # names of JSON's objects are strings
-        sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
+        sampling["logit_bias"] = {
+            int(token): bias for token, bias in sampling["logit_bias"].items()
+        }
     others = {key: value for key, value in request.items() if key not in (*SAMPLING, *SCHEDULE)}
     return GenerateOptions(sampling=SamplingParams(**sampling), **others)
 
 
 def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
-    """Run the steps of a new scheduler over the session's backend, and return the result of every request.
+    """Run the steps of a new scheduler over the session's backend, and return the result of every
+    request.
 
     A prompt that continues the text of another request is completed in the scene.
     """
@@ -201,7 +263,9 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
             written = play(session, {"requests": [first]})[0]["token_ids"]
             request["prompt_ids"] = [*first["prompt_ids"], *written, *request["prompt_ids"]]
     runner = Runner(session.backend, prefix_cache=scene.get("prefix_cache", True))
-    tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
+    tuners = Tuners(
+        session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room
+    )
     scheduler = Scheduler(runner, tuners, len(requests), scene.get("speculative_max_concurrency"))
     streams: dict[int, TokenStream] = {}
     sequences: dict[int, SequenceState] = {}
@@ -209,7 +273,9 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
     while len(streams) < len(requests) or not scheduler.idle:
         for i, request in enumerate(requests):
             if request.get("round", 0) == number:
-                sequences[i] = SequenceState(session.request(request["prompt_ids"], options_of(request)))
+                sequences[i] = SequenceState(
+                    session.request(request["prompt_ids"], options_of(request))
+                )
                 scheduler.reserve(1)
                 scheduler.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
@@ -230,7 +296,9 @@ def result_of(stream: TokenStream) -> dict[str, Any]:
     return found
 
 
-def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()) -> list[Scene]:
+def record(
+    bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()
+) -> list[Scene]:
     """Return the scenes with these names, or all of them, with their results."""
     every = list(scenes(read_manifest(bundle), tokens))
     known = [scene["name"] for scene in every]
@@ -239,7 +307,9 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[
     played = [scene for scene in every if not names or scene["name"] in names]
     for scene in played:
         slots, capacity = scene["slots"], scene.get("capacity")
-        with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity) as session:
+        with load(
+            bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity
+        ) as session:
             scene["results"] = play(session, scene)
     return played
 
@@ -248,14 +318,20 @@ def record(bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--tokens", default=24, show_default=True, help="Tokens of most requests.")
-@click.option("--threads", default=1, show_default=True, help="Replay with as many: rounding depends on it.")
-@click.option("--scene", "names", multiple=True, help="The name of a scene; repeatable.  [default: all]")
+@click.option(
+    "--threads", default=1, show_default=True, help="Replay with as many: rounding depends on it."
+)
+@click.option(
+    "--scene", "names", multiple=True, help="The name of a scene; repeatable.  [default: all]"
+)
 @one_line_errors
 def main(bundle: Path, output: Path, tokens: int, threads: int, names: tuple[str, ...]) -> None:
     """Write the golden traces of BUNDLE to OUTPUT."""
     recorded = record(bundle, tokens=tokens, threads=threads, names=names)
     write_whole(output, "".join(json.dumps(scene) + "\n" for scene in recorded))
-    click.echo(f"{len(recorded)} scenes, {sum(len(scene['requests']) for scene in recorded)} requests")
+    click.echo(
+        f"{len(recorded)} scenes, {sum(len(scene['requests']) for scene in recorded)} requests"
+    )
 
 
 if __name__ == "__main__":

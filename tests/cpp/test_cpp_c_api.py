@@ -1,10 +1,21 @@
-"""The C API through ctypes: text, stop strings and log-probabilities as the Python runtime has them, and ONNX Runtime's
-messages."""
+"""The C API through ctypes: text, stop strings and log-probabilities as the Python runtime has
+them, and ONNX Runtime's messages."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 
 import pytest
@@ -12,7 +23,9 @@ from cpp_programs import program_at
 
 from pass_runtime import GenerateOptions, SamplingParams, load
 
-ALLOWED = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_int64), c_size_t, POINTER(ctypes.c_uint32), c_size_t)
+ALLOWED = ctypes.CFUNCTYPE(
+    c_int, c_void_p, POINTER(c_int64), c_size_t, POINTER(ctypes.c_uint32), c_size_t
+)
 
 
 class LoadOptions(ctypes.Structure):
@@ -72,7 +85,15 @@ class Options(ctypes.Structure):
 class Stats(ctypes.Structure):
     _fields_ = tuple(
         (name, c_int64)
-        for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "passes", "steps", "drafted", "accepted")
+        for name in (
+            "prompt_tokens",
+            "cached_tokens",
+            "generated_tokens",
+            "passes",
+            "steps",
+            "drafted",
+            "accepted",
+        )
     )
 
 
@@ -95,12 +116,16 @@ def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
     """ONNX Runtime's messages go to the callback; tokens are polled between steps."""
     library, opening, error = opened()
     messages = []
-    callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)(lambda _, level, text: messages.append((level, text)))
+    callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)(
+        lambda _, level, text: messages.append((level, text))
+    )
     library.pass_set_log(callback, None, 1)
     session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
     assert session is not None, error.value
     prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), []
-    generation = c_void_p(library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500)))
+    generation = c_void_p(
+        library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500))
+    )
     assert generation.value is not None, error.value
     poll = lambda: library.pass_poll(generation, tokens, c_size_t(4), error, c_size_t(500))  # noqa: E731
     assert poll() == 0 and library.pass_finish_reason(generation) is None
@@ -114,12 +139,17 @@ def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
     library.pass_free(generation)
     library.pass_close(c_void_p(session))
     library.pass_set_log(None, None, 0)
-    assert messages and all(level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages)
+    assert messages and all(
+        level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages
+    )
 
     opening.device = b"cpu:1"
-    assert library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500)) is None
+    assert (
+        library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500)) is None
+    )
     assert error.value == (
-        b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep do, as in cuda:1"
+        b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, "
+        b"tensorrt-rtx-ep do, as in cuda:1"
     )
 
 
@@ -152,7 +182,8 @@ def test_a_session_shares_prompts_and_drafts_as_it_was_opened(
 
 
 def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
-    """What is given by pointers has the meaning it has in Python, and a function may choose by the text before."""
+    """What is given by pointers has the meaning it has in Python, and a function may choose by the
+    text before."""
     library, opening, error = opened()
     session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
     assert session is not None, error.value
@@ -162,7 +193,9 @@ def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
         arguments = (c_void_p(session), prompt, c_size_t(3), byref(options), error, c_size_t(500))
         generation = c_void_p(library.pass_submit(*arguments))
         assert generation.value is not None, error.value
-        while (count := library.pass_next(generation, tokens, c_size_t(40), error, c_size_t(500))) > 0:
+        while (
+            count := library.pass_next(generation, tokens, c_size_t(40), error, c_size_t(500))
+        ) > 0:
             found += tokens[:count]
         library.pass_free(generation)
         return found if count == 0 else [-1]
@@ -191,8 +224,15 @@ def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
     for plan in (b"ar", b"two-pass", b"fused"):
         options = fresh(plan)
         options.presence_penalty = 1.5
-        options.bias_token_ids, options.biases, options.bias_count = (c_int64 * 2)(30, 31), (c_double * 2)(2, -9), 2
-        options.allowed_token_ids, options.allowed_token_count = (c_int64 * len(listed))(*listed), len(listed)
+        options.bias_token_ids, options.biases, options.bias_count = (
+            (c_int64 * 2)(30, 31),
+            (c_double * 2)(2, -9),
+            2,
+        )
+        options.allowed_token_ids, options.allowed_token_count = (
+            (c_int64 * len(listed))(*listed),
+            len(listed),
+        )
         assert written(options) == expected
         word = (c_int64 * 2)(*expected[:2])
         options.bad_words = (POINTER(c_int64) * 1)(ctypes.cast(word, POINTER(c_int64)))
@@ -220,11 +260,17 @@ def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):
     assert session is not None, error.value
     ids = (c_int64 * 64)()
     prompt = "the cat sat on the mat"
-    length = library.pass_encode(c_void_p(session), prompt.encode(), ids, c_size_t(64), error, c_size_t(500))
+    length = library.pass_encode(
+        c_void_p(session), prompt.encode(), ids, c_size_t(64), error, c_size_t(500)
+    )
     assert length > 0, error.value
 
     with load(tiny_bundle, device="cpu") as python:
-        whole = python.generate(prompt, GenerateOptions(max_new_tokens=24, ignore_eos=True)).result().text
+        whole = (
+            python.generate(prompt, GenerateOptions(max_new_tokens=24, ignore_eos=True))
+            .result()
+            .text
+        )
         stop = whole[len(whole) // 2 :][:2]
         expected = python.generate(
             prompt, GenerateOptions(max_new_tokens=24, ignore_eos=True, stop=(stop,), logprobs=3)
@@ -232,10 +278,14 @@ def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):
 
     options.max_new_tokens, options.ignore_eos, options.logprobs = 24, 1, 3
     options.stop, options.stop_count = (c_char_p * 1)(stop.encode()), 1
-    generation = library.pass_submit(c_void_p(session), ids, c_size_t(length), byref(options), error, c_size_t(500))
+    generation = library.pass_submit(
+        c_void_p(session), ids, c_size_t(length), byref(options), error, c_size_t(500)
+    )
     assert generation is not None, error.value
     tokens, found, logprobs = (c_int64 * 2)(), [], []
-    while (count := library.pass_next(c_void_p(generation), tokens, c_size_t(2), error, c_size_t(500))) > 0:
+    while (
+        count := library.pass_next(c_void_p(generation), tokens, c_size_t(2), error, c_size_t(500))
+    ) > 0:
         found += tokens[:count]
         for index in range(count):
             own, top, tops = c_float(), (c_int64 * 3)(), (c_float * 3)()

@@ -1,4 +1,5 @@
-"""The end of a small KV capacity in C++: every plan and source of drafts writes the text of `ar`, in batches too."""
+"""The end of a small KV capacity in C++: every plan and source of drafts writes the text of `ar`,
+in batches too."""
 
 from __future__ import annotations
 
@@ -20,12 +21,22 @@ def program() -> Path:
     return program_at("replay")
 
 
-def request(length: int, plan: str = "auto", draft: str | None = None, **more: Any) -> dict[str, Any]:
-    options = {"max_new_tokens": UNLIMITED, "temperature": 0.0, "ignore_eos": True, "plan": plan, "draft": draft}
+def request(
+    length: int, plan: str = "auto", draft: str | None = None, **more: Any
+) -> dict[str, Any]:
+    options = {
+        "max_new_tokens": UNLIMITED,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "plan": plan,
+        "draft": draft,
+    }
     return {"prompt_ids": prompt_of(length), **options, **more}
 
 
-def replay(program: Path, bundle: Path, scenes: list[dict[str, Any]], file: Path) -> subprocess.CompletedProcess[str]:
+def replay(
+    program: Path, bundle: Path, scenes: list[dict[str, Any]], file: Path
+) -> subprocess.CompletedProcess[str]:
     """Scenes compared by their tokens and how they ended."""
     for scene in scenes:
         scene["compare"] = "tokens"
@@ -35,23 +46,42 @@ def replay(program: Path, bundle: Path, scenes: list[dict[str, Any]], file: Path
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_every_plan_writes_the_text_of_ar(program: Path, random_bundle: Path, capacity: int, tmp_path: Path):
-    """Requests of a case begin in one round, those of the next once they have ended; a short one is the last."""
+def test_every_plan_writes_the_text_of_ar(
+    program: Path, random_bundle: Path, capacity: int, tmp_path: Path
+):
+    """Requests of a case begin in one round, those of the next once they have ended; a short one is
+    the last."""
     asked = GenerateOptions(UNLIMITED, SamplingParams(0.0), plan="ar", ignore_eos=True)
     with load(random_bundle, "cpu", threads=1, capacity=capacity) as session:
-        texts = {n: session.generate_ids(prompt_of(n), asked).result().token_ids for n in texts_needed(capacity)}
+        texts = {
+            n: session.generate_ids(prompt_of(n), asked).result().token_ids
+            for n in texts_needed(capacity)
+        }
     scenes = []
     for batch in BATCHES:
         lengths, requests, begins = [], [], 0
         for case in cases(capacity, batch):
             lengths += case.prompts
-            requests += [request(length, case.plan, case.draft, round=begins) for length in case.prompts]
+            requests += [
+                request(length, case.plan, case.draft, round=begins) for length in case.prompts
+            ]
             begins += 2 * capacity  # more rounds than any of them takes
         lengths.append(1)
         requests.append(request(1, round=begins))
-        results = [{"token_ids": texts[length], "finish_reason": "length", "stop_reason": None} for length in lengths]
+        results = [
+            {"token_ids": texts[length], "finish_reason": "length", "stop_reason": None}
+            for length in lengths
+        ]
         name = f"capacity {capacity}, {batch} at a time"
-        scenes.append({"name": name, "slots": batch, "capacity": capacity, "requests": requests, "results": results})
+        scenes.append(
+            {
+                "name": name,
+                "slots": batch,
+                "capacity": capacity,
+                "requests": requests,
+                "results": results,
+            }
+        )
     done = replay(program, random_bundle, scenes, tmp_path / "scenes.jsonl")
     count = sum(len(scene["requests"]) for scene in scenes)
     assert (done.stdout, done.stderr) == (f"{len(scenes)} scenes, {count} requests: equal\n", "")

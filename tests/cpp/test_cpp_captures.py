@@ -1,5 +1,6 @@
-"""The C++ runtime's `--device cuda`: CUDA graphs that ONNX Runtime captures. The run that captures runs a graph several
-times, each thread has its own graphs, and what cannot be captured is run all the same."""
+"""The C++ runtime's `--device cuda`: CUDA graphs that ONNX Runtime captures. The run that captures
+runs a graph several times, each thread has its own graphs, and what cannot be captured is run all
+the same."""
 
 from __future__ import annotations
 
@@ -33,8 +34,12 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Under the rule rejection, a tail writes draft probabilities over those that it reads."""
     directory = tmp_path_factory.mktemp("captures")
     model = make_model(directory / "model", initializer_range=0.06)
-    weights = write_random_weights(model, directory / "weights", lookahead=4, head_rank=12, head_strength=0.1)
-    return export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights, rule=request.param)
+    weights = write_random_weights(
+        model, directory / "weights", lookahead=4, head_rank=12, head_strength=0.1
+    )
+    return export_bundle(
+        model, directory / "bundle", lookahead=4, lookahead_weights=weights, rule=request.param
+    )
 
 
 def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *words: object) -> Any:
@@ -48,7 +53,11 @@ def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *wo
 
 
 def scenes_of(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    found = [scene for scene in golden_traces().scenes(read_manifest(bundle), tokens=16) if scene["name"] in names]
+    found = [
+        scene
+        for scene in golden_traces().scenes(read_manifest(bundle), tokens=16)
+        if scene["name"] in names
+    ]
     assert len(found) == len(names)
     return found
 
@@ -79,7 +88,8 @@ def test_all_runs_are_in_one_thread(played: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("refused", ["trunk", "tail"])
 def test_a_capture_that_fails_ends_nothing(refused: str, bundle: Path, tmp_path: Path) -> None:
-    """What the failed runs have overwritten is put back, and the reason is told once for each graph."""
+    """What the failed runs have overwritten is put back, and the reason is told once for each
+    graph."""
     for scene in run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-2:]), "refused", refused):
         assert scene["differences"] == "", scene["name"]
         assert scene["eager"] > 0 and scene["captured"][0] > 0 and scene["empty"]
@@ -92,21 +102,30 @@ def test_a_capture_that_fails_ends_nothing(refused: str, bundle: Path, tmp_path:
 def test_a_device_that_is_lost_in_a_capture_is_lost(bundle: Path, tmp_path: Path) -> None:
     report = run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-1:]), "lost", 700)
     first, second = report["errors"]
-    assert "the GPU works no more for this process (CUDA error 700, cudaErrorIllegalAddress" in first
+    assert (
+        "the GPU works no more for this process (CUDA error 700, cudaErrorIllegalAddress" in first
+    )
     assert second == first
     assert report["empty"]
 
 
 def test_prompts_are_read_in_wide_chunks(tmp_path: Path) -> None:
-    """Of 2048 rows where the model has room for them; the text is that of the CPU, which has none."""
+    """Of 2048 rows where the model has room for them; the text is that of the CPU, which has
+    none."""
     model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=1)
-    request = {"prompt_ids": [2 + i % 300 for i in range(2101)], "max_new_tokens": 4, "plan": "ar", "ignore_eos": True}
+    request = {
+        "prompt_ids": [2 + i % 300 for i in range(2101)],
+        "max_new_tokens": 4,
+        "plan": "ar",
+        "ignore_eos": True,
+    }
     scene = {"name": "a long prompt", "slots": 1, "compare": "tokens", "requests": [request]}
     golden = golden_traces()
     with load(bundle, device="cpu", threads=1) as session:
         scene["results"] = golden.play(session, scene)
     (played,) = run_program(bundle, tmp_path, [scene])
     assert played["differences"] == "" and played["empty"]
-    # Chunks of 2048 and 64 rows, then a trunk and a tail for each token; the tail once more when it is captured.
+    # Chunks of 2048 and 64 rows, then a trunk and a tail for each token; the tail once more when it
+    # is captured.
     assert played["runs"] == [2 + 4 * 2 + 1, 2 + 4 * 2]

@@ -32,8 +32,12 @@ def program() -> Path:
     return program_at("pass-cpp")
 
 
-def run(program: Path, *arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([program, *map(str, arguments)], input=stdin, capture_output=True, timeout=60, check=False)
+def run(
+    program: Path, *arguments: object, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [program, *map(str, arguments)], input=stdin, capture_output=True, timeout=60, check=False
+    )
 
 
 def output(program: Path, *arguments: object, stdin: bytes = b"") -> str:
@@ -45,25 +49,51 @@ def output(program: Path, *arguments: object, stdin: bytes = b"") -> str:
 def test_bench_tells_what_the_host_takes(program: Path, random_bundle: Path):
     report = json.loads(output(program, "bench", random_bundle, *QUICK, "--batch", "1,2", "--json"))
     names = ["ar", "two-pass L=6", "fused L=6", "auto"]
-    assert [plan["plan"] for plan in report["plans"]] == [f"{name} x{size}" for size in (1, 2) for name in names]
-    assert all(0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"] for plan in report["plans"])
+    assert [plan["plan"] for plan in report["plans"]] == [
+        f"{name} x{size}" for size in (1, 2) for name in names
+    ]
+    assert all(
+        0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"]
+        for plan in report["plans"]
+    )
     table = output(program, "bench", random_bundle, *QUICK, "--plan", "ar")
     host = table.splitlines()[2].split()[4]
     assert "host" in table and 0 < float(host) < 1
 
 
 def test_processors_are_those_of_python(program: Path, random_bundle: Path):
-    flags = ["--presence-penalty", "1.5", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"]
-    flags += ["--logit-bias", "9=100", "--logit-bias", "9=-100", "--logit-bias", "17=2.5"]  # the last of a token counts
+    flags = [
+        "--presence-penalty",
+        "1.5",
+        "--frequency-penalty",
+        "0.5",
+        "--repetition-penalty",
+        "1.2",
+    ]
+    flags += [
+        "--logit-bias",
+        "9=100",
+        "--logit-bias",
+        "9=-100",
+        "--logit-bias",
+        "17=2.5",
+    ]  # the last of a token counts
     flags += ["--min-tokens", "6", "--allowed-token-id", "11"]
     flags += [word for token in range(12, 90, 2) for word in ("--allowed-token-id", str(token))]
     sampling = SamplingParams(0, 0, 1, None, 0, 1.5, 0.5, 1.2, {9: -100, 17: 2.5})
-    options = GenerateOptions(20, sampling, plan="ar", min_tokens=6, allowed_token_ids=[11, *range(12, 90, 2)])
+    options = GenerateOptions(
+        20, sampling, plan="ar", min_tokens=6, allowed_token_ids=[11, *range(12, 90, 2)]
+    )
     with load(random_bundle, "cpu", threads=1) as session:
         expected = session.generate_ids([5, 6, 7], options).result().token_ids
     words = ("--json", "--max-new-tokens", "20", "--prompt-ids", IDS, *flags)
     for plan in ("ar", "two-pass", "fused", "auto"):
-        assert json.loads(output(program, "generate", random_bundle, *words, "--plan", plan))["token_ids"] == expected
+        assert (
+            json.loads(output(program, "generate", random_bundle, *words, "--plan", plan))[
+                "token_ids"
+            ]
+            == expected
+        )
     banned = [flag for token in expected[:2] for flag in ("--bad-word-ids", str(token))]
     without = json.loads(output(program, "generate", random_bundle, *words, *banned))["token_ids"]
     assert not {*expected[:2]} & {*without}
@@ -87,7 +117,9 @@ def refusal(program: Path, *arguments: object, stdin: bytes = b"") -> str:
     return line.removeprefix("error: ").removesuffix("\n")
 
 
-def test_files_are_hashed_once(program: Path, random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_are_hashed_once(
+    program: Path, random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Each runtime believes what the other one remembers; what nobody remembers is read."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     bundle, kept = tmp_path / "bundle", tmp_path / "cache" / "hashes.txt"
@@ -110,20 +142,32 @@ def test_files_are_hashed_once(program: Path, random_bundle: Path, tmp_path: Pat
     assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
 
 
-def test_hashes_that_were_read_are_kept(program: Path, random_bundle: Path, tmp_path: Path, monkeypatch):
+def test_hashes_that_were_read_are_kept(
+    program: Path, random_bundle: Path, tmp_path: Path, monkeypatch
+):
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     time.sleep(2.1)  # the files have settled
-    assert run(program, "generate", random_bundle, "--prompt-ids", IDS, "--max-new-tokens", 2).returncode == 0
+    assert (
+        run(
+            program, "generate", random_bundle, "--prompt-ids", IDS, "--max-new-tokens", 2
+        ).returncode
+        == 0
+    )
     monkeypatch.setattr(integrity, "file_info", None)  # reading any would fail
     load(random_bundle, "cpu").close()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["hashes.txt"]
 
 
 def test_trees_that_could_change_texts_are_refused(program: Path, rounding_bundle: Path):
-    with load(rounding_bundle, "cpu", threads=1) as session, pytest.raises(PassError, match="could change") as caught:
+    with (
+        load(rounding_bundle, "cpu", threads=1) as session,
+        pytest.raises(PassError, match="could change") as caught,
+    ):
         session.generate_ids([5, 6, 7], GenerateOptions(plan="tree-5"))
     flags = ("--prompt-ids", IDS, "--max-new-tokens", 2)
-    assert refusal(program, "generate", rounding_bundle, *flags, "--plan", "tree-5") == str(caught.value)
+    assert refusal(program, "generate", rounding_bundle, *flags, "--plan", "tree-5") == str(
+        caught.value
+    )
     assert run(program, "generate", rounding_bundle, *flags, "--plan", "fused").returncode == 0
 
 
@@ -141,13 +185,20 @@ def test_a_prompt_is_the_same_from_every_source(program: Path, tiny_bundle: Path
     for before, behind in ((b"", b""), (b"", b"\n"), (b"", b"\r\n"), (b"\xef\xbb\xbf", b"")):
         content = before + PROMPT.encode() + behind
         file.write_bytes(content)
-        assert answer(program, tiny_bundle, "--prompt-file", file)["prompt_ids"] == given["prompt_ids"]
+        assert (
+            answer(program, tiny_bundle, "--prompt-file", file)["prompt_ids"] == given["prompt_ids"]
+        )
         for flags in ((), ("--prompt-file", "-")):
             assert answer(program, tiny_bundle, *flags, stdin=content)["text"] == given["text"]
     kept = answer(program, tiny_bundle, "-p", PROMPT + "\n")["prompt_ids"]
     assert kept != given["prompt_ids"]
-    assert answer(program, tiny_bundle, "--keep-newline", stdin=PROMPT.encode() + b"\n")["prompt_ids"] == kept
-    assert answer(program, tiny_bundle, stdin=PROMPT.encode() + b"\n\n")["prompt_ids"] == kept  # exactly one
+    assert (
+        answer(program, tiny_bundle, "--keep-newline", stdin=PROMPT.encode() + b"\n")["prompt_ids"]
+        == kept
+    )
+    assert (
+        answer(program, tiny_bundle, stdin=PROMPT.encode() + b"\n\n")["prompt_ids"] == kept
+    )  # exactly one
     assert answer(program, tiny_bundle, stdin=b"\n")["prompt_ids"] == [0]
 
 
@@ -158,10 +209,17 @@ def test_refused_prompts(program: Path, tiny_bundle: Path, tmp_path: Path):
     for file in (latin1, tmp_path / "missing.txt", tmp_path):
         assert refusal(program, *bundle, "--prompt-file", file) == complaint(None, file)
     assert refusal(program, *bundle, "--prompt-file", "x", "-p", "a") == complaint("a", Path("x"))
-    assert refusal(program, *bundle, "--keep-newline", "-p", "a") == complaint("a", None, keep_newline=True)
-    assert refusal(program, *bundle, stdin=b"\xff\xfe") == "the prompt in standard input is not UTF-8 text"
+    assert refusal(program, *bundle, "--keep-newline", "-p", "a") == complaint(
+        "a", None, keep_newline=True
+    )
+    assert (
+        refusal(program, *bundle, stdin=b"\xff\xfe")
+        == "the prompt in standard input is not UTF-8 text"
+    )
     assert "--prompt-ids or as text" in refusal(program, *bundle, "--prompt-ids", IDS, "-p", "a")
-    assert "--prompt-ids is taken as it is" in refusal(program, *bundle, "--prompt-ids", IDS, "--keep-newline")
+    assert "--prompt-ids is taken as it is" in refusal(
+        program, *bundle, "--prompt-ids", IDS, "--keep-newline"
+    )
 
 
 def test_a_closed_standard_input(program: Path, tiny_bundle: Path):
@@ -176,7 +234,17 @@ def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
     given = answer(program, tiny_bundle, "-p", PROMPT)
     master, slave = pty.openpty()
     os.write(master, PROMPT.encode() + b"\n\x04")
-    command = [program, "generate", tiny_bundle, "--json", "--max-new-tokens", "4", "--plan", "ar", "--trust-bundle"]
+    command = [
+        program,
+        "generate",
+        tiny_bundle,
+        "--json",
+        "--max-new-tokens",
+        "4",
+        "--plan",
+        "ar",
+        "--trust-bundle",
+    ]
     done = subprocess.run(command, stdin=slave, capture_output=True, timeout=60, check=True)
     os.close(slave)
     os.close(master)
@@ -188,7 +256,16 @@ def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
 def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     """In a terminal, in the colours of pass-run; the legend counts them."""
     prompt = ("-p", "th th th th th th") if as_text else ("--prompt-ids", IDS + ",5,6,7,5,6")
-    flags = ("--plan", "fused", "--draft", "both", "--max-new-tokens", "60", "--ignore-eos", "--trust-bundle")
+    flags = (
+        "--plan",
+        "fused",
+        "--draft",
+        "both",
+        "--max-new-tokens",
+        "60",
+        "--ignore-eos",
+        "--trust-bundle",
+    )
     flags = (*flags, "--temperature", "1", "--seed", "2")
     if as_text:
         answer(program, random_bundle, "-p", "a")  # is there a tokenizer?
@@ -196,13 +273,17 @@ def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     told = json.loads(output(program, "generate", random_bundle, *prompt, *flags, "--json"))
     stats = told["stats"]
     assert stats["accepted"] > 0
-    shown, legend = shown_in_a_terminal(program, "generate", random_bundle, *prompt, *flags, "--show-drafts")
+    shown, legend = shown_in_a_terminal(
+        program, "generate", random_bundle, *prompt, *flags, "--show-drafts"
+    )
     assert "".join(re.split("\x1b\\[[0-9]*m", shown)) == plain
     counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z' -]+)", legend)}
     drafts = counts.get("look-ahead drafts", 0) + counts.get("n-gram drafts", 0)
     assert drafts + counts["the model's own"] == 60 and 0 < drafts <= stats["accepted"]
     marks = shown.count("\x1b[32m") + shown.count("\x1b[36m")
-    assert 0 < marks <= drafts if as_text else marks == drafts  # a token may have no text of its own
+    assert (
+        0 < marks <= drafts if as_text else marks == drafts
+    )  # a token may have no text of its own
 
 
 def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
@@ -210,7 +291,11 @@ def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
     master, slave = pty.openpty()
     with os.fdopen(master, "rb", buffering=0) as terminal:
         done = subprocess.run(
-            [program, *map(str, arguments)], stdout=slave, stderr=subprocess.PIPE, timeout=60, check=True
+            [program, *map(str, arguments)],
+            stdout=slave,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=True,
         )
         os.close(slave)
         shown = b""
@@ -226,27 +311,56 @@ def test_a_trunk_that_cannot_be_loaded(program: Path, tiny_bundle: Path, tmp_pat
     trunk = bundle / "trunk.cpu.one.onnx"
     content = trunk.read_bytes()
     trunk.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
-    told = refusal(program, "generate", bundle, "--prompt-ids", IDS, "--threads", 4, "--trust-bundle")
+    told = refusal(
+        program, "generate", bundle, "--prompt-ids", IDS, "--threads", 4, "--trust-bundle"
+    )
     assert told.startswith(f"onnxruntime cannot load {trunk}: ")
 
 
-NUMBERS = ("--max-new-tokens", "--threads", "--capacity", "--lookahead", "--stop-token-id", "--logprobs", "--top-k")
-OTHERS = ("--temperature", "--seed", "--stop", "--plan", "--draft", "--device", "--onnxruntime", "--prompt-ids")
+NUMBERS = (
+    "--max-new-tokens",
+    "--threads",
+    "--capacity",
+    "--lookahead",
+    "--stop-token-id",
+    "--logprobs",
+    "--top-k",
+)
+OTHERS = (
+    "--temperature",
+    "--seed",
+    "--stop",
+    "--plan",
+    "--draft",
+    "--device",
+    "--onnxruntime",
+    "--prompt-ids",
+)
 
 
 @pytest.mark.parametrize("flag", (*NUMBERS, *OTHERS))
 def test_empty_values_are_refused(program: Path, tiny_bundle: Path, flag: str):
     """CLI11 by itself takes them for 0."""
-    assert refusal(program, "generate", tiny_bundle, flag, "").startswith(f"{flag}: the value is empty")
+    assert refusal(program, "generate", tiny_bundle, flag, "").startswith(
+        f"{flag}: the value is empty"
+    )
 
 
-@pytest.mark.parametrize("value", ["12abc", "0x10", "1e1", "1_0", "99999999999999999999", "+", "-", "1 2"])
+@pytest.mark.parametrize(
+    "value", ["12abc", "0x10", "1e1", "1_0", "99999999999999999999", "+", "-", "1 2"]
+)
 def test_what_is_no_number_is_refused(program: Path, tiny_bundle: Path, value: str):
     for flag in NUMBERS:
-        assert f"'{value}' is not a whole number" in refusal(program, "generate", tiny_bundle, flag, value)
-    assert "max-new-tokens must be at least 1" in refusal(program, "generate", tiny_bundle, "--max-new-tokens", "-3")
+        assert f"'{value}' is not a whole number" in refusal(
+            program, "generate", tiny_bundle, flag, value
+        )
+    assert "max-new-tokens must be at least 1" in refusal(
+        program, "generate", tiny_bundle, "--max-new-tokens", "-3"
+    )
     for text in ("0x1p3", "1e999", "0.8x"):
-        assert f"'{text}' is not a number" in refusal(program, "generate", tiny_bundle, "--temperature", text)
+        assert f"'{text}' is not a number" in refusal(
+            program, "generate", tiny_bundle, "--temperature", text
+        )
 
 
 def test_numbers_are_decimal(program: Path, tiny_bundle: Path):
@@ -262,7 +376,9 @@ def test_prompt_ids_that_are_no_list(program: Path, tiny_bundle: Path, ids: str)
         assert refusal(program, "generate", tiny_bundle, "--prompt-ids", ids) == expected
         assert refusal(program, "bench", tiny_bundle, "--prompt-ids", ids) == expected
     else:
-        assert "--prompt-ids must list token ids" in refusal(program, "generate", tiny_bundle, "--prompt-ids", ids)
+        assert "--prompt-ids must list token ids" in refusal(
+            program, "generate", tiny_bundle, "--prompt-ids", ids
+        )
 
 
 @pytest.mark.parametrize("sizes", ["1,,2", "0", "2,-1", "1,x", "99999999999"])
@@ -275,13 +391,18 @@ def test_an_interrupted_generation_as_json(program: Path, tiny_bundle: Path):
     """What was written by then is printed."""
     flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--json", "--max-new-tokens", 760)
     command = [program, "generate", tiny_bundle, *map(str, flags)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         status = Path(f"/proc/{running.pid}/status")
         while running.poll() is None and not _handles(status.read_text(), signal.SIGTERM):
             time.sleep(0.001)
         running.send_signal(signal.SIGINT)
         printed, errors = running.communicate(timeout=60)
-    assert (running.returncode, errors) in [(130, "interrupted\n"), (0, "")]  # it may have been done
+    assert (running.returncode, errors) in [
+        (130, "interrupted\n"),
+        (0, ""),
+    ]  # it may have been done
     found, whole = json.loads(printed), json.loads(output(program, "generate", tiny_bundle, *flags))
     assert found["finish_reason"] == ("length" if len(found["token_ids"]) == 760 else "cancelled")
     assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"]
@@ -304,6 +425,16 @@ def test_the_example_of_the_readme(program: Path, tmp_path: Path):
     link = ("-L", BUILD, f"-Wl,-rpath,{BUILD}", "-lpass")
     command = [compiler, *flags, tmp_path / "example.cpp", "-o", tmp_path / "example", *link]
     subprocess.run(command, check=True, timeout=120)
-    done = subprocess.run([tmp_path / "example"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [tmp_path / "example"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode in (0, 2) and done.stdout == ""
-    assert done.stderr.startswith("error: build/smollm2-135m is not a bundle") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: build/smollm2-135m is not a bundle")
+        and done.stderr.count("\n") == 1
+    )

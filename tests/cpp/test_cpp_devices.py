@@ -10,25 +10,38 @@ from pathlib import Path
 import pytest
 from cpp_programs import BUILD, program_at
 
-RTX = "built without the headers of tensorrt-rtx: build it with -DPASS_TENSORRT_RTX_INCLUDE=DIRECTORY, or use "
+RTX = (
+    "built without the headers of tensorrt-rtx: build it with "
+    "-DPASS_TENSORRT_RTX_INCLUDE=DIRECTORY, or use "
+)
 REFUSALS: list[tuple[str, dict[str, str], str]] = [
     (
         "cuda",
         {},
-        "has no CUDAExecutionProvider: set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or use",
+        "has no CUDAExecutionProvider: set PASS_ONNXRUNTIME to the libonnxruntime.so of "
+        "onnxruntime-gpu, or use",
     ),
-    ("cuda", {"PASS_ONNXRUNTIME": "/nowhere/libonnxruntime.so"}, "; set PASS_ONNXRUNTIME to its libonnxruntime.so"),
+    (
+        "cuda",
+        {"PASS_ONNXRUNTIME": "/nowhere/libonnxruntime.so"},
+        "; set PASS_ONNXRUNTIME to its libonnxruntime.so",
+    ),
     (
         "tensorrt",
         {"PASS_TENSORRT": "/nowhere/libnvinfer.so"},
         "; set PASS_TENSORRT to its library, as libnvinfer.so.10",
     ),
-    ("tensorrt", {"PASS_TENSORRT": "libm.so.6"}, "libm.so.6 is not tensorrt; set PASS_TENSORRT to libnvinfer.so.10"),
+    (
+        "tensorrt",
+        {"PASS_TENSORRT": "libm.so.6"},
+        "libm.so.6 is not tensorrt; set PASS_TENSORRT to libnvinfer.so.10",
+    ),
     ("tensorrt-rtx", {}, RTX),
     (
         "tensorrt-rtx-ep",
         {},
-        "needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its library, or use --device cpu",
+        "needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its library, or "
+        "use --device cpu",
     ),
     (
         "tensorrt-rtx-ep",
@@ -39,12 +52,19 @@ REFUSALS: list[tuple[str, dict[str, str], str]] = [
     ("cuda:", {}, "device 'cuda:': a GPU's number must follow the colon, as in cuda:1"),
     ("auto:1", {}, "device 'auto:1': auto takes no number; only cuda, "),
     ("cuda:1", {}, "has no CUDAExecutionProvider: set PASS_ONNXRUNTIME"),
-    ("toaster", {}, "unknown device 'toaster': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep"),
+    (
+        "toaster",
+        {},
+        "unknown device 'toaster': choose one of auto, cpu, cuda, tensorrt, tensorrt-rtx, "
+        "tensorrt-rtx-ep",
+    ),
 ]
 
 
 def needs_tensorrt_headers() -> None:
-    if re.search(r"^PASS_TENSORRT_INCLUDE:\w+=$", (BUILD / "CMakeCache.txt").read_text("utf-8"), re.MULTILINE):
+    if re.search(
+        r"^PASS_TENSORRT_INCLUDE:\w+=$", (BUILD / "CMakeCache.txt").read_text("utf-8"), re.MULTILINE
+    ):
         pytest.skip("built without TensorRT's headers")
 
 
@@ -52,28 +72,56 @@ def library_of_version(folder: Path, major: int, minor: int) -> Path:
     """A library that has nothing but this version."""
     path = folder / f"libnvinfer.so.{major}"
     numbers = {"Major": major, "Minor": minor}
-    source = "".join(f"int getInferLib{part}Version(void) {{ return {it}; }}\n" for part, it in numbers.items())
-    subprocess.run(["cc", "-shared", "-fPIC", "-xc", "-", "-o", path], input=source, text=True, check=True)
+    source = "".join(
+        f"int getInferLib{part}Version(void) {{ return {it}; }}\n" for part, it in numbers.items()
+    )
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-xc", "-", "-o", path], input=source, text=True, check=True
+    )
     return path
 
 
 OTHER_VERSIONS = {
-    (8, 6): "is version 8.6, and tensorrt is run from 10.15 (the first with a KV cache layer) to 11; set PASS_TENSORRT",
+    (
+        8,
+        6,
+    ): (
+        "is version 8.6, and tensorrt is run from 10.15 (the first with a KV cache layer) to "
+        "11; set PASS_TENSORRT"
+    ),
     (10, 14): "is version 10.14, and tensorrt is run from 10.15 ",
     (12, 0): "is version 12.0, and tensorrt is run from 10.15 ",
     (1, 7): "is version 1.7, and tensorrt is run from 10.15 ",  # TensorRT-RTX
     (10, 15): "does not start with the headers of 10.",
-    (11, 4): "built without the headers of tensorrt 11: build it with -DPASS_TENSORRT_INCLUDE=DIRECTORY, or use ",
+    (
+        11,
+        4,
+    ): (
+        "built without the headers of tensorrt 11: build it with "
+        "-DPASS_TENSORRT_INCLUDE=DIRECTORY, or use "
+    ),
 }
 
 
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
-def test_the_version_of_tensorrt_decides(version: tuple[int, int], tmp_path: Path, random_bundle: Path) -> None:
+def test_the_version_of_tensorrt_decides(
+    version: tuple[int, int], tmp_path: Path, random_bundle: Path
+) -> None:
     program = program_at("pass-cpp")
     needs_tensorrt_headers()
     library = library_of_version(tmp_path, *version)
     done = subprocess.run(
-        [program, "generate", random_bundle, "--prompt-ids", "5,6", "--device", "tensorrt", "--tensorrt", library],
+        [
+            program,
+            "generate",
+            random_bundle,
+            "--prompt-ids",
+            "5,6",
+            "--device",
+            "tensorrt",
+            "--tensorrt",
+            library,
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -84,7 +132,9 @@ def test_the_version_of_tensorrt_decides(version: tuple[int, int], tmp_path: Pat
 
 
 @pytest.mark.parametrize(("device", "variables", "told"), REFUSALS)
-def test_what_is_missing_is_told(device: str, variables: dict[str, str], told: str, random_bundle: Path) -> None:
+def test_what_is_missing_is_told(
+    device: str, variables: dict[str, str], told: str, random_bundle: Path
+) -> None:
     program = program_at("pass-cpp")
     if device == "tensorrt":
         needs_tensorrt_headers()

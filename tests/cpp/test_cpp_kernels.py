@@ -1,4 +1,5 @@
-"""The C++ runtime says of this CPU's kernels what `pass-run inspect` says. On other CPUs: tests/cpus/on_cpus.py."""
+"""The C++ runtime says of this CPU's kernels what `pass-run inspect` says. On other CPUs:
+tests/cpus/on_cpus.py."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_the_kernels_in_words(tiny_bundle: Path, tmp_path: Path, monkeypatch: py
         text = manifest.model_copy(update={"model": model}).model_dump_json()
         (bundles[-1] / FILE_NAME).write_text(text, encoding="utf-8")
     monkeypatch.setenv("COLUMNS", "300")  # so that no row of the table is broken
-    done = subprocess.run([program_at("kernels"), *bundles], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [program_at("kernels"), *bundles], capture_output=True, text=True, check=True, timeout=60
+    )
     for bundle, words in zip(bundles, done.stdout.splitlines(), strict=True):
         shown = CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
         [row] = [line for line in shown.splitlines() if "this CPU" in line]

@@ -16,7 +16,18 @@ from pass_runtime.bundle.manifest import FILE_NAME
 
 
 def generate(bundle: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    fixed = ("--device", "cpu", "--threads", "1", "--json", "--ignore-eos", "--max-new-tokens", "8", "--plan", "fused")
+    fixed = (
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--json",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "8",
+        "--plan",
+        "fused",
+    )
     command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -34,7 +45,9 @@ def expected(random_bundle: Path) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("absolute", [False, True])
-def test_a_bundle_of_links_opens(random_bundle: Path, expected: list[int], tmp_path: Path, kind: str, absolute: bool):
+def test_a_bundle_of_links_opens(
+    random_bundle: Path, expected: list[int], tmp_path: Path, kind: str, absolute: bool
+):
     found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
     assert tokens(found) == expected
     assert generate(found, "--trust-bundle").returncode == 0
@@ -57,7 +70,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_model_that_is_a_link(random_bundle: Path, tmp_path: Path, damage: str):
-    """Its size and hash are right in the manifest: the model is read here before ONNX Runtime refuses it."""
+    """Its size and hash are right in the manifest: the model is read here before ONNX Runtime
+    refuses it."""
     found = bundle_of_links(random_bundle, tmp_path, "graphs", absolute=False)
     document = json.loads((found / FILE_NAME).read_text(encoding="utf-8"))
     for path in found.glob("trunk*.onnx"):

@@ -1,4 +1,5 @@
-"""Damaged bundles: what the Python runtime refuses, the C++ runtime refuses too, in one line and for the same field."""
+"""Damaged bundles: what the Python runtime refuses, the C++ runtime refuses too, in one line and
+for the same field."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def bundle(request: pytest.FixtureRequest) -> Path:
 def complaints(program: Path, bundles: list[Path], hashes: bool = True) -> list[str | None]:
     """Of the C++ runtime; None where there is none."""
     lines = "".join(f"{path}{'' if hashes else chr(9) + 'no hashes'}\n" for path in bundles)
-    run = subprocess.run([program], input=lines, capture_output=True, text=True, check=True, timeout=120)
+    run = subprocess.run(
+        [program], input=lines, capture_output=True, text=True, check=True, timeout=120
+    )
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(found) == len(bundles)
     return found
@@ -84,11 +87,19 @@ def small(document: dict) -> dict:
     shares = {"acceptance_per_position": [0.5], "acceptance_per_position_sampled": []}
     lookahead = document["lookahead"] | {"length": 1} | shares
     model = document["model"] | {"quantization": QUANTIZATION}
-    return document | {"lookahead": lookahead, "plans": document["plans"][:4], "model": model, "engines": [ENGINES]}
+    return document | {
+        "lookahead": lookahead,
+        "plans": document["plans"][:4],
+        "model": model,
+        "engines": [ENGINES],
+    }
 
 
-PROBLEM = re.compile(r"cannot read [^:]+: |[^:]+: manifest version |([^:]+: [\w.]+?)(\.int|\.str|\.\[key\])?: ")
-"""How the refusal of one file, or of one field of it, begins. What follows are each runtime's own words."""
+PROBLEM = re.compile(
+    r"cannot read [^:]+: |[^:]+: manifest version |([^:]+: [\w.]+?)(\.int|\.str|\.\[key\])?: "
+)
+"""How the refusal of one file, or of one field of it, begins. What follows are each runtime's own
+words."""
 
 
 CONTRADICTS, NO_FILE = " contradicts itself: ", "is missing; export the bundle again"
@@ -102,9 +113,16 @@ def problem(message: str | None) -> str | None:
 
 
 def kinds(node, path: tuple = ()) -> Iterator[tuple]:
-    """A path to one of everything: of lists and of objects with free keys only the first and the last item."""
+    """A path to one of everything: of lists and of objects with free keys only the first and the
+    last item."""
     yield path
-    children = list(node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else [])
+    children = list(
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else []
+    )
     if isinstance(node, list) or path[-1:] in (("files",), ("feeds",), ("tools",)):
         children = children[:1] + children[1:][-1:]
     for key, child in children:
@@ -130,7 +148,10 @@ def damages(document: dict) -> Iterator[dict]:
             yield from (replaced(document, path, value + more) for more in (1, -1, 4, value))
         if isinstance(value, dict):
             yield replaced(document, path, value | {"new": 1})
-            yield from (replaced(document, path, {k: v for k, v in value.items() if k != key}) for key in value)
+            yield from (
+                replaced(document, path, {k: v for k, v in value.items() if k != key})
+                for key in value
+            )
         if isinstance(value, list):
             yield replaced(document, path, value[:-1])
             yield replaced(document, path, value + value[-1:])
@@ -152,10 +173,12 @@ def test_a_manifest_that_is_wrong_in_any_one_place(program: Path, bundle: Path, 
     assert 1 <= len(read) < 30  # what is not damaged, and harmless changes
     said = complaints(program, directories)
     for damaged, found, message in zip(changed, said, expected, strict=True):
-        # Each runtime looks for the contradictions that would crash or mislead it; manifest_test.cpp has C++'s. What
-        # contradicts nothing goes on to the first file.
+        # Each runtime looks for the contradictions that would crash or mislead it;
+        # manifest_test.cpp has C++'s. What contradicts nothing goes on to the first file.
         both = (found, message)
-        either = CONTRADICTS in found + message and all(CONTRADICTS in each or each.endswith(NO_FILE) for each in both)
+        either = CONTRADICTS in found + message and all(
+            CONTRADICTS in each or each.endswith(NO_FILE) for each in both
+        )
         assert either or problem(found) == problem(message), [
             key for key in document if damaged and damaged.get(key) != document[key]
         ]
@@ -222,7 +245,18 @@ def test_what_is_no_manifest(program: Path, tmp_path: Path, data: bytes):
 def test_unknown_keys_and_odd_names(program: Path, tiny_bundle: Path, tmp_path: Path):
     document = json.loads((tiny_bundle / FILE_NAME).read_text(encoding="utf-8"))
     info = {"sha256": "0" * 64, "bytes": 1}
-    names = ["../secret", "/etc/hostname", "..", "", "x" * 101, "two\nlines", "a/b", "it's", "é\u200b", "\"'"]
+    names = [
+        "../secret",
+        "/etc/hostname",
+        "..",
+        "",
+        "x" * 101,
+        "two\nlines",
+        "a/b",
+        "it's",
+        "é\u200b",
+        "\"'",
+    ]
     changed = [document | {"files": document["files"] | {name: info}} for name in names]
     changed += [document | {name: 1} for name in [*names, "nul\0"]]
     directories = [tmp_path / str(i) for i in range(len(changed))]
@@ -231,7 +265,9 @@ def test_unknown_keys_and_odd_names(program: Path, tiny_bundle: Path, tmp_path: 
         (directory / FILE_NAME).write_text(json.dumps(damaged), encoding="utf-8")
     for directory, found in zip(directories, complaints(program, directories), strict=True):
         message = complaint(directory)
-        words = "could point outside the bundle" if int(directory.name) < len(names) else "unknown key"
+        words = (
+            "could point outside the bundle" if int(directory.name) < len(names) else "unknown key"
+        )
         assert words in message and words in found
         assert problem(found).startswith(f"{directory / FILE_NAME}: ")
 
@@ -240,7 +276,9 @@ def test_no_bundle_there(program: Path, tmp_path: Path):
     (tmp_path / "odd" / FILE_NAME).mkdir(parents=True)
     (tmp_path / "file").write_text("x")
     paths = [tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / "odd"]
-    assert [problem(found) for found in complaints(program, paths)] == [problem(complaint(path)) for path in paths]
+    assert [problem(found) for found in complaints(program, paths)] == [
+        problem(complaint(path)) for path in paths
+    ]
 
 
 FILES = ["trunk.onnx.data", "tail.ar.greedy.onnx", "tokenizer.json", "chat_template.jinja"]
@@ -252,7 +290,9 @@ def test_damaged_files(program: Path, tiny_bundle: Path, tmp_path: Path, hashes:
     bundles = []
     for name in FILES:
         data = (tiny_bundle / name).read_bytes()
-        for i, content in enumerate((None, data[:-1], b"", bytes([data[0] ^ 1]) + data[1:], "directory", "unlisted")):
+        for i, content in enumerate(
+            (None, data[:-1], b"", bytes([data[0] ^ 1]) + data[1:], "directory", "unlisted")
+        ):
             bundle = tmp_path / f"{name}.{i}"
             bundle.mkdir()
             for path in tiny_bundle.iterdir():

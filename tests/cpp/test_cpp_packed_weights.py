@@ -1,4 +1,5 @@
-"""The C++ runtime maps the weights that the Python runtime has kept packed, under the same conditions."""
+"""The C++ runtime maps the weights that the Python runtime has kept packed, under the same
+conditions."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module", params=["full", "int4", "w8a8", "adapter"])
-def bundle(request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
+def bundle(
+    request: pytest.FixtureRequest, tiny_model: Path, adapter_weights: Path, shared: Path
+) -> Path:
     options = {"lookahead": 4, "weights": request.param}
     if request.param == "adapter":
         options = {"lookahead": 3, "lookahead_weights": adapter_weights}
-    return made_once(shared / f"packed-cpp-{request.param}", lambda at: export_bundle(tiny_model, at, **options))
+    return made_once(
+        shared / f"packed-cpp-{request.param}", lambda at: export_bundle(tiny_model, at, **options)
+    )
 
 
 def entries_of(bundle: Path, cache: Path) -> list[Path]:
@@ -52,7 +57,18 @@ def entries_of(bundle: Path, cache: Path) -> list[Path]:
 
 
 def tokens(bundle: Path, *flags: str) -> list[int]:
-    fixed = ("--device", "cpu", "--threads", "1", "--json", "--ignore-eos", "--max-new-tokens", "24", "--plan", "fused")
+    fixed = (
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--json",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "24",
+        "--plan",
+        "fused",
+    )
     command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -73,7 +89,9 @@ def test_it_maps_what_python_packed(bundle: Path, cache: Path, flags: tuple[str,
 def test_it_leaves_what_was_packed_for_other_kernels_alone(
     tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(packed_weights, "find_kernels", lambda _manifest: Kernels(False, None, False))
+    monkeypatch.setattr(
+        packed_weights, "find_kernels", lambda _manifest: Kernels(False, None, False)
+    )
     [entry] = entries_of(tiny_bundle, cache)
     tokens(tiny_bundle)
     assert entry.stat().st_mtime == LONG_AGO

@@ -1,4 +1,5 @@
-"""The C++ runtime does again what the Python runtime did: token ids, passes and statistics, to the last bit."""
+"""The C++ runtime does again what the Python runtime did: token ids, passes and statistics, to the
+last bit."""
 
 from __future__ import annotations
 
@@ -54,9 +55,13 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return make
 
 
-def replay(program: Path, bundle: Path, traces: Path, scenes: list) -> subprocess.CompletedProcess[str]:
+def replay(
+    program: Path, bundle: Path, traces: Path, scenes: list
+) -> subprocess.CompletedProcess[str]:
     traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    return subprocess.run([program, bundle, traces], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [program, bundle, traces], capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.parametrize("name", EXPORTS)
@@ -72,16 +77,31 @@ def test_replays_what_python_did(
     assert done.returncode == 0
     accepted = sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"])
     assert accepted > 50, "drafts that nobody accepts would prove little"
-    assert {"ngram", "lookahead"} <= {s for scene in scenes for r in scene["results"] for s in r["sources"]}
+    assert {"ngram", "lookahead"} <= {
+        s for scene in scenes for r in scene["results"] for s in r["sources"]
+    }
 
-    cached = {s["name"]: [result["stats"]["cached_tokens"] for result in s["results"]] for s in scenes}
-    assert sorted(cached["one prompt in a batch"]) == [0, 0] + [80] * 5, "the blocks of the prompt are read once"
-    assert cached["what a slot gave up"][2] == 96, "it is kept beside the slot, which other prompts had since"
+    cached = {
+        s["name"]: [result["stats"]["cached_tokens"] for result in s["results"]] for s in scenes
+    }
+    assert sorted(cached["one prompt in a batch"]) == [0, 0] + [80] * 5, (
+        "the blocks of the prompt are read once"
+    )
+    assert cached["what a slot gave up"][2] == 96, (
+        "it is kept beside the slot, which other prompts had since"
+    )
     assert cached["what a slot gave up"][4] == 144
-    assert cached["fused: a conversation"][1] == cached["ar: a conversation"][1] == 48  # of 40 and the answer
+    assert (
+        cached["fused: a conversation"][1] == cached["ar: a conversation"][1] == 48
+    )  # of 40 and the answer
     assert cached["a kept prefix, which is asked for"][1] == 32
     assert cached["salts"] == [0, 0, 64, 64, 0]
-    limited = [result["stats"]["drafted"] for s in scenes if s["name"] == "no drafts" for result in s["results"]]
+    limited = [
+        result["stats"]["drafted"]
+        for s in scenes
+        if s["name"] == "no drafts"
+        for result in s["results"]
+    ]
     assert limited and not any(limited)
 
     scenes[1]["results"][0]["token_ids"][3] += 1
@@ -92,10 +112,14 @@ def test_replays_what_python_did(
 
 
 @pytest.mark.slow
-def test_replays_the_default_model(program: Path, smollm2_bundle: Path, golden: ModuleType, tmp_path: Path) -> None:
-    """A few requests at 12 tokens: its vocabulary is 150 times that of the others, and its drafts come from the weights
-    that ship."""
+def test_replays_the_default_model(
+    program: Path, smollm2_bundle: Path, golden: ModuleType, tmp_path: Path
+) -> None:
+    """A few requests at 12 tokens: its vocabulary is 150 times that of the others, and its drafts
+    come from the weights that ship."""
     scenes = golden.record(smollm2_bundle, tokens=12, names=NAMES)
     done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
     assert done.stdout == "4 scenes, 20 requests: equal\n"
-    assert {"ngram", "lookahead"} <= {s for scene in scenes for r in scene["results"] for s in r["sources"]}
+    assert {"ngram", "lookahead"} <= {
+        s for scene in scenes for r in scene["results"] for s in r["sources"]
+    }

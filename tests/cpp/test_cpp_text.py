@@ -1,4 +1,5 @@
-"""Text in C++: the ids and the text of the Python runtime, for the parity prompts and for 1,000 random strings."""
+"""Text in C++: the ids and the text of the Python runtime, for the parity prompts and for 1,000
+random strings."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ def program() -> Path:
 def answers(program: Path, bundle: Path, questions: list, **environment: str) -> list:
     lines = "".join(json.dumps(question) + "\n" for question in questions)
     run = subprocess.run(
-        [program, bundle], input=lines, capture_output=True, text=True, timeout=120, env=os.environ | environment
+        [program, bundle],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
     )
     if "onnxruntime-genai" in run.stderr and "cannot be opened" in run.stderr and not environment:
         pytest.skip("onnxruntime-genai is not installed (extra peers)")
@@ -46,13 +52,20 @@ def answers(program: Path, bundle: Path, questions: list, **environment: str) ->
 def random_texts(count: int) -> list[str]:
     generator = random.Random(0)
     return [
-        "".join(chr(generator.choice(generator.choice(ALPHABETS))) for _ in range(generator.randint(0, 24)))
+        "".join(
+            chr(generator.choice(generator.choice(ALPHABETS)))
+            for _ in range(generator.randint(0, 24))
+        )
         for _ in range(count)
     ]
 
 
 def pieces(
-    tokenizer: Tokenizer, ids: list[int], stop: list[str], prompt: Sequence[int] = (), min_tokens: int = 0
+    tokenizer: Tokenizer,
+    ids: list[int],
+    stop: list[str],
+    prompt: Sequence[int] = (),
+    min_tokens: int = 0,
 ) -> dict:
     """As the program answers."""
     stream, found = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
@@ -67,27 +80,36 @@ def pieces(
 
 @pytest.mark.parametrize("name", [name for name in TOKENIZERS if name.startswith("byte-")])
 def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, name: str):
-    """Tokens of every kind and stop strings of every kind, also where the prompt ends within a character."""
+    """Tokens of every kind and stop strings of every kind, also where the prompt ends within a
+    character."""
     tokenizer, generator = TOKENIZERS[name], random.Random(4)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    of_bytes = [t for byte in BYTES if (t := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None] or BYTES
+    of_bytes = [
+        t for byte in BYTES if (t := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None
+    ] or BYTES
 
     def tokens() -> list[int]:
-        sources = generator.choices([range(tokenizer.get_vocab_size() + 2), of_bytes], k=generator.randint(0, 14))
+        sources = generator.choices(
+            [range(tokenizer.get_vocab_size() + 2), of_bytes], k=generator.randint(0, 14)
+        )
         return [generator.choice(source) for source in sources]
 
     asked = [
         {
             "ids": tokens(),
             "prompt": tokens(),
-            "stop": generator.sample(["a", " a", "aa", "</s>", "x\ufffd", "\ufffd\ufffd\ufffd"], k=2),
+            "stop": generator.sample(
+                ["a", " a", "aa", "</s>", "x\ufffd", "\ufffd\ufffd\ufffd"], k=2
+            ),
             "min_tokens": generator.choice([0, 0, 3]),
         }
         for _ in range(3000)
     ]
     found = answers(program, tmp_path, asked)
     for case, answer in zip(asked, found, strict=True):
-        assert answer == pieces(tokenizer, **case) | {"text": whole(name, case["ids"], cut=False)}, case
+        assert answer == pieces(tokenizer, **case) | {
+            "text": whole(name, case["ids"], cut=False)
+        }, case
     assert len({answer.get("stop") for answer in found}) == 7  # each ended some text
 
 
@@ -97,19 +119,26 @@ def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp
     answers(program, tmp_path, [{"ids": [3], "stop": []}], PASS_ONNXRUNTIME_GENAI="/nowhere.so")
     run = subprocess.run([program, tmp_path], input='"a"\n', capture_output=True, text=True)
     assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
-    assert "only the Python runtime turns text into the ids of a tokenizer with byte fallback" in run.stderr
+    assert (
+        "only the Python runtime turns text into the ids of a tokenizer with byte fallback"
+        in run.stderr
+    )
 
 
 @pytest.mark.parametrize(
     "saved",
     [
-        {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}},
-        {"padding": {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-                     "pad_type_id": 0, "pad_token": "<bos>"}},
+        {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst",
+                        "stride": 0}},
+        {"padding": {"strategy": {"Fixed": 64}, "direction": "Right",
+                     "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+                     "pad_token": "<bos>"}},
     ],
     ids=lambda saved: next(iter(saved)),
 )  # fmt: skip
-def test_saved_truncation_and_padding_are_ignored(program: Path, tiny_bundle: Path, tmp_path: Path, saved: dict):
+def test_saved_truncation_and_padding_are_ignored(
+    program: Path, tiny_bundle: Path, tmp_path: Path, saved: dict
+):
     """As Hugging Face does by default."""
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
     (tmp_path / "tokenizer.json").write_text(json.dumps(document | saved), encoding="utf-8")
@@ -123,14 +152,26 @@ def test_saved_truncation_and_padding_are_ignored(program: Path, tiny_bundle: Pa
 def compare(program: Path, bundle: Path) -> tuple[list[str], list[str]]:
     """Texts whose ids differ, and texts that differ themselves."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    prompts = [json.loads(line)["prompt"] for line in (ROOT / "tests/parity/prompts.jsonl").read_text().splitlines()]
-    texts = prompts + random_texts(1000) + ["<eos>12 <eos", "<|im_start|>user\n1<|im_end|>", "a\n    12  3.5\u0663"]
+    prompts = [
+        json.loads(line)["prompt"]
+        for line in (ROOT / "tests/parity/prompts.jsonl").read_text().splitlines()
+    ]
+    texts = (
+        prompts
+        + random_texts(1000)
+        + ["<eos>12 <eos", "<|im_start|>user\n1<|im_end|>", "a\n    12  3.5\u0663"]
+    )
     ids = [tokenizer.encode(text).ids for text in texts]
-    other_ids = [text for text, a, b in zip(texts, ids, answers(program, bundle, texts), strict=True) if a != b]
+    other_ids = [
+        text
+        for text, a, b in zip(texts, ids, answers(program, bundle, texts), strict=True)
+        if a != b
+    ]
     generator = random.Random(1)
     cases = [(row, []) for row in ids]
     cases += [
-        (generator.choices(range(tokenizer.get_vocab_size() + 2), k=20), ["e", "th", " a", "<eos>"]) for _ in texts
+        (generator.choices(range(tokenizer.get_vocab_size() + 2), k=20), ["e", "th", " a", "<eos>"])
+        for _ in texts
     ]
     asked = [{"ids": row, "stop": stop} for row, stop in cases]
     found = answers(program, bundle, asked)
@@ -143,7 +184,9 @@ def test_ids_and_text_are_those_of_python(program: Path, tiny_bundle: Path):
 
 
 @pytest.mark.parametrize("individual", [True, False])
-def test_digits_are_split_off_first(program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool):
+def test_digits_are_split_off_first(
+    program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool
+):
     """As SmolLM2's tokenizer does, so that whitespace before a digit is whitespace at an end."""
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
     steps = [{"type": "Digits", "individual_digits": individual}, document["pre_tokenizer"]]
@@ -154,15 +197,25 @@ def test_digits_are_split_off_first(program: Path, tiny_bundle: Path, tmp_path: 
 
 def test_what_is_missing_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
     def refusal(bundle: Path, **environment: str) -> str:
-        run = subprocess.run([program, bundle], input="", capture_output=True, text=True, env=os.environ | environment)
+        run = subprocess.run(
+            [program, bundle],
+            input="",
+            capture_output=True,
+            text=True,
+            env=os.environ | environment,
+        )
         assert run.returncode == 2
         assert len(run.stderr.splitlines()) == 1
         return run.stderr
 
     assert "tokenizer.json is missing" in refusal(tmp_path)
-    assert "set PASS_ONNXRUNTIME_GENAI" in refusal(tiny_bundle, PASS_ONNXRUNTIME_GENAI="/nowhere.so")
+    assert "set PASS_ONNXRUNTIME_GENAI" in refusal(
+        tiny_bundle, PASS_ONNXRUNTIME_GENAI="/nowhere.so"
+    )
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"decoder": {"type": "Metaspace"}}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(document | {"decoder": {"type": "Metaspace"}})
+    )
     assert "a decoder of type Metaspace" in refusal(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "is no tokenizer" in refusal(tmp_path)

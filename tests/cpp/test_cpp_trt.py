@@ -1,5 +1,6 @@
-"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: it writes what the Python backend over
-the Python fake writes, to the last bit, and treats the device as it must be treated."""
+"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: it writes what the
+Python backend over the Python fake writes, to the last bit, and treats the device as it must be
+treated."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def fake_gpu() -> Callable[..., Any]:
     program = program_at("fake_gpu")
 
     def run(*words: object) -> Any:
-        done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -43,7 +46,11 @@ def golden() -> ModuleType:
     return golden_traces()
 
 
-@pytest.fixture(scope="module", params=[("match", 1), ("rejection", 2)], ids=["match", "rejection, padded windows"])
+@pytest.fixture(
+    scope="module",
+    params=[("match", 1), ("rejection", 2)],
+    ids=["match", "rejection, padded windows"],
+)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with engines, whose narrowest window has 1 or 2 rows."""
     rule, least_width = request.param
@@ -63,7 +70,9 @@ def record(golden: ModuleType, gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
     scenes = list(golden.scenes(gpu.manifest, tokens))
     for scene in scenes:
         scene["requests"] = [request for request in scene["requests"] if admitted(request)]
-        options = {"max_batch_size": scene["slots"]} | ({"capacity": scene["capacity"]} if "capacity" in scene else {})
+        options = {"max_batch_size": scene["slots"]} | (
+            {"capacity": scene["capacity"]} if "capacity" in scene else {}
+        )
         with gpu.open(**options) as session:
             scene["results"] = golden.play(session, scene)
     return [scene for scene in scenes if scene["requests"]]
@@ -75,7 +84,11 @@ def write(path: Path, scenes: list[dict[str, Any]]) -> Path:
 
 
 def test_writes_what_python_writes(
-    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes))
@@ -88,30 +101,46 @@ def test_writes_what_python_writes(
         used, saved = scene["kernels"]
         assert used == saved and Path(used).parent.parent == engines / "engines"
         assert scene["done"][-1]["scratch"] == 1, "every engine has scratch memory of its own"
-    sources = {source for scene in scenes for result in scene["results"] for source in result["sources"]}
+    sources = {
+        source for scene in scenes for result in scene["results"] for source in result["sources"]
+    }
     assert {"ngram", "lookahead", "model"} <= sources
     assert sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"]) > 50
 
     scenes[0]["results"][0]["token_ids"][3] += 1
-    assert "token_ids" in fake_gpu(engines, write(tmp_path / "wrong.jsonl", scenes[:1]))[0]["differences"]
+    assert (
+        "token_ids"
+        in fake_gpu(engines, write(tmp_path / "wrong.jsonl", scenes[:1]))[0]["differences"]
+    )
 
 
 def test_another_gpu(
-    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """All that is done, is done on it, and the calling thread has its own device again afterwards."""
+    """All that is done, is done on it, and the calling thread has its own device again
+    afterwards."""
     (scene, *_) = record(golden, Gpu(engines, monkeypatch), tokens=9)
     (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
     assert (played["differences"], played["empty"]) == ("", True)
     refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
-    said = "there is no GPU 1: 1 GPU is visible, number 0 (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
+    said = (
+        "there is no GPU 1: 1 GPU is visible, number 0 (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
+    )
     assert refused["refusal"] == said
 
 
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        (12040, "it runs CUDA up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13, 580 or newer"),
+        (
+            12040,
+            "it runs CUDA up to 12.4, and the library is CUDA 13.4; update to a driver for "
+            "CUDA 13, 580 or newer",
+        ),
         (0, "there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"),
     ],
 )
@@ -124,7 +153,11 @@ def test_an_old_driver_is_named(
 
 
 def test_a_warm_session_captures_nothing_in_requests(
-    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     scenes = [
         scene
@@ -132,7 +165,9 @@ def test_a_warm_session_captures_nothing_in_requests(
         if all(plain_sampling(request) for request in scene["requests"])
     ]
     assert len(scenes) > 3
-    for scene, played in zip(scenes, fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "warm"), strict=True):
+    for scene, played in zip(
+        scenes, fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "warm"), strict=True
+    ):
         assert (played["differences"], played["empty"]) == ("", True), scene["name"]
         assert played["uncaptured"] == {}
         before, after = played["before"], played["after"]
@@ -142,35 +177,52 @@ def test_a_warm_session_captures_nothing_in_requests(
 
 
 def plain_sampling(request: dict[str, Any]) -> bool:
-    """Whether warming up without arguments covers it: greedy or sampled, without log-probabilities or processors."""
+    """Whether warming up without arguments covers it: greedy or sampled, without log-probabilities
+    or processors."""
     others = {"presence_penalty", "repetition_penalty", "logit_bias", "min_tokens"}
     return not ({"top_k", "top_p", "min_p", "logprobs"} | others) & request.keys()
 
 
 def test_what_was_seen_is_replayed(
-    engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
-    # The passes of these depend on what the session has seen before: of prompts, of drafts, and of what slots keep, by
-    # which requests get their slots.
+    # The passes of these depend on what the session has seen before: of prompts, of drafts, and of
+    # what slots keep, by which requests get their slots.
     named = ("prefix", "moves")
-    plain = [scene for scene in scenes if "compare" not in scene and not any(word in scene["name"] for word in named)]
+    plain = [
+        scene
+        for scene in scenes
+        if "compare" not in scene and not any(word in scene["name"] for word in named)
+    ]
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain))
     for asked, scene in zip(plain, played, strict=True):
         before, last = scene["done"][-2:]
         for kind in ("mallocs", "captures", "contexts"):
             assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
         passes = max(result["stats"]["passes"] for result in asked["results"])
-        assert last["launches"] - before["launches"] > passes, scene["name"]  # and at least one to read a prompt
+        assert last["launches"] - before["launches"] > passes, scene[
+            "name"
+        ]  # and at least one to read a prompt
 
 
 @pytest.mark.parametrize("what", ["runs", "allocations"])
 def test_whatever_fails_leaves_a_session_that_works(
-    what: str, engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch, tmp_path: Path
+    what: str,
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    monkeypatch,
+    tmp_path: Path,
 ) -> None:
     prompt = golden.Prompts(99, (0, 1, 2)).of(20)
     requests = [
-        {"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True} for plan in ("ar", "fused")
+        {"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True}
+        for plan in ("ar", "fused")
     ]
     scene = {"name": what, "slots": 1, "requests": requests}
     with Gpu(engines, monkeypatch).open() as session:
@@ -180,14 +232,21 @@ def test_whatever_fails_leaves_a_session_that_works(
 
     assert report["failures"] > 10
     # Of a run that is being captured, nobody but the log is told.
-    eager = [message for message in report["told"] if "runs without a CUDA graph, and so more slowly" in message]
+    eager = [
+        message
+        for message in report["told"]
+        if "runs without a CUDA graph, and so more slowly" in message
+    ]
     assert len(report["errors"]) + len(eager) == report["failures"]
     assert bool(eager) == (what == "runs") and len(eager) < len(report["errors"])
     told = {
         "runs": {"failed to run (enqueueV3: it gave no reason)"},
         "allocations": {
             "MiB free; cudaMalloc failed with CUDA error 2 (out of memory)); stop other programs",
-            "MiB left to pin for the GPU (cudaMallocHost failed with CUDA error 2 (out of memory)); stop",
+            (
+                "MiB left to pin for the GPU (cudaMallocHost failed with CUDA error 2 (out of "
+                "memory)); stop"
+            ),
         },
     }[what]
     assert {words for error in report["errors"] for words in told if words in error} == told
@@ -201,24 +260,42 @@ def test_an_error_that_stays_closes_the_session(
     code: int, engines: Path, fake_gpu: Callable[..., Any], golden: ModuleType, tmp_path: Path
 ) -> None:
     """Behind 46 (a device that is busy) the next request is served."""
-    request = {"prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20), "max_new_tokens": 9, "plan": "ar"}
+    request = {
+        "prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20),
+        "max_new_tokens": 9,
+        "plan": "ar",
+    }
     scene = {"name": "sticky", "slots": 1, "requests": [request]}
     errors = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "sticky", code)["errors"]
     if code == 46:
         assert all("CUDA error 46" in error for error in errors[:2]) and errors[2] == ""
     else:
         name = {700: "cudaErrorIllegalAddress", 719: "cudaErrorLaunchFailure"}[code]
-        lost = rf"the GPU works no more for this process \(CUDA error {code}, {name}, cuda\w+\); restart the process"
+        lost = (
+            rf"the GPU works no more for this process \(CUDA error {code}, {name}, "
+            rf"cuda\w+\); restart the process"
+        )
         assert re.fullmatch(lost, errors[0]) and errors == errors[:1] * 3
 
 
 @pytest.mark.parametrize("function", ["begin", "end", "instantiate"])
 def test_a_capture_that_fails_ends_nothing(
-    function: str, engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], monkeypatch, tmp_path: Path
+    function: str,
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    monkeypatch,
+    tmp_path: Path,
 ) -> None:
     """Every program says so once, and runs as it did before."""
-    name = {"begin": "cudaStreamBeginCapture", "end": "cudaStreamEndCapture", "instantiate": "cudaGraphInstantiate"}
-    scenes = [scene for scene in record(golden, Gpu(engines, monkeypatch), tokens=9) if scene["slots"] > 1][:2]
+    name = {
+        "begin": "cudaStreamBeginCapture",
+        "end": "cudaStreamEndCapture",
+        "instantiate": "cudaGraphInstantiate",
+    }
+    scenes = [
+        scene for scene in record(golden, Gpu(engines, monkeypatch), tokens=9) if scene["slots"] > 1
+    ][:2]
     assert scenes
     for report in fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "captures", function):
         assert report["differences"] == "" and report["empty"]
@@ -244,11 +321,22 @@ def test_a_capture_that_fails_ends_nothing(
     ],
 )
 def test_what_the_library_refuses_is_told_in_its_words(
-    function: str, words: str, engines: Path, golden: ModuleType, fake_gpu: Callable[..., Any], tmp_path: Path
+    function: str,
+    words: str,
+    engines: Path,
+    golden: ModuleType,
+    fake_gpu: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
-    request = {"prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20), "max_new_tokens": 9, "plan": "ar"}
+    request = {
+        "prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20),
+        "max_new_tokens": 9,
+        "plan": "ar",
+    }
     scene = {"name": function, "slots": 1, "requests": [request]}
-    error = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "refused", function)["error"]
+    error = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "refused", function)[
+        "error"
+    ]
     assert words in error and f"({function}: [{function}.cpp::7] Error Code 3: of a kind)" in error
 
 
@@ -277,12 +365,20 @@ def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
     assert "were built by version 10.16, and 10.15.1.fake is installed" in refused(version="10.16")
     assert "were built from other graphs" in refused(bundle="0" * 64)
     assert "has no tensorrt engines" in refused(library="tensorrt-rtx")
-    files = sorted(engine_set.engines, key=lambda file: file.graph != manifest.trunk.file)  # the trunk's first
-    assert "is not the file that was built" in refused(engines=(*files[1:], files[0].model_copy(update={"bytes": 3})))
-    assert "is not the file that was built" in refused(engines=(files[0].model_copy(update={"sha256": "0" * 64}),))
+    files = sorted(
+        engine_set.engines, key=lambda file: file.graph != manifest.trunk.file
+    )  # the trunk's first
+    assert "is not the file that was built" in refused(
+        engines=(*files[1:], files[0].model_copy(update={"bytes": 3}))
+    )
+    assert "is not the file that was built" in refused(
+        engines=(files[0].model_copy(update={"sha256": "0" * 64}),)
+    )
     fewer = files[0].model_copy(update={"profiles": files[0].profiles[:-1]})
     assert "profiles and the manifest lists" in refused(engines=(fewer, *files[1:]))
-    assert "update its KV cache in place" in refused(engines=(files[0].model_copy(update={"aliases": {}}), *files[1:]))
+    assert "update its KV cache in place" in refused(
+        engines=(files[0].model_copy(update={"aliases": {}}), *files[1:])
+    )
     path = engine_set.path(bundle) / files[0].file
     plan = json.loads(path.read_bytes())
     for side, name, shape in (
@@ -296,13 +392,16 @@ def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
         if shape is None:
             del tensors[name]
         path.write_text(json.dumps(plan | {side: tensors}), "utf-8")
-        hashed = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        hashed = {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
         rebuilt = files[0].model_copy(update=hashed)
         assert f"differ in the shape of {name}: " in refused(engines=(rebuilt, *files[1:]))
     path.unlink()
     assert "is missing; run: pass-export build" in refused()
     assert (
         fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"]
-        == "tensorrt needs an NVIDIA GPU, and none is visible (CUDA sees no GPU; is it visible to nvidia-smi, and not "
-        "hidden by CUDA_VISIBLE_DEVICES?); use --device cpu"
+        == "tensorrt needs an NVIDIA GPU, and none is visible (CUDA sees no GPU; is it visible to "
+        "nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?); use --device cpu"
     )

@@ -1,6 +1,7 @@
-"""Runs bundles on the CPU that it finds, which on_cpus.py emulates, and prints what it found as JSON.
+"""Runs bundles on the CPU that it finds, which on_cpus.py emulates, and prints what it found as
+JSON.
 
-emulated.py RESULTS.npz BUNDLE...      # it also runs a bundle's sums.onnx, if there is one, and writes its results
+emulated.py RESULTS.npz BUNDLE...      # also of a bundle's sums.onnx, if there is one
 """
 
 from __future__ import annotations
@@ -47,22 +48,29 @@ def entries(backend: OrtBackend, slot: int, chunks: list[int]) -> np.ndarray:
 
 
 def reads(bundle: Path, slots: int) -> dict[str, bool]:
-    """Whether the last slot's K/V are the same in chunks and at once, and whether the backend says that they are."""
+    """Whether the last slot's K/V are the same in chunks and at once, and whether the backend says
+    that they are."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     backend.resize(256, [0] * slots)
     in_chunks = entries(backend, slots - 1, CHUNKS)  # first: it finds an empty cache
     whole = entries(backend, slots - 1, [len(PROMPT)])
     backend.close()
-    return {"same_entries": backend.capabilities.same_entries, "chunks": bool(np.array_equal(in_chunks, whole))}
+    return {
+        "same_entries": backend.capabilities.same_entries,
+        "chunks": bool(np.array_equal(in_chunks, whole)),
+    }
 
 
 def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
-    """What plans write, by temperature and plan. And how many tokens of the prompt the last plan found in the cache."""
+    """What plans write, by temperature and plan. And how many tokens of the prompt the last plan
+    found in the cache."""
     found = {}
     with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
         for temperature, plans in TEXTS[slots].items():
             for plan in plans:
-                options = GenerateOptions(TOKENS, SamplingParams(temperature, seed=3), plan=plan, ignore_eos=True)
+                options = GenerateOptions(
+                    TOKENS, SamplingParams(temperature, seed=3), plan=plan, ignore_eos=True
+                )
                 written = session.generate_ids(PROMPT[:PROMPT_TOKENS], options).result()
                 found[f"{plan} at {temperature}"] = written.token_ids
     return found, written.stats.cached_tokens
@@ -74,7 +82,9 @@ def write_sums(bundle: Path, path: Path) -> None:
     session = open_session(bundle / "sums.onnx", "cpu", threads=1, unsigned=unsigned)
     names = [value.name for value in session.get_outputs()]
     with np.load(bundle / "sums.inputs.npz") as inputs:
-        results = session.run(names, {value.name: inputs[value.name] for value in session.get_inputs()})
+        results = session.run(
+            names, {value.name: inputs[value.name] for value in session.get_inputs()}
+        )
     np.savez(path, **dict(zip(names, results, strict=True)))
 
 

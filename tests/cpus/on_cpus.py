@@ -1,6 +1,8 @@
-"""Tiny bundles of every format on CPUs that this machine does not have, emulated by qemu-user (scripts/test.sh cpus).
+"""Tiny bundles of every format on CPUs that this machine does not have, emulated by qemu-user
+(scripts/test.sh cpus).
 
-What a CPU's kernels compute differs (backends/ort/kernels.py). Under each of these, every plan writes the same text.
+What a CPU's kernels compute differs (backends/ort/kernels.py). Under each of these, every plan
+writes the same text.
 """
 
 from __future__ import annotations
@@ -39,7 +41,16 @@ CPUS = {
     "Nehalem": (True, 1, 1, False),  # SSE4.2
 }
 PROMPT_IDS = ",".join(map(str, PROMPT[:PROMPT_TOKENS]))
-ARGUMENTS = ("--prompt-ids", PROMPT_IDS, "--max-new-tokens", TOKENS, "--ignore-eos", "--threads", 1, "--json")
+ARGUMENTS = (
+    "--prompt-ids",
+    PROMPT_IDS,
+    "--max-new-tokens",
+    TOKENS,
+    "--ignore-eos",
+    "--threads",
+    1,
+    "--json",
+)
 FORMATS = ("full", "int8", "int4", "source", "w8a8")
 
 
@@ -60,17 +71,22 @@ def emulated(cpu: str, *command: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def bundles(in_format: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def bundles(
+    in_format: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """By format. Copies, in which files are written."""
     folder = tmp_path_factory.mktemp("formats")
     source, _ = export_of_type("Q4_1", folder / "gguf")
-    return {name: source if name == "source" else shutil.copytree(in_format(name), folder / name) for name in FORMATS}
+    return {
+        name: source if name == "source" else shutil.copytree(in_format(name), folder / name)
+        for name in FORMATS
+    }
 
 
 @pytest.fixture(scope="session")
 def products(bundles: dict[str, Path]) -> list[Product]:
-    """The 8-bit products of the w8a8 bundle. Beside its trunk lie sums.onnx, which has what they read and compute as
-    outputs, and inputs for it."""
+    """The 8-bit products of the w8a8 bundle. Beside its trunk lie sums.onnx, which has what they
+    read and compute as outputs, and inputs for it."""
     bundle, rows = bundles["w8a8"], 9
     model, manifest = ir.load(bundle / "trunk.cpu.onnx"), read_manifest(bundle)
     found = expose_products(model.graph)
@@ -86,7 +102,11 @@ def products(bundles: dict[str, Path]) -> list[Product]:
         "logit_rows": plan.logit_rows,
         LOOKAHEAD_ROWS: plan.lookahead_rows,
     }
-    np.savez(bundle / "sums.inputs.npz", **inputs, **dict.fromkeys(cache_names(PAST, sizes.layers), cache))
+    np.savez(
+        bundle / "sums.inputs.npz",
+        **inputs,
+        **dict.fromkeys(cache_names(PAST, sizes.layers), cache),
+    )
     return found
 
 
@@ -108,7 +128,12 @@ def found(bundles: dict[str, Path], products: list[Product]) -> Mapping[str, Map
 @pytest.mark.parametrize("cpu", CPUS)
 def test_what_kernels_compute(found: Mapping[str, Mapping[str, Any]], cpu: str):
     sums, int4_rows, int8_rows, softmax = CPUS[cpu]
-    rows = {"full": 1, "int8": int8_rows, "int4": max(int4_rows, int8_rows), "source": max(int4_rows, int8_rows)}
+    rows = {
+        "full": 1,
+        "int8": int8_rows,
+        "int4": max(int4_rows, int8_rows),
+        "source": max(int4_rows, int8_rows),
+    }
     for name, least_rows in rows.items():
         expected = {"exact_sums": sums, "least_rows": least_rows, "equal_softmax": softmax}
         assert found[cpu][name]["kernels"] == expected, name
@@ -116,7 +141,9 @@ def test_what_kernels_compute(found: Mapping[str, Mapping[str, Any]], cpu: str):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("cpu", CPUS)
-def test_every_plan_writes_plain_decodings_text(found: Mapping[str, Mapping[str, Any]], cpu: str, name: str):
+def test_every_plan_writes_plain_decodings_text(
+    found: Mapping[str, Mapping[str, Any]], cpu: str, name: str
+):
     """With one slot and with three, and whatever chunks a prompt is read in."""
     texts = [found[cpu][name]["slots"][slots]["texts"] for slots in ("1", "3")]
     for by_plan in texts:
@@ -131,11 +158,18 @@ def test_every_plan_writes_plain_decodings_text(found: Mapping[str, Mapping[str,
 
 @pytest.mark.parametrize("cpu", CPUS)
 def test_8_bit_sums_are_those_of_integers(
-    found: Mapping[str, Mapping[str, Any]], bundles: dict[str, Path], products: list[Product], cpu: str
+    found: Mapping[str, Mapping[str, Any]],
+    bundles: dict[str, Path],
+    products: list[Product],
+    cpu: str,
 ):
     assert len(products) > 5
     with np.load(bundles["w8a8"].with_name(f"{cpu}.npz")) as results:
-        assert [each.result for each in products if not each.is_exact(results[each.rows], results[each.result])] == []
+        assert [
+            each.result
+            for each in products
+            if not each.is_exact(results[each.rows], results[each.result])
+        ] == []
 
 
 @pytest.mark.parametrize("cpu", CPUS)
@@ -144,11 +178,15 @@ def test_the_cpp_program_finds_the_same_kernels(
 ):
     done = emulated(cpu, program_at("kernels"), *bundles.values())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [str(Kernels(**found[cpu][name]["kernels"])) for name in bundles]
+    assert done.stdout.splitlines() == [
+        str(Kernels(**found[cpu][name]["kernels"])) for name in bundles
+    ]
 
 
 @pytest.fixture(scope="session")
-def by_cpp(bundles: dict[str, Path]) -> Mapping[tuple[str, str, str], subprocess.CompletedProcess[str]]:
+def by_cpp(
+    bundles: dict[str, Path],
+) -> Mapping[tuple[str, str, str], subprocess.CompletedProcess[str]]:
     """What the C++ program printed, by CPU, format and plan. Two runs at a time."""
     program = program_at("pass-cpp")
     runs = [*product(CPUS, FORMATS, ("ar", "fused"))]
@@ -171,4 +209,7 @@ def test_the_cpp_program_writes_the_same(
     for plan in ("ar", "fused"):
         done = by_cpp[cpu, name, plan]
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["token_ids"] == found[cpu][name]["slots"]["1"]["texts"][f"{plan} at 0.0"], plan
+        assert (
+            json.loads(done.stdout)["token_ids"]
+            == found[cpu][name]["slots"]["1"]["texts"][f"{plan} at 0.0"]
+        ), plan

@@ -1,4 +1,5 @@
-"""deploy/: what Kubernetes and hadolint say of it, and that it fits pass-run serve. No image is built here."""
+"""deploy/: what Kubernetes and hadolint say of it, and that it fits pass-run serve. No image is
+built here."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = ["deployment.yaml", "service.yaml", "autoscaler.yaml", "disruption.yaml", "triton.yaml"]
 DOCKERFILES = ["Dockerfile", "Dockerfile.triton"]
 TOLD_SECONDS = 10
-"""What `pass-run serve` takes at most when --drain-seconds are over: 5 to tell clients, 5 to close connections."""
+"""What `pass-run serve` takes at most when --drain-seconds are over: 5 to tell clients, 5 to close
+connections."""
 
 
 def read(name: str) -> list[dict]:
@@ -49,12 +51,19 @@ def parsed(arguments: list[str]) -> dict:
 
 def commands(dockerfile: str, instruction: str) -> list[list[str]]:
     text = (DEPLOY / dockerfile).read_text(encoding="utf-8")
-    return [yaml.safe_load(found) for found in re.findall(rf"^{instruction} (\[.*\])$", text, re.MULTILINE)]
+    return [
+        yaml.safe_load(found)
+        for found in re.findall(rf"^{instruction} (\[.*\])$", text, re.MULTILINE)
+    ]
 
 
 def test_the_wheel_and_the_type_checker_have_every_package():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    packages = {path.parent for room in ("exporter", "runtime") for path in (ROOT / room).glob("*/__init__.py")}
+    packages = {
+        path.parent
+        for room in ("exporter", "runtime")
+        for path in (ROOT / room).glob("*/__init__.py")
+    }
     wheel = config["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {ROOT / name for name in wheel} == packages
     assert set(config["mypy"]["packages"]) == {path.name for path in packages}
@@ -92,7 +101,9 @@ def test_the_list_of_manifests_is_whole():
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_what_is_copied_exists_and_is_not_ignored(name):
     allowed = (DEPLOY / f"{name}.dockerignore").read_text(encoding="utf-8").splitlines()
-    for line in re.findall(r"^COPY (?!--)(.*) \S+$", (DEPLOY / name).read_text(encoding="utf-8"), re.MULTILINE):
+    for line in re.findall(
+        r"^COPY (?!--)(.*) \S+$", (DEPLOY / name).read_text(encoding="utf-8"), re.MULTILINE
+    ):
         for source in shlex.split(line):
             assert (ROOT / source).exists(), source
             assert source == "." or f"!{source}" in allowed, source
@@ -124,16 +135,22 @@ def test_a_pod_has_time_to_drain():
     before = container("deployment.yaml")["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert spec["terminationGracePeriodSeconds"] >= before + params["drain_seconds"] + TOLD_SECONDS
     triton = container("triton.yaml")
-    (exit_timeout,) = [int(flag.rpartition("=")[2]) for flag in triton["args"] if "exit-timeout" in flag]
+    (exit_timeout,) = [
+        int(flag.rpartition("=")[2]) for flag in triton["args"] if "exit-timeout" in flag
+    ]
     grace = pods("triton.yaml")["spec"]["terminationGracePeriodSeconds"]
     assert grace > triton["lifecycle"]["preStop"]["sleep"]["seconds"] + exit_timeout
     assert exit_timeout >= DRAIN_SECONDS + 5  # in which models are unloaded
-    assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == ["tini", "-g", "--"]  # models get the signal too
+    assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == [
+        "tini",
+        "-g",
+        "--",
+    ]  # models get the signal too
 
 
 def test_a_pod_on_the_cpu_has_room_for_full_sequences():
-    """SmolLM2-135M in fp32: 538 MB of weights; keys and values of 30 layers with 3 heads of 64 numbers. A cache of 4096
-    columns is copied to one of 8192."""
+    """SmolLM2-135M in fp32: 538 MB of weights; keys and values of 30 layers with 3 heads of 64
+    numbers. A cache of 4096 columns is copied to one of 8192."""
     sequences = parsed(container("deployment.yaml")["args"])["max_batch_size"]
     column = 2 * 30 * 3 * 64 * 4 * sequences
     needed = 538e6 + column * (4096 + 8192) + 2**29
@@ -145,7 +162,9 @@ def test_a_pod_on_the_cpu_has_room_for_full_sequences():
 def test_nobody_is_root(name):
     security = pods(name)["spec"]["securityContext"]
     assert security["runAsNonRoot"]
-    text = (DEPLOY / ("Dockerfile.triton" if name == "triton.yaml" else "Dockerfile")).read_text(encoding="utf-8")
+    text = (DEPLOY / ("Dockerfile.triton" if name == "triton.yaml" else "Dockerfile")).read_text(
+        encoding="utf-8"
+    )
     last = re.findall(r"^USER (\d+):(\d+)$", text, re.MULTILINE)[-1]
     assert tuple(map(int, last)) == (security["runAsUser"], security["runAsGroup"])
     assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
@@ -168,7 +187,8 @@ def test_the_names_fit_together():
 
 
 def installs(name: str) -> str:
-    """The shell command with which the last stage of a Dockerfile installs packages, on one line."""
+    """The shell command with which the last stage of a Dockerfile installs packages, on one
+    line."""
     text = re.sub(r"\\\n\s*", "", (DEPLOY / name).read_text(encoding="utf-8"))
     found = [line for line in text.splitlines() if line.startswith("RUN") and "pip install" in line]
     return re.sub(r"^RUN (--mount=\S+ )?", "", found[-1])
@@ -176,10 +196,13 @@ def installs(name: str) -> str:
 
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_a_pod_with_a_gpu_runs_an_image_with_the_gpus_parts(name):
-    """By the extra that users install too, in one command; the image for CPUs has the other build."""
+    """By the extra that users install too, in one command; the image for CPUs has the other
+    build."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     assert container("triton.yaml")["resources"]["limits"]["nvidia.com/gpu"] == 1
-    *others, last = [extras.split(",") for extras in re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)]
+    *others, last = [
+        extras.split(",") for extras in re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)
+    ]
     assert "gpu" in last and "cpu" not in last
     assert all("cpu" in extras and "gpu" not in extras for extras in others)
     assert "[${EXTRAS}]" in installs(name) and installs(name).count("pip install") == 1
@@ -204,7 +227,11 @@ def test_an_image_for_engines_is_told_their_version(name, extras, engines):
 def test_every_part_has_the_same_major_versions_of_tensorrt():
     """The extra, and the libraries that the C++ runtime opens: either reads the other's engines."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (line,) = [each for each in project["optional-dependencies"]["tensorrt"] if each.startswith("tensorrt-cu13")]
+    (line,) = [
+        each
+        for each in project["optional-dependencies"]["tensorrt"]
+        if each.startswith("tensorrt-cu13")
+    ]
     source = (ROOT / "runtime/cpp/src/backends/trt/library.cpp").read_text(encoding="utf-8")
     majors = sorted(map(int, re.findall(r'"libnvinfer\.so\.(\d+)"', source)))
     versions = Requirement(line).specifier
@@ -221,7 +248,9 @@ def test_the_paths_and_metrics_are_served(session):
 
     client = TestClient(make_app(session))
     here = container("deployment.yaml")
-    paths = [here[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")]
+    paths = [
+        here[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")
+    ]
     annotations = pods("deployment.yaml")["metadata"]["annotations"]
     for path in [*paths, annotations["prometheus.io/path"]]:
         assert client.get(path).status_code == 200, path

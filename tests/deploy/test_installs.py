@@ -1,4 +1,5 @@
-"""What pip installs for the extras cpu and gpu: one onnxruntime. Only pip can tell, so it is asked."""
+"""What pip installs for the extras cpu and gpu: one onnxruntime. Only pip can tell, so it is
+asked."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import pytest
 from pass_runtime.packages import INSTALL_GPU_BUILD, PACKAGES
 
 ROOT = Path(__file__).parents[2]
-CONSTRAINED = ("--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt"))
+CONSTRAINED = (
+    "--quiet",
+    "--disable-pip-version-check",
+    "--constraint",
+    str(ROOT / "constraints.txt"),
+)
 PROVIDERS = "import onnxruntime; print(*onnxruntime.get_available_providers())"
 OPEN_CUDA = "from pass_runtime.backends.ort.engine import choose_device; choose_device('cuda')"
 
@@ -21,7 +27,9 @@ pytestmark = pytest.mark.slow
 
 
 def pip(python: Path, *arguments: str) -> str:
-    done = subprocess.run([python, "-m", "pip", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-m", "pip", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,9 +46,20 @@ def test_what_an_empty_environment_would_get(extras: str, expected: set[str], tm
     report = tmp_path / "report.json"
     pip(
         Path(sys.executable),
-        *("install", "--dry-run", "--ignore-installed", "--report", str(report), *CONSTRAINED, f"{ROOT}{extras}"),
+        *(
+            "install",
+            "--dry-run",
+            "--ignore-installed",
+            "--report",
+            str(report),
+            *CONSTRAINED,
+            f"{ROOT}{extras}",
+        ),
     )
-    names = {each["metadata"]["name"].lower() for each in json.loads(report.read_text("utf-8"))["install"]}
+    names = {
+        each["metadata"]["name"].lower()
+        for each in json.loads(report.read_text("utf-8"))["install"]
+    }
     assert names & set(PACKAGES) == expected
     assert ({"nvidia-cublas", "nvidia-cudnn-cu13", "cuda-python"} <= names) == ("gpu" in extras)
 
@@ -48,16 +67,23 @@ def test_what_an_empty_environment_would_get(extras: str, expected: set[str], tm
 @pytest.mark.seldom
 @pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu(tmp_path: Path):
-    """It offers CUDA, without a card, too; with the other package over it, the message's command mends it."""
+    """It offers CUDA, without a card, too; with the other package over it, the message's command
+    mends it."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     python = tmp_path / "bin/python"
 
     def say(code: str) -> str:
-        done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         return done.stdout + done.stderr
 
     def packages() -> list[str]:
-        return [line.split("==")[0] for line in pip(python, "freeze").splitlines() if line.split("==")[0] in PACKAGES]
+        return [
+            line.split("==")[0]
+            for line in pip(python, "freeze").splitlines()
+            if line.split("==")[0] in PACKAGES
+        ]
 
     pip(python, "install", *CONSTRAINED, f"{ROOT}[gpu]")
     assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in say(PROVIDERS)
@@ -65,5 +91,11 @@ def test_an_environment_for_a_gpu(tmp_path: Path):
     assert len(packages()) == len(PACKAGES) and "CUDAExecutionProvider" not in say(PROVIDERS)
     assert f"are both installed, and share files; run: {INSTALL_GPU_BUILD}" in say(OPEN_CUDA)
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-c", INSTALL_GPU_BUILD], env=environment, cwd=tmp_path, capture_output=True, check=True)
+    subprocess.run(
+        ["bash", "-c", INSTALL_GPU_BUILD],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
     assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in say(PROVIDERS)

@@ -1,6 +1,8 @@
-"""docs/bundle.md, "Driving it": a bundle driven from its pass_config.json alone writes what the runtime writes.
+"""docs/bundle.md, "Driving it": a bundle driven from its pass_config.json alone writes what the
+runtime writes.
 
-Nothing of pass_runtime is used but for the expected text, and no memory is shared: outputs go where `feeds` says.
+Nothing of pass_runtime is used but for the expected text, and no memory is shared: outputs go where
+`feeds` says.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
     """Philox4x32-10."""
     for _ in range(10):
         first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
-        counter = [second >> 32 ^ counter[1] ^ key[0], second, first >> 32 ^ counter[3] ^ key[1], first]
+        counter = [
+            second >> 32 ^ counter[1] ^ key[0],
+            second,
+            first >> 32 ^ counter[3] ^ key[1],
+            first,
+        ]
         counter = [word & 0xFFFFFFFF for word in counter]
         key = [key[0] + 0x9E3779B9 & 0xFFFFFFFF, key[1] + 0xBB67AE85 & 0xFFFFFFFF]
     return counter
@@ -46,7 +53,9 @@ class Driver:
         self.vocab_size = model["vocab_size"]
         cache = (slots, model["kv_heads"], CAPACITY, model["head_dim"])
         trunk = [tensor["name"] for tensor in self.manifest["trunk"]["inputs"]]
-        self.buffers = {name: np.zeros(cache, np.float32) for name in trunk if name.startswith("past_")}
+        self.buffers = {
+            name: np.zeros(cache, np.float32) for name in trunk if name.startswith("past_")
+        }
         self.buffers |= {name: np.zeros(slots, np.int64) for name in ("length", "active", "top_k")}
         self.buffers |= {name: np.zeros(slots, np.float32) for name in ("temperature", "min_p")}
         self.buffers |= {
@@ -57,21 +66,32 @@ class Driver:
     def constants(self, plan: str) -> dict:
         listed = self.plans[plan]["constants"]
         mask = [[seen == "1" for seen in row] for row in listed["window_mask"]]
-        arrays = {name: np.array(value, np.int64) for name, value in listed.items() if name != "window_mask"}
+        arrays = {
+            name: np.array(value, np.int64)
+            for name, value in listed.items()
+            if name != "window_mask"
+        }
         return arrays | {"window_mask": np.array(mask)}
 
     def run(self, graph: dict, given: dict) -> None:
         file = graph["file"]
         if file not in self.sessions:
-            self.sessions[file] = ort.InferenceSession(self.bundle / file, providers=["CPUExecutionProvider"])
+            self.sessions[file] = ort.InferenceSession(
+                self.bundle / file, providers=["CPUExecutionProvider"]
+            )
         known = self.buffers | given
-        results = self.sessions[file].run(None, {tensor["name"]: known[tensor["name"]] for tensor in graph["inputs"]})
+        results = self.sessions[file].run(
+            None, {tensor["name"]: known[tensor["name"]] for tensor in graph["inputs"]}
+        )
         for tensor, result in zip(graph["outputs"], results, strict=True):
             self.buffers[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
 
     def prefill(self, slot: int, tokens: list[int], width: int = 4) -> None:
-        """All slots at once, since this driver has no views of a slot: the others are written behind their length."""
-        saved = {name: array.copy() for name, array in self.buffers.items() if name.startswith("past_")}
+        """All slots at once, since this driver has no views of a slot: the others are written
+        behind their length."""
+        saved = {
+            name: array.copy() for name, array in self.buffers.items() if name.startswith("past_")
+        }
         for start in range(0, len(tokens), width):
             chunk = tokens[start : start + width]
             ids = np.zeros((self.slots, width), np.int64)
@@ -79,7 +99,12 @@ class Driver:
             length = np.zeros(self.slots, np.int64)
             length[slot] = start
             rows = np.arange(width)
-            given = {"input_ids": ids, "length": length, "row_position": rows, "logit_rows": rows[:1]}
+            given = {
+                "input_ids": ids,
+                "length": length,
+                "row_position": rows,
+                "logit_rows": rows[:1],
+            }
             given |= {"window_mask": np.tri(width, dtype=bool), "lookahead_rows": rows[:0]}
             self.run(self.manifest["trunk"], given)
         for name, array in saved.items():
@@ -120,7 +145,9 @@ def expected(bundle):
     with load(bundle, "cpu", threads=1) as session:
         return {
             name: [
-                session.generate_ids(prompt, GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True))
+                session.generate_ids(
+                    prompt, GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True)
+                )
                 .result()
                 .token_ids
                 for prompt in PROMPTS

@@ -1,4 +1,5 @@
-"""What the documentation says of the repository: links, the annotated tree, its Python, the picture of windows."""
+"""What the documentation says of the repository: links, the annotated tree, its Python, the picture
+of windows."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -70,8 +76,13 @@ def test_the_readme_is_short():
 
 def examples() -> list[tuple[str, str]]:
     """(file, Python), of the pages that tell of the library."""
-    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/python.md")}
-    found = {name: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for name, text in texts.items()}
+    texts = {
+        name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/python.md")
+    }
+    found = {
+        name: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for name, text in texts.items()
+    }
     assert all(found.values())
     return [(name, code) for name, codes in found.items() for code in codes]
 

@@ -18,7 +18,9 @@ PROMPT, TOKENS = [5, 90, 33, 17, 120, 8, 44], 24
 
 
 @pytest.mark.parametrize("name", ["tiny_bundle", "head_bundle"])
-def test_the_minimal_driver_writes_what_the_runtime_writes(name: str, request: pytest.FixtureRequest):
+def test_the_minimal_driver_writes_what_the_runtime_writes(
+    name: str, request: pytest.FixtureRequest
+):
     bundle: Path = request.getfixturevalue(name)
     with load(bundle, "cpu", threads=1) as session:
         options = GenerateOptions(TOKENS, plan="ar", ignore_eos=True)
@@ -37,7 +39,12 @@ def test_the_minimal_driver_writes_what_the_runtime_writes(name: str, request: p
 def test_the_minimal_driver_is_small_and_needs_numpy_and_onnxruntime_alone():
     source = DRIVER.read_text()
     nodes = list(ast.walk(ast.parse(source)))
-    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported = {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
     imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"numpy", "onnxruntime"}
+    assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {
+        "numpy",
+        "onnxruntime",
+    }
     assert len(source.splitlines()) <= 90

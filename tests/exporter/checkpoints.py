@@ -71,7 +71,8 @@ def add_tokens(directory: Path) -> None:
 
 
 def add_words(directory: Path) -> None:
-    """Words of the vocabulary that the model has no embeddings for: it was another model's tokenizer."""
+    """Words of the vocabulary that the model has no embeddings for: it was another model's
+    tokenizer."""
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"] |= {f"word{i}": 320 + i for i in range(32)}
@@ -98,8 +99,8 @@ def write_gguf(
     keys: Mapping[str, Any] = MappingProxyType({}),
     **split: Any,
 ) -> Path:
-    """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file. split: how GGUFWriter
-    splits it; the names of the parts begin like that of `path`."""
+    """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file.
+    split: how GGUFWriter splits it; the names of the parts begin like that of `path`."""
     config, tokenizer = (
         json.loads((model / "config.json").read_text()),
         json.loads((model / "tokenizer.json").read_text()),

@@ -1,11 +1,13 @@
 """Finds nodes for which ONNX Runtime's CUDA provider has no kernel, by operator, version and types.
 
-A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. Two sources tell which
-kernels there are. cuda_kernels.json has versions and types, from ONNX Runtime's docs/OperatorKernels.md at a commit.
-That document is older than the release that the `gpu` extra begins at, and lacks its kernels of later versions. So for
-`DEVICE_OPERATORS`, whose version of opset 24 has a kernel in that release, the document's newest types are taken.
+A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. Two
+sources tell which kernels there are. cuda_kernels.json has versions and types, from ONNX Runtime's
+docs/OperatorKernels.md at a commit. That document is older than the release that the `gpu` extra
+begins at, and lacks its kernels of later versions. So for `DEVICE_OPERATORS`, whose version of
+opset 24 has a kernel in that release, the document's newest types are taken.
 
-    python tests/exporter/cuda_kernels.py COMMIT < OperatorKernels.md > tests/exporter/cuda_kernels.json
+    python tests/exporter/cuda_kernels.py COMMIT < OperatorKernels.md >
+    tests/exporter/cuda_kernels.json
 
 renews the table from that document at a commit. It keeps the newest kernel of each operator.
 """
@@ -30,11 +32,17 @@ SCALED = {"DequantizeLinear": 1}
 """Operators whose output has the type of this input, unless an attribute names another."""
 
 NEWER = {
-    name: {"versions": "1+", "inputs": "T T T", "outputs": "T", "types": {"T": "bfloat16 float float16"}}
+    name: {
+        "versions": "1+",
+        "inputs": "T T T",
+        "outputs": "T",
+        "types": {"T": "bfloat16 float float16"},
+    }
     for name in ("GatedAdd", "GatedRMSNorm")
 }
-"""Operators of com.microsoft that the document lacks, with the types for which the CUDA library of onnxruntime-gpu
-1.31.1 has their kernels (`strings libonnxruntime_providers_cuda.so | grep cuda8GatedAdd`)."""
+"""Operators of com.microsoft that the document lacks, with the types for which the CUDA library of
+onnxruntime-gpu 1.31.1 has their kernels (`strings libonnxruntime_providers_cuda.so | grep
+cuda8GatedAdd`)."""
 
 
 def missing_kernels(file: Path) -> list[str]:
@@ -44,9 +52,14 @@ def missing_kernels(file: Path) -> list[str]:
         return [f"{file.name}: opset {model.opset_imports['']}; DEVICE_OPERATORS is about {OPSET}"]
     known = json.loads(TABLE.read_text("utf-8"))["kernels"]
     known["com.microsoft"] |= NEWER
-    types = {value: _name(value.dtype) for value in [*model.graph.inputs, *model.graph.initializers.values()]}
+    types = {
+        value: _name(value.dtype)
+        for value in [*model.graph.inputs, *model.graph.initializers.values()]
+    }
     faults = [(node, _fault(node, known, types)) for node in model.graph]
-    return [f"{file.name}: {node.op_type} {node.name} {why}" for node, why in faults if why is not None]
+    return [
+        f"{file.name}: {node.op_type} {node.name} {why}" for node, why in faults if why is not None
+    ]
 
 
 def _fault(node: ir.Node, known: dict[str, Any], types: dict[ir.Value, str]) -> str | None:
@@ -59,8 +72,12 @@ def _fault(node: ir.Node, known: dict[str, Any], types: dict[ir.Value, str]) -> 
         newest = True  # they have one version
     else:
         schema = onnx.defs.get_schema(node.op_type, OPSET)
-        inputs, outputs = ([formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs))
-        newest = listed["versions"] == f"{schema.since_version}+" or node.op_type in DEVICE_OPERATORS
+        inputs, outputs = (
+            [formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)
+        )
+        newest = (
+            listed["versions"] == f"{schema.since_version}+" or node.op_type in DEVICE_OPERATORS
+        )
     bound: dict[str, str] = {}
     for at, value in enumerate(node.inputs):
         if value is not None:
@@ -90,7 +107,9 @@ def _output_type(node: ir.Node, formal: str, types: dict[ir.Value, str]) -> str:
     if "value" in node.attributes:
         return _name(node.attributes["value"].as_tensor().dtype)
     schema = onnx.defs.get_schema(node.op_type, OPSET)  # as the bool of a comparison
-    (only,) = next(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == formal)
+    (only,) = next(
+        c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == formal
+    )
     return _output_type(node, only, types)
 
 
@@ -101,8 +120,11 @@ def _name(dtype: ir.DataType | None) -> str:
 
 
 def rows(document: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(domain, operator, entry) of the newest CUDA kernel of each operator in OperatorKernels.md."""
-    section = document.split("## Operators implemented by CUDAExecutionProvider")[1].split("\n## ", maxsplit=1)[0]
+    """(domain, operator, entry) of the newest CUDA kernel of each operator in
+    OperatorKernels.md."""
+    section = document.split("## Operators implemented by CUDAExecutionProvider")[1].split(
+        "\n## ", maxsplit=1
+    )[0]
     domain = ""
     for line in section.splitlines():
         if (found := re.match(r"\|\*\*Operator Domain:\*\* \*([\w.]+)\*", line)) is not None:
@@ -125,7 +147,9 @@ def _entry(parameters: str, versions: str, types: str) -> dict[str, Any]:
         "versions": versions,
         "inputs": formals("in"),
         "outputs": formals("out"),
-        "types": {formal: " ".join(re.findall(r"tensor\((\w+)\)", names)) for formal, names in by_formal},
+        "types": {
+            formal: " ".join(re.findall(r"tensor\((\w+)\)", names)) for formal, names in by_formal
+        },
     }
 
 

@@ -1,4 +1,5 @@
-"""Run pass-export: in this process where only the command matters, in another one where the process does."""
+"""Run pass-export: in this process where only the command matters, in another one where the process
+does."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ PASS_EXPORT = [sys.executable, "-m", "pass_exporter.cli"]
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [*PASS_EXPORT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What `process` gives, without the seconds in which Python imports torch. Another exception than the command's own
-    way to end is raised here."""
+    """What `process` gives, without the seconds in which Python imports torch. Another exception
+    than the command's own way to end is raised here."""
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -30,7 +33,8 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line on stderr of an export that must fail with status 2. Progress lines may stand before it."""
+    """The last line on stderr of an export that must fail with status 2. Progress lines may stand
+    before it."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()

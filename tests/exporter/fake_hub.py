@@ -14,11 +14,16 @@ COMMIT = "0123456789" * 4
 
 
 @contextmanager
-def fake_hub(repo: str, revision: str, directory: Path, *, without: str = "") -> Iterator[tuple[str, list[str]]]:
-    """The hub's address, and the paths that were asked for. Files named in `without` are not there."""
+def fake_hub(
+    repo: str, revision: str, directory: Path, *, without: str = ""
+) -> Iterator[tuple[str, list[str]]]:
+    """The hub's address, and the paths that were asked for. Files named in `without` are not
+    there."""
     asked: list[str] = []
     names = [path.name for path in directory.iterdir() if path.name != without]
-    information = json.dumps({"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]})
+    information = json.dumps(
+        {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+    )
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -29,14 +34,24 @@ def fake_hub(repo: str, revision: str, directory: Path, *, without: str = "") ->
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             asked.append(path)
-            files = {f"/{repo}/resolve/{known}/{name}": name for known in (revision, COMMIT) for name in names}
+            files = {
+                f"/{repo}/resolve/{known}/{name}": name
+                for known in (revision, COMMIT)
+                for name in names
+            }
             if path == f"/api/models/{repo}/revision/{revision}":
                 self.answer(information.encode())
             elif path in files:
                 self.answer((directory / files[path]).read_bytes(), files[path])
             else:
                 known = {revision, COMMIT} & set(path.split("/"))
-                wrong = "EntryNotFound" if known else "RevisionNotFound" if repo in path else "RepoNotFound"
+                wrong = (
+                    "EntryNotFound"
+                    if known
+                    else "RevisionNotFound"
+                    if repo in path
+                    else "RepoNotFound"
+                )
                 self.answer(b"", status=404, error=wrong)
 
         do_HEAD = do_GET

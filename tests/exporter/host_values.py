@@ -1,10 +1,11 @@
-"""Finds values that ONNX Runtime's CUDA provider would have to copy between the host and the device within a graph.
+"""Finds values that ONNX Runtime's CUDA provider would have to copy between the host and the device
+within a graph.
 
-A size (Shape, Size) is computed on the host, and so is arithmetic with sizes alone. Many operators read such values on
-the host: Reshape its shape, Slice its ends, Range its limits. Any other operator that also reads tensors of the device,
-or a constant of more than a few numbers, would need a copy, and a graph with one in it cannot be captured as a CUDA
-graph: "Shape nodes on the CPU are allowed, copies are not" (ONNX Runtime's documentation of its CUDA provider,
-`enable_cuda_graph`).
+A size (Shape, Size) is computed on the host, and so is arithmetic with sizes alone. Many operators
+read such values on the host: Reshape its shape, Slice its ends, Range its limits. Any other
+operator that also reads tensors of the device, or a constant of more than a few numbers, would need
+a copy, and a graph with one in it cannot be captured as a CUDA graph: "Shape nodes on the CPU are
+allowed, copies are not" (ONNX Runtime's documentation of its CUDA provider, `enable_cuda_graph`).
 """
 
 from __future__ import annotations
@@ -34,33 +35,36 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Trilu": (1,),
     "Unsqueeze": (1,),
 }
-"""The inputs that CUDA kernels read on the host: their definitions have InputMemoryType(OrtMemTypeCPUInput, ...)."""
+"""The inputs that CUDA kernels read on the host: their definitions have
+InputMemoryType(OrtMemTypeCPUInput, ...)."""
 DEVICE_OPERATORS = frozenset(
     """
-    Abs Add And ArgMax ArgMin Attention Cast Ceil Clip Concat ConstantOfShape Cos CumSum DequantizeLinear Div Einsum
-    Equal Erf Exp Expand Flatten Floor Gather GatherElements Gelu Gemm Greater GreaterOrEqual Identity IsInf IsNaN
-    LayerNormalization Less LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mod Mul Neg Not Or Pad Pow
-    QuantizeLinear RMSNormalization Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape
-    RotaryEmbedding Round ScatterElements Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Sum Tanh
+    Abs Add And ArgMax ArgMin Attention Cast Ceil Clip Concat ConstantOfShape Cos CumSum
+    DequantizeLinear Div Einsum Equal Erf Exp Expand Flatten Floor Gather GatherElements Gelu Gemm
+    Greater GreaterOrEqual Identity IsInf IsNaN LayerNormalization Less LessOrEqual Log LogSoftmax
+    MatMul MatMulInteger Max Min Mod Mul Neg Not Or Pad Pow QuantizeLinear RMSNormalization Range
+    Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape RotaryEmbedding Round
+    ScatterElements Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Sum Tanh
     TensorScatter Tile TopK Transpose Trilu Unsqueeze Where Xor
     """.split()  # noqa: SIM905 (a list would be eighty lines)
 )
-"""Operators of opset 24 for which the CUDA provider of onnxruntime-gpu 1.31.1 has a kernel, by what its library
-registers. A kernel for an earlier version of an operator does not run the later one: such a node goes to the CPU, and
-its tensors are copied. The `gpu` extra begins at that release. GatherND is left out: graphs avoid it for the sake of
-captures."""
+"""Operators of opset 24 for which the CUDA provider of onnxruntime-gpu 1.31.1 has a kernel, by what
+its library registers. A kernel for an earlier version of an operator does not run the later one:
+such a node goes to the CPU, and its tensors are copied. The `gpu` extra begins at that release.
+GatherND is left out: graphs avoid it for the sake of captures."""
 ONNX_RUNTIMES_OPERATORS = frozenset(
     {"GatedAdd", "GatedRMSNorm", "GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
 )
-"""Those of com.microsoft that trunks for CUDA have. GroupQueryAttention's kernels are for 16-bit numbers."""
+"""Those of com.microsoft that trunks for CUDA have. GroupQueryAttention's kernels are for 16-bit
+numbers."""
 MOST_ON_HOST = 100
 """Arithmetic with sizes stays on the host only where its constants have at most so many numbers
 (`kSmallInitializerThreshold` in ONNX Runtime)."""
 
 
 def copied_values(file: Path) -> list[str]:
-    """A line for every node that mixes sizes with tensors of the device or has no kernel there, and for every output
-    that is a size."""
+    """A line for every node that mixes sizes with tensors of the device or has no kernel there, and
+    for every output that is a size."""
     graph = ir.load(file).graph
     sizes: set[ir.Value] = set()
     found = []
@@ -71,7 +75,11 @@ def copied_values(file: Path) -> list[str]:
         if node.op_type in SIZES:
             sizes.update(node.outputs)
             continue
-        read = [value for at, value in enumerate(node.inputs) if at not in HOST_INPUTS.get(node.op_type, ())]
+        read = [
+            value
+            for at, value in enumerate(node.inputs)
+            if at not in HOST_INPUTS.get(node.op_type, ())
+        ]
         tensors = [value for value in read if value is not None and not _is_small_constant(value)]
         if not any(value in sizes for value in tensors):
             continue  # its results are on the device
@@ -79,8 +87,15 @@ def copied_values(file: Path) -> list[str]:
             sizes.update(node.outputs)
         else:
             named = [value.name for value in tensors if value in sizes]
-            found.append(f"{file.name}: {node.op_type} {node.name} reads the size {', '.join(map(str, named))}")
-    return found + [f"{file.name}: the output {value.name} is a size" for value in graph.outputs if value in sizes]
+            found.append(
+                f"{file.name}: {node.op_type} {node.name} reads the size "
+                f"{', '.join(map(str, named))}"
+            )
+    return found + [
+        f"{file.name}: the output {value.name} is a size"
+        for value in graph.outputs
+        if value in sizes
+    ]
 
 
 def _is_small_constant(value: ir.Value) -> bool:

@@ -1,4 +1,5 @@
-"""Adapters in a trunk: they change look-ahead rows and nothing else, and belong to one base model."""
+"""Adapters in a trunk: they change look-ahead rows and nothing else, and belong to one base
+model."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, prefill_plan, ve
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import PAST, cache_names
 
-WINDOWS = [ar_plan(), verify_plan(4), draft_plan(1), draft_plan(6), prefill_plan(16), Plan("fused", 2, (2, 2, 2))]
+WINDOWS = [
+    ar_plan(),
+    verify_plan(4),
+    draft_plan(1),
+    draft_plan(6),
+    prefill_plan(16),
+    Plan("fused", 2, (2, 2, 2)),
+]
 
 
 def run_trunk(bundle: Path, plan: Plan) -> list[np.ndarray]:
@@ -32,7 +40,9 @@ def run_trunk(bundle: Path, plan: Plan) -> list[np.ndarray]:
     model = manifest.model
     tokens = rng.integers(0, model.vocab_size, plan.width - sum(plan.groups))
     feed: dict[str, Any] = {
-        "input_ids": np.concatenate([tokens, plan.lookahead_ids(model.vocab_size)])[None].astype(np.int64),
+        "input_ids": np.concatenate([tokens, plan.lookahead_ids(model.vocab_size)])[None].astype(
+            np.int64
+        ),
         "row_position": plan.row_position,
         "window_mask": plan.window_mask,
         "length": np.array([20]),
@@ -47,13 +57,18 @@ def run_trunk(bundle: Path, plan: Plan) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def plain_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_bundle(
+    tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The adapter bundle's embeddings without its adapter."""
     directory = tmp_path_factory.mktemp("plain")
     with safe_open(adapter_weights, framework="pt") as file:
         save_file({"lookahead": file.get_tensor("lookahead")}, directory / "embeddings.safetensors")
     return export_bundle(
-        tiny_model, directory / "bundle", lookahead=6, lookahead_weights=directory / "embeddings.safetensors"
+        tiny_model,
+        directory / "bundle",
+        lookahead=6,
+        lookahead_weights=directory / "embeddings.safetensors",
     )
 
 
@@ -68,7 +83,9 @@ def test_token_rows_are_bit_identical(plain_bundle: Path, adapter_bundle: Path, 
         assert np.abs(adapted[0][:, rows:] - plain[0][:, rows:]).max() > 0.1
 
 
-def test_the_trunk_asks_for_look_ahead_rows_only_with_an_adapter(plain_bundle: Path, adapter_bundle: Path):
+def test_the_trunk_asks_for_look_ahead_rows_only_with_an_adapter(
+    plain_bundle: Path, adapter_bundle: Path
+):
     for bundle, rank, expected in ((plain_bundle, 0, False), (adapter_bundle, 4, True)):
         manifest = read_manifest(bundle)
         assert manifest.lookahead.adapter_rank == rank
@@ -85,34 +102,51 @@ def test_other_families(family: str, tmp_path: Path):
 
 
 def test_fewer_rows_than_trained(tiny_model: Path, adapter_weights: Path, tmp_path: Path):
-    bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights)
+    bundle = export_bundle(
+        tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights
+    )
     assert load(bundle, "cpu", threads=1).manifest.lookahead.length == 2
     with pytest.raises(PassError, match="--lookahead 8"):
         export_bundle(tiny_model, tmp_path / "more", lookahead=9, lookahead_weights=adapter_weights)
 
 
 def test_half_precision(tiny_model: Path, adapter_weights: Path, tmp_path: Path):
-    export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights, dtype="fp16")
+    export_bundle(
+        tiny_model,
+        tmp_path / "bundle",
+        lookahead=2,
+        lookahead_weights=adapter_weights,
+        dtype="fp16",
+    )
 
 
 def test_any_precision_of_the_base_is_the_base(tiny_model: Path):
-    models = [load_model(resolve(str(tiny_model)), dtype).model for dtype in ("fp32", "fp16", "bf16")]
+    models = [
+        load_model(resolve(str(tiny_model)), dtype).model for dtype in ("fp32", "fp16", "bf16")
+    ]
     samples = [model_fingerprint(model) for model in models]
     assert len(samples[0]) > 14
     assert all(same_fingerprint(a, b) for a in samples for b in samples)
 
 
-def test_weights_of_another_model_are_refused(tiny_model: Path, adapter_weights: Path, tmp_path: Path):
+def test_weights_of_another_model_are_refused(
+    tiny_model: Path, adapter_weights: Path, tmp_path: Path
+):
     other = tmp_path / "fine-tuned"
     shutil.copytree(tiny_model, other)
     tensors = load_file(other / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    nudged = {name: t * (1 + 0.02 * torch.randn(t.shape, generator=generator)) for name, t in tensors.items()}
+    nudged = {
+        name: t * (1 + 0.02 * torch.randn(t.shape, generator=generator))
+        for name, t in tensors.items()
+    }
     save_file(nudged, other / "model.safetensors", metadata={"format": "pt"})
     bigger = make_model(tmp_path / "bigger", num_hidden_layers=3)
     for model in (other, bigger):
         with pytest.raises(PassError, match="was trained for another model"):
-            export_bundle(model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights)
+            export_bundle(
+                model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights
+            )
     assert not (tmp_path / "bundle").exists()
 
 
@@ -129,12 +163,18 @@ def test_weights_of_another_model_are_refused(tiny_model: Path, adapter_weights:
     ],
     ids=str,
 )
-def test_damaged_weights(tiny_model: Path, adapter_weights: Path, tmp_path: Path, change: dict, reason: str):
+def test_damaged_weights(
+    tiny_model: Path, adapter_weights: Path, tmp_path: Path, change: dict, reason: str
+):
     with safe_open(adapter_weights, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()} | change  # noqa: SIM118
         metadata = file.metadata()
     path = tmp_path / "damaged.safetensors"
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, metadata=metadata)
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None},
+        path,
+        metadata=metadata,
+    )
     with pytest.raises(PassError, match=reason):
         read_lookahead(path, 2, load_model(resolve(str(tiny_model)), "fp32").model)
 

@@ -1,4 +1,5 @@
-"""pass-export build: what it refuses, what it says, and that it loses nothing when it is cut off."""
+"""pass-export build: what it refuses, what it says, and that it loses nothing when it is cut
+off."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
 from pass_exporter.engines.profiles import column_steps
-from pass_exporter.engines.target import check_formats, choose_capacity, choose_targets, choose_widths
+from pass_exporter.engines.target import (
+    check_formats,
+    choose_capacity,
+    choose_targets,
+    choose_widths,
+)
 from pass_runtime.backends.cuda import DeviceInfo
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME, Graph, Manifest, Profile, Tensor
@@ -74,13 +80,17 @@ def test_an_interrupted_build_goes_on_where_it_was(bundle: Path):
     # Of 4 plans three samplers; log-probabilities, and logits processors.
     assert report.resumed == len(report.engines.engines) - 1 == 14
     assert [path.name for path in (bundle / "engines").iterdir()] == [report.engines.directory]
-    assert {path.name for path in report.engines.path(bundle).iterdir()} == {e.file for e in report.engines.engines}
+    assert {path.name for path in report.engines.path(bundle).iterdir()} == {
+        e.file for e in report.engines.engines
+    }
 
 
 @pytest.fixture
 def any_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what becomes of engines: the library takes seconds to make a set of them."""
-    monkeypatch.setattr(EngineBuilder, "build", lambda _self, source, _step: repr(source.profiles).encode())
+    monkeypatch.setattr(
+        EngineBuilder, "build", lambda _self, source, _step: repr(source.profiles).encode()
+    )
 
 
 @pytest.mark.usefixtures("any_engines")
@@ -93,24 +103,34 @@ def test_engines_are_replaced_only_when_asked_for(bundle: Path):
     assert second.capacities != first.capacities
     assert read_manifest(bundle).engines == (second,)
     assert not first.path(bundle).exists()
-    other = build_engines(bundle, replace(CONFIG, compute_capability=("sm120",)), SilentProgress()).engines
+    other = build_engines(
+        bundle, replace(CONFIG, compute_capability=("sm120",)), SilentProgress()
+    ).engines
     assert read_manifest(bundle).engines == (second, other)
 
 
 def test_a_set_is_made_by_one_build_at_a_time(bundle: Path):
     with engine_staging.staging(bundle, "of-one-gpu"):
         with (
-            pytest.raises(PassError, match=r"another pass-export build is making the engines of-one-gpu .*wait for it"),
+            pytest.raises(
+                PassError,
+                match=r"another pass-export build is making the engines of-one-gpu .*wait for it",
+            ),
             engine_staging.staging(bundle, "of-one-gpu"),
         ):
             pytest.fail("the second build began")
         with engine_staging.staging(bundle, "of-another-gpu"):
             pass
-    assert {path.name for path in (bundle / "engines").iterdir()} == {".of-one-gpu.partial", ".of-another-gpu.partial"}
+    assert {path.name for path in (bundle / "engines").iterdir()} == {
+        ".of-one-gpu.partial",
+        ".of-another-gpu.partial",
+    }
 
 
 @pytest.mark.usefixtures("any_engines")
-def test_the_manifest_is_changed_by_one_build_at_a_time(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_manifest_is_changed_by_one_build_at_a_time(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Two that end together would each list their own set alone."""
 
     def read(path: Path) -> Manifest:
@@ -131,20 +151,27 @@ def source_of(node: onnx.NodeProto, dtype: str = "float32") -> Source:
     tensors = [Tensor(name=name, dtype=dtype, shape=("n",)) for name in ("x", "y")]
     info = Graph(file="g.onnx", inputs=(tensors[0],), outputs=(tensors[1],))
     profile = Profile(sizes={"n": (4, 4, 4)})
-    return Source(info, model.SerializeToString(), Path("g.onnx"), info.inputs, info.outputs, (profile,), {})
+    return Source(
+        info, model.SerializeToString(), Path("g.onnx"), info.inputs, info.outputs, (profile,), {}
+    )
 
 
 def build_one(source: Source) -> bytes:
     return EngineBuilder(RTX, ("sm89",)).build(source, lambda _done, _steps: None)
 
 
-def test_engines_that_compile_kernels_allocate_nothing_while_they_run(monkeypatch: pytest.MonkeyPatch):
-    """A CUDA graph could not hold that. An engine whose operators need it is refused by the library itself."""
+def test_engines_that_compile_kernels_allocate_nothing_while_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A CUDA graph could not hold that. An engine whose operators need it is refused by the library
+    itself."""
     import tensorrt_rtx as trt
 
     made, config = [], EngineBuilder._config
     monkeypatch.setattr(
-        EngineBuilder, "_config", lambda builder, *given: (made.append(config(builder, *given)), made[-1])[1]
+        EngineBuilder,
+        "_config",
+        lambda builder, *given: (made.append(config(builder, *given)), made[-1])[1],
     )
     assert build_one(source_of(helper.make_node("Neg", ["x"], ["y"])))
     assert made[0].get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
@@ -152,23 +179,35 @@ def test_engines_that_compile_kernels_allocate_nothing_while_they_run(monkeypatc
 
 @pytest.mark.parametrize(
     ("capacity", "columns"),
-    [(128, (128,)), (576, (576,)), (640, (512, 640)), (2112, (512, 2112)), (4160, (512, 2048, 4160))],
+    [
+        (128, (128,)),
+        (576, (576,)),
+        (640, (512, 640)),
+        (2112, (512, 2112)),
+        (4160, (512, 2048, 4160)),
+    ],
 )
-def test_no_number_of_columns_is_hardly_less_than_the_capacity(capacity: int, columns: tuple[int, ...]):
+def test_no_number_of_columns_is_hardly_less_than_the_capacity(
+    capacity: int, columns: tuple[int, ...]
+):
     """As --max-seq-len 512 and 2048 would have them, with a window beside."""
     assert column_steps(capacity) == columns
 
 
 def test_an_unsupported_operator_is_named_with_what_to_do():
     node = helper.make_node("Bernoulli", ["x"], ["y"], name="toss")
-    with pytest.raises(PassError, match=r"g\.onnx: .* node 'toss' \(Bernoulli\): .*Reducing a failing graph"):
+    with pytest.raises(
+        PassError, match=r"g\.onnx: .* node 'toss' \(Bernoulli\): .*Reducing a failing graph"
+    ):
         build_one(source_of(node))
 
 
 def test_a_graph_that_is_not_the_manifests_is_refused():
     node = helper.make_node("Neg", ["x"], ["y"])
     assert build_one(source_of(node))
-    with pytest.raises(PassError, match=r"x is .*float32.* in tensorrt-rtx, but .*float16.* in the manifest"):
+    with pytest.raises(
+        PassError, match=r"x is .*float32.* in tensorrt-rtx, but .*float16.* in the manifest"
+    ):
         build_one(source_of(node, "float16"))
     with pytest.raises(PassError, match="is missing in tensorrt-rtx"):
         extra = Tensor(name="z", dtype="float32", shape=(1,))
@@ -179,7 +218,9 @@ def test_a_cache_that_is_not_updated_in_place_is_refused(tiny_bundle: Path, mani
     trunk = graph_sources(tiny_bundle, manifest, (512,))[-1]
     with pytest.raises(PassError, match=r"present_key\.0 does not update past_key\.0 in place"):
         wrong = {name: source for name, source in trunk.aliases.items() if name != "present_key.0"}
-        EngineBuilder(RTX, ("sm89",)).build(replace(trunk, aliases=wrong), lambda _done, _steps: None)
+        EngineBuilder(RTX, ("sm89",)).build(
+            replace(trunk, aliases=wrong), lambda _done, _steps: None
+        )
 
 
 @pytest.mark.parametrize(
@@ -248,9 +289,13 @@ def test_capacity(manifest: Manifest, options, expected):
 def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
     profiles = graph_sources(tiny_bundle, manifest, (512,))[-1].profiles
     small, large = (estimate(tiny_bundle, manifest, profiles, 512, batch, 0) for batch in (1, 8))
-    cache = 2 * 2 * 2 * 16 * 512 * 4  # keys and values, layers, KV heads, head size, columns, float32
+    cache = (
+        2 * 2 * 2 * 16 * 512 * 4
+    )  # keys and values, layers, KV heads, head size, columns, float32
     assert (small.kv_cache, large.kv_cache) == (cache, 8 * cache)
-    assert small.weights == sum((tiny_bundle / name).stat().st_size for name in ("trunk.onnx", "trunk.onnx.data"))
+    assert small.weights == sum(
+        (tiny_bundle / name).stat().st_size for name in ("trunk.onnx", "trunk.onnx.data")
+    )
     check_fits(small, small.total, 512)
     check_fits(small, None, 512)
     with pytest.raises(PassError, match=r"need about .* GiB .*--max-seq-len .*--weights int4"):
@@ -258,7 +303,8 @@ def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
 
 
 def test_chunks_of_prompts(tiny_bundle: Path, manifest: Manifest):
-    """Wide ones where the cache has room and a chunk's rows need no more than a GiB; the estimate knows of them."""
+    """Wide ones where the cache has room and a chunk's rows need no more than a GiB; the estimate
+    knows of them."""
     columns = (512, 2048, 4160)
     large = manifest.model_copy(update={"model": manifest.model.model_copy(update={"heads": 64})})
 
@@ -272,11 +318,16 @@ def test_chunks_of_prompts(tiny_bundle: Path, manifest: Manifest):
         with pytest.raises(PassError, match="from 2 to the capacity 4160, not"):
             chosen(wrong)
     sources = [
-        graph_sources(tiny_bundle, manifest, columns, prefill_widths=widths)[-1] for widths in (chosen(), (256, 32))
+        graph_sources(tiny_bundle, manifest, columns, prefill_widths=widths)[-1]
+        for widths in (chosen(), (256, 32))
     ]
-    wide, narrow = ({(p.sizes["width"][0], p.sizes["columns"][0]) for p in each.profiles} for each in sources)
+    wide, narrow = (
+        {(p.sizes["width"][0], p.sizes["columns"][0]) for p in each.profiles} for each in sources
+    )
     assert wide - narrow == {(1024, 2048), (1024, 4160), (2048, 2048), (2048, 4160)}
-    need = [estimate(tiny_bundle, manifest, each.profiles, 4160, 1, 0).activations for each in sources]
+    need = [
+        estimate(tiny_bundle, manifest, each.profiles, 4160, 1, 0).activations for each in sources
+    ]
     assert need[0] > 7 * need[1]
 
 
@@ -293,39 +344,77 @@ def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
     [
         (
             ["build", "{bundle}", "--engine", "tensorrt-rtx"],
-            "no GPU is visible; name the target: --compute-capability sm75|sm80|sm86|sm89|sm120|sm121, or make it "
-            "visible: cuda",
+            "no GPU is visible; name the target: --compute-capability "
+            "sm75|sm80|sm86|sm89|sm120|sm121, or make it visible: cuda",
         ),
         (["build", "{bundle}", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
         (["build", "{bundle}", "--engine", "abacus"], "'abacus' is not one of"),
         (["build", "/nowhere", "--engine", "tensorrt-rtx"], "is not a bundle"),
-        (["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "9.0"], "has no target sm90"),
-        (["build", "{bundle}", "--engine", "tensorrt-rtx", "--max-batch-size", "0"], "must be 1 to 256"),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "9.0"],
+            "has no target sm90",
+        ),
+        (
+            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--max-batch-size", "0"],
+            "must be 1 to 256",
+        ),
         (["build", "{bundle}", "--engine", "tensorrt-rtx", "--workspace", "0"], "at least 1 MiB"),
         (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--device-memory", "0.1"],
+            [
+                "build",
+                "{bundle}",
+                "--engine",
+                "tensorrt-rtx",
+                "--compute-capability",
+                "8.9",
+                "--device-memory",
+                "0.1",
+            ],
             "the GPU has 0.10 GiB",
         ),
         (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--verify"],
+            [
+                "build",
+                "{bundle}",
+                "--engine",
+                "tensorrt-rtx",
+                "--compute-capability",
+                "8.9",
+                "--verify",
+            ],
             "--verify runs the engines and no GPU is visible",
         ),
         (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "8.9", "--timing-cache", "x"],
+            [
+                "build",
+                "{bundle}",
+                "--engine",
+                "tensorrt-rtx",
+                "--compute-capability",
+                "8.9",
+                "--timing-cache",
+                "x",
+            ],
             "leave out --timing-cache",
         ),
         (
             ["build", "{bundle}", "--engine", "tensorrt-rtx", "--prefill-widths", "9,x"],
-            "for '--prefill-widths': give integers separated by commas, such as 1024,256, not '9,x'",
+            "for '--prefill-widths': give integers separated by commas, such as 1024,256, not "
+            "'9,x'",
         ),
         (["--model", "x", "--capacity", "512"], "--capacity is about engines: add --engine"),
-        (["--force", "build", "{bundle}", "--engine", "tensorrt"], "put --force after `build`, or leave it out"),
+        (
+            ["--force", "build", "{bundle}", "--engine", "tensorrt"],
+            "put --force after `build`, or leave it out",
+        ),
         (["--lookahead", "4"], "name the model"),
         (["--model", "x", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(tiny_bundle: Path, arguments, message):
-    result = CliRunner().invoke(main, [part.replace("{bundle}", str(tiny_bundle)) for part in arguments])
+    result = CliRunner().invoke(
+        main, [part.replace("{bundle}", str(tiny_bundle)) for part in arguments]
+    )
     assert result.exit_code == 2
     lines = result.stderr.strip().splitlines()
     assert message in " ".join(lines[-1].split())

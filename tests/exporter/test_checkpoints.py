@@ -1,4 +1,5 @@
-"""A checkpoint that is not the model its configuration describes: one line, status 2, and nothing is written."""
+"""A checkpoint that is not the model its configuration describes: one line, status 2, and nothing
+is written."""
 
 from __future__ import annotations
 
@@ -52,19 +53,36 @@ def only_adapter(directory: Path) -> None:
 
 BROKEN: dict[str, tuple[Change, str]] = {
     "a layer missing": (
-        tensors(lambda found: {name: tensor for name, tensor in found.items() if ".layers.1." not in name}),
-        f"9 missing: {NORM}, model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more",
+        tensors(
+            lambda found: {
+                name: tensor for name, tensor in found.items() if ".layers.1." not in name
+            }
+        ),
+        f"9 missing: {NORM}, model.layers.1.mlp.down_proj.weight, "
+        "model.layers.1.mlp.gate_proj.weight and 6 more",
     ),
     "no head": (
-        tensors(lambda found: {name: tensor for name, tensor in found.items() if "lm_head" not in name}),
+        tensors(
+            lambda found: {name: tensor for name, tensor in found.items() if "lm_head" not in name}
+        ),
         "1 missing: lm_head.weight",
     ),
     "every body tensor renamed": (
-        tensors(lambda found: {name.replace("model.", "body."): tensor for name, tensor in found.items()}),
+        tensors(
+            lambda found: {
+                name.replace("model.", "body."): tensor for name, tensor in found.items()
+            }
+        ),
         "20 not part of the model: body.embed_tokens.weight",
     ),
-    "more layers in the config": (settings(num_hidden_layers=4), "18 missing: model.layers.2.input_layernorm.weight"),
-    "fewer layers in the config": (settings(num_hidden_layers=1), f"9 not part of the model: {NORM}"),
+    "more layers in the config": (
+        settings(num_hidden_layers=4),
+        "18 missing: model.layers.2.input_layernorm.weight",
+    ),
+    "fewer layers in the config": (
+        settings(num_hidden_layers=1),
+        f"9 not part of the model: {NORM}",
+    ),
     "no layers": (settings(num_hidden_layers=0), "0 layers"),
     "extra": (
         tensors(lambda found: found | {"vision.proj.weight": torch.zeros(4, 4)}),
@@ -74,7 +92,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
         tensors(lambda found: found | {UP: torch.zeros(90, 64)}),
         f"1 of another shape: {UP} [90, 64], not [96, 64]",
     ),
-    "a smaller vocabulary in the config": (settings(vocab_size=300), "model.embed_tokens.weight [320, 64], not [300"),
+    "a smaller vocabulary in the config": (
+        settings(vocab_size=300),
+        "model.embed_tokens.weight [320, 64], not [300",
+    ),
     "NaN": (filled(UP, float("nan")), f"{UP} of model holds NaN"),
     "infinite": (filled(NORM, float("-inf")), f"{NORM} of model holds infinite numbers"),
     "wrong tokenizer": (add_words, "ids up to 351, but the model's vocabulary is 320"),
@@ -82,8 +103,14 @@ BROKEN: dict[str, tuple[Change, str]] = {
         settings("generation_config.json", eos_token_id=[1, 999]),
         "eos_token_id 999 of model is not in the model's vocabulary of 320",
     ),
-    "an end below the vocabulary": (settings("generation_config.json", eos_token_id=-1), "eos_token_id -1"),
-    "an end that is no number": (settings("generation_config.json", eos_token_id="</s>"), "eos_token_id '</s>'"),
+    "an end below the vocabulary": (
+        settings("generation_config.json", eos_token_id=-1),
+        "eos_token_id -1",
+    ),
+    "an end that is no number": (
+        settings("generation_config.json", eos_token_id="</s>"),
+        "eos_token_id '</s>'",
+    ),
     "truncated": (lambda directory: cut(directory / WEIGHTS), f"{WEIGHTS} is damaged"),
     "truncated shard": (sharded(cut), "model-00002-of-00005.safetensors is damaged"),
     "missing shard": (sharded(Path.unlink), "model-00002-of-00005.safetensors"),
@@ -93,9 +120,18 @@ BROKEN: dict[str, tuple[Change, str]] = {
     ),
     "too few positions": (settings(max_position_embeddings=3), "at most 3 tokens"),
     "PEFT adapter": (only_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
-    "PEFT adapter in a model": (add_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
-    "code of its own": (settings(auto_map=CODE, model_type="mine"), "is never run: take a model of a family"),
-    "code of its own without a type": (settings(auto_map=CODE, model_type=None), "is never run: take a model of a"),
+    "PEFT adapter in a model": (
+        add_adapter,
+        "is a PEFT adapter for somebody/base, not a whole model: merge",
+    ),
+    "code of its own": (
+        settings(auto_map=CODE, model_type="mine"),
+        "is never run: take a model of a family",
+    ),
+    "code of its own without a type": (
+        settings(auto_map=CODE, model_type=None),
+        "is never run: take a model of a",
+    ),
     **{
         method: (
             settings(quantization_config={"quant_method": method, "bits": 4}),
@@ -126,15 +162,21 @@ def test_broken_checkpoints(run: Callable[..., str], tiny_model: Path, tmp_path:
     change, expected = BROKEN[case]
     model = broken(tiny_model, tmp_path / "model", change)
     (tmp_path / "bundles").mkdir()
-    assert expected in run(pass_exporter.cli.main, "--model", model, "-o", tmp_path / "bundles" / "bundle")
+    assert expected in run(
+        pass_exporter.cli.main, "--model", model, "-o", tmp_path / "bundles" / "bundle"
+    )
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
 @pytest.mark.parametrize("case", ["a layer missing", "NaN", "gptq", "an end beyond the vocabulary"])
-def test_training_loads_the_same_way(run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str):
+def test_training_loads_the_same_way(
+    run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str
+):
     change, expected = BROKEN[case]
     model = broken(tiny_model, tmp_path / "model", change)
-    assert expected in run(pass_trainer.cli.main, "--model", model, "-o", tmp_path / "run", "--device", "cpu")
+    assert expected in run(
+        pass_trainer.cli.main, "--model", model, "-o", tmp_path / "run", "--device", "cpu"
+    )
     assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
     assert expected in run(pass_trainer.cli.main, "evaluate", "--model", model, "--device", "cpu")
 
@@ -148,7 +190,9 @@ def test_too_large_for_fp16(tiny_model: Path, tmp_path: Path):
 
 SOUND: dict[str, Change] = {
     "as saved": lambda directory: None,
-    "old rotary buffers": tensors(lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}),
+    "old rotary buffers": tensors(
+        lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    ),
     "in shards": sharded(lambda path: None),
     "with code, of a family that is known": settings(auto_map=CODE),
 }
@@ -158,35 +202,46 @@ SOUND: dict[str, Change] = {
 def test_sound_checkpoints(tiny_model: Path, tmp_path: Path, case: str):
     loaded = load_model(resolve(str(broken(tiny_model, tmp_path / "model", SOUND[case]))), "fp32")
     expected = load_model(resolve(str(tiny_model)), "fp32").model.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items()
+    )
 
 
 def test_a_tied_head_is_not_missing(tmp_path: Path):
-    loaded = load_model(resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32")
+    loaded = load_model(
+        resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32"
+    )
     assert loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
 
 
 def test_every_family_loads(tmp_path: Path):
-    """transformers adds tokens of its own to some families' tokenizers, which the model has no embeddings for."""
+    """transformers adds tokens of its own to some families' tokenizers, which the model has no
+    embeddings for."""
     for family in SUPPORTED_FAMILIES:
         loaded = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32")
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 
 
 def test_added_tokens_beyond_the_vocabulary_are_text(tiny_model: Path, tmp_path: Path):
-    """transformers runs such models. Published ones have them: Gemma3's picture token, in its text models."""
+    """transformers runs such models. Published ones have them: Gemma3's picture token, in its text
+    models."""
     model = broken(tiny_model, tmp_path / "model", add_tokens)
     with pytest.warns(
-        UserWarning, match="model has no embeddings for the added tokens <extra 0>, <extra 1>, .* read as plain text"
+        UserWarning,
+        match="model has no embeddings for the added tokens <extra 0>, <extra 1>, .* read as "
+        "plain text",
     ):
         tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
     text = "The <extra 0>fox<extra 31>"
-    assert tokenizer.encode(text) == load_model(resolve(str(tiny_model)), "fp32").tokenizer.encode(text)
+    assert tokenizer.encode(text) == load_model(resolve(str(tiny_model)), "fp32").tokenizer.encode(
+        text
+    )
     assert max(tokenizer.encode(text)) < VOCAB_SIZE
 
 
 def add_end(directory: Path) -> None:
-    """The end and the start of texts are tokens beyond the vocabulary, and so is what every prompt begins with."""
+    """The end and the start of texts are tokens beyond the vocabulary, and so is what every prompt
+    begins with."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_special_tokens({"eos_token": "<far>", "bos_token": "<far>"})
     tokenizer.save_pretrained(directory)
@@ -196,11 +251,20 @@ def test_special_tokens_beyond_the_vocabulary(tiny_model: Path, tmp_path: Path):
     model = broken(tiny_model, tmp_path / "model", add_end)
     with pytest.warns(UserWarning, match="no embeddings for the added tokens <far>"):
         loaded = load_model(resolve(str(model)), "fp32")
-    assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id, loaded.eos_token_ids) == (None, None, (EOS,))
+    assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id, loaded.eos_token_ids) == (
+        None,
+        None,
+        (EOS,),
+    )
     path = model / "tokenizer.json"
     first = {"SpecialToken": {"id": "<far>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     tokens = {"<far>": {"id": "<far>", "ids": [VOCAB_SIZE], "tokens": ["<far>"]}}
-    processor = {"type": "TemplateProcessing", "single": first, "pair": first, "special_tokens": tokens}
+    processor = {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": first,
+        "special_tokens": tokens,
+    }
     path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
     with pytest.warns(UserWarning), pytest.raises(PassError, match="ids up to 320"):
         load_model(resolve(str(model)), "fp32")
@@ -221,8 +285,11 @@ SAVED = {
 
 @pytest.mark.parametrize("saved", SAVED)
 def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path, saved: str):
-    """A tokenizer.json keeps those of its last call. transformers, too, leaves a prompt as it is."""
-    model = broken(tiny_model, tmp_path / "model", settings("tokenizer.json", **{saved: SAVED[saved]}))
+    """A tokenizer.json keeps those of its last call. transformers, too, leaves a prompt as it
+    is."""
+    model = broken(
+        tiny_model, tmp_path / "model", settings("tokenizer.json", **{saved: SAVED[saved]})
+    )
     tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
     text = "The quick brown fox jumps over the lazy dog."
     expected = AutoTokenizer.from_pretrained(model)(text).input_ids
@@ -233,11 +300,15 @@ def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: P
 
 def test_gguf(tiny_model: Path, tmp_path: Path):
     loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "sound.gguf"))), "fp32")
-    assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE  # transformers adds a token of GPT-2's
+    assert (
+        max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE
+    )  # transformers adds a token of GPT-2's
     own = load_model(resolve(str(tiny_model)), "fp32").tokenizer
     assert loaded.tokenizer.encode("The fox <|endoftext|>") == own.encode("The fox <|endoftext|>")
     short = write_gguf(tiny_model, tmp_path / "short.gguf", without=("blk.1.ffn_up",))
-    with pytest.raises(PassError, match=r"short .*\(1 missing: model.layers.1.mlp.up_proj.weight\)"):
+    with pytest.raises(
+        PassError, match=r"short .*\(1 missing: model.layers.1.mlp.up_proj.weight\)"
+    ):
         load_model(resolve(str(short)), "fp32")
     more = write_gguf(tiny_model, tmp_path / "more.gguf", extra=("rope_freqs.weight",))
     with pytest.raises(PassError, match=r"more .*\(1 not part of the model: rope_freqs.weight\)"):
@@ -247,13 +318,17 @@ def test_gguf(tiny_model: Path, tmp_path: Path):
 def test_code_of_a_checkpoint_is_refused_with_why(run: Callable[..., str]):
     for command in (pass_exporter.cli.main, pass_trainer.cli.main):
         line = run(command, "--model", "somebody/model", "--trust-remote-code")
-        assert "--trust-remote-code is refused: code that comes with a checkpoint is never run: take a model of" in line
+        assert (
+            "--trust-remote-code is refused: code that comes with a checkpoint is never run: "
+            "take a model of" in line
+        )
 
 
 def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The last step opens the bundle as a user does: here of a model whose end-of-text token nobody looked at."""
+    """The last step opens the bundle as a user does: here of a model whose end-of-text token nobody
+    looked at."""
     monkeypatch.setattr("pass_exporter.model.load.end_tokens", lambda *_: (999,))
     with pytest.raises(
         PassError, match=r"the runtime refuses the bundle .* token 999 is not in the vocabulary"

@@ -14,7 +14,8 @@ ROUNDING = 1e-3
 
 
 def split_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor, ColumnSplit]:
-    """A weight [32,64], rows [16,64] of which three channels are far larger than the rest, and their columns."""
+    """A weight [32,64], rows [16,64] of which three channels are far larger than the rest, and
+    their columns."""
     random = torch.Generator().manual_seed(seed)
     rows = torch.randn(16, 64, generator=random)
     rows[:, torch.randperm(64, generator=random)[:3]] *= 40
@@ -35,7 +36,8 @@ def test_the_product_over_columns_is_that_over_channels(seed: int):
 @settings(max_examples=50, deadline=None)
 @given(SEEDS)
 def test_an_error_is_at_most_half_a_code(seed: int):
-    """However many columns add up. Without them it would be half of a code that covers the largest channel."""
+    """However many columns add up. Without them it would be half of a code that covers the largest
+    channel."""
     _, rows, columns = split_rows(seed)
     limit = columns.scale * columns.divisor * (0.5 + ROUNDING)
     assert bool(((columns.dequantized(columns.codes(rows)) - rows).abs() <= limit).all())

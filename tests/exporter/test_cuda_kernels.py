@@ -1,4 +1,5 @@
-"""Every node of a graph that a CUDA session loads has a kernel there, so that the graph is captured as a CUDA graph."""
+"""Every node of a graph that a CUDA session loads has a kernel there, so that the graph is captured
+as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ OFTEN_IN_FP32 = ("llama", "gemma3_text")
 
 def missing(bundle: Path) -> list[str]:
     """Of all graphs that are not for the CPU alone."""
-    for_cpu = {bundle / trunk.file for trunk in read_manifest(bundle).derived if trunk.device == "cpu"}
+    for_cpu = {
+        bundle / trunk.file for trunk in read_manifest(bundle).derived if trunk.device == "cpu"
+    }
     files = sorted(set(bundle.glob("*.onnx")) - for_cpu)
     assert len(files) > 10
     return [line for file in files for line in missing_kernels(file)]
@@ -36,28 +39,38 @@ def missing(bundle: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["tiny_bundle", "adapter_bundle", "head_bundle", "subset_bundle"])
 def test_graphs_of_every_plan_and_sampler(name: str, request: pytest.FixtureRequest):
-    """Chains and trees, processors and log-probabilities; with adapter, with head, and with candidates for drafts."""
+    """Chains and trees, processors and log-probabilities; with adapter, with head, and with
+    candidates for drafts."""
     bundle = request.getfixturevalue(name)
     assert missing(bundle) == []
-    assert any("tail.tree" in file.name for file in bundle.glob("*.onnx")) == (name == "subset_bundle")
+    assert any("tail.tree" in file.name for file in bundle.glob("*.onnx")) == (
+        name == "subset_bundle"
+    )
 
 
 def test_rejection(tmp_path: Path, subset_bundle: Path):
     weights = subset_bundle.parent / "lookahead.safetensors"
     options = {"lookahead": 4, "lookahead_weights": weights, "rule": "rejection"}
-    assert missing(export_bundle(subset_bundle.parent / "model", tmp_path / "bundle", **options)) == []
+    assert (
+        missing(export_bundle(subset_bundle.parent / "model", tmp_path / "bundle", **options)) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        pytest.param(family, dtype, marks=[pytest.mark.seldom] * (dtype == "fp32" and family not in OFTEN_IN_FP32))
+        pytest.param(
+            family,
+            dtype,
+            marks=[pytest.mark.seldom] * (dtype == "fp32" and family not in OFTEN_IN_FP32),
+        )
         for family in SUPPORTED_FAMILIES
         for dtype in ("fp16", "fp32")
     ],
 )
 def test_trunks_of_every_family(tmp_path: Path, family: str, dtype: Dtype):
-    """With an adapter. test_derived_cuda.py does the same for the trunks that are derived for CUDA."""
+    """With an adapter. test_derived_cuda.py does the same for the trunks that are derived for
+    CUDA."""
     directory = make_model(tmp_path / "model", family, **OVERRIDES.get(family, {}))
     weights = write_random_weights(directory, tmp_path / "lookahead.safetensors", 2)
     model = load_model(resolve(str(directory)), dtype).model
@@ -75,10 +88,16 @@ def test_trunks_of_every_family(tmp_path: Path, family: str, dtype: Dtype):
         ("Det", np.float32, {}, "has no CUDA kernel of any type"),
     ],
 )
-def test_a_node_without_a_kernel_is_found(tmp_path: Path, operator: str, dtype, attributes, found: str | None):
+def test_a_node_without_a_kernel_is_found(
+    tmp_path: Path, operator: str, dtype, attributes, found: str | None
+):
     """The type of its input comes through nodes before it."""
     op = GraphTape("one")
-    x = op("Cast", op("Shape", op.input("x", np.float32, ["n", "n"])), to=int(ir.DataType.from_numpy(np.dtype(dtype))))
+    x = op(
+        "Cast",
+        op("Shape", op.input("x", np.float32, ["n", "n"])),
+        to=int(ir.DataType.from_numpy(np.dtype(dtype))),
+    )
     ir.save(op.model({"y": (op(operator, x, **attributes), dtype, ["m"])}), tmp_path / "one.onnx")
     lines = missing_kernels(tmp_path / "one.onnx")
     assert lines == [] if found is None else found in lines[0]

@@ -1,4 +1,5 @@
-"""A file of a checkpoint that is a stand-in, cut off or of another kind is named, with what to do."""
+"""A file of a checkpoint that is a stand-in, cut off or of another kind is named, with what to
+do."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 
 NAMES = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ),
     *("added_tokens.json", "model.safetensors.index.json"),
 )
 
@@ -35,10 +42,19 @@ def directory(path: Path) -> None:
 
 DAMAGES = {
     "LFS pointer": (lambda path: path.write_bytes(LFS_POINTER), "git lfs pull"),
-    "annex pointer": (lambda path: path.write_bytes(b"/annex/objects/SHA256E-s5--a.json\n"), "git annex get"),
+    "annex pointer": (
+        lambda path: path.write_bytes(b"/annex/objects/SHA256E-s5--a.json\n"),
+        "git annex get",
+    ),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2]), "cut off"),
-    "byte order mark": (lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()), "byte order mark"),
+    "cut off": (
+        lambda path: path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2]),
+        "cut off",
+    ),
+    "byte order mark": (
+        lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()),
+        "byte order mark",
+    ),
     "UTF-16": (lambda path: path.write_bytes(path.read_text().encode("utf-16")), "byte order mark"),
     "binary": (lambda path: path.write_bytes(b"\x80\x81\x00"), "not UTF-8"),
     "a list": (lambda path: path.write_bytes(b"[1]"), "must hold a JSON object"),
@@ -60,7 +76,9 @@ def test_a_damaged_file_is_named(tiny_model: Path, tmp_path: Path, name: str, da
     model = shutil.copytree(tiny_model, tmp_path / "model")
     path = model / name
     if not path.exists():
-        path.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}} if "index" in name else {"a": 7}))
+        path.write_text(
+            json.dumps({"weight_map": {"a": "model.safetensors"}} if "index" in name else {"a": 7})
+        )
     change, expected = DAMAGES[damage]
     change(path)
     said = refusal(model)
@@ -69,7 +87,9 @@ def test_a_damaged_file_is_named(tiny_model: Path, tmp_path: Path, name: str, da
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "model.safetensors"])
-@pytest.mark.parametrize("damage", ["LFS pointer", "annex pointer", "empty", "directory", "broken link"])
+@pytest.mark.parametrize(
+    "damage", ["LFS pointer", "annex pointer", "empty", "directory", "broken link"]
+)
 def test_templates_and_weights_too(tiny_model: Path, tmp_path: Path, name: str, damage: str):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     path = model / name
@@ -88,7 +108,9 @@ def test_an_index_of_files_that_are_not_there(tiny_model: Path, tmp_path: Path):
     assert f"{path} names part-2.safetensors, which is not there" in refusal(model)
 
 
-def test_tokenizer_model_alone_needs_sentencepiece(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokenizer_model_alone_needs_sentencepiece(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "tokenizer.json").rename(model / "tokenizer.model")
     monkeypatch.setattr(files, "find_spec", lambda _: None)
@@ -104,7 +126,8 @@ def test_damaged_gguf_files(tiny_model: Path, tmp_path: Path):
     upper = tmp_path / "MODEL.GGUF"
     shutil.copy(whole, upper)
     assert (
-        load_model(resolve(str(upper)), "fp32").eos_token_ids == load_model(resolve(str(whole)), "fp32").eos_token_ids
+        load_model(resolve(str(upper)), "fp32").eos_token_ids
+        == load_model(resolve(str(whole)), "fp32").eos_token_ids
     )
     cases = {
         "is cut off": [content[: len(content) * part // 100] for part in (1, 20, 60, 99)],
@@ -123,9 +146,13 @@ def test_damaged_gguf_files(tiny_model: Path, tmp_path: Path):
     assert read_gguf(whole).tensors
 
 
-@pytest.mark.parametrize("split", [{"split_max_tensors": 9}, {"split_max_size": 50_000, "small_first_shard": True}])
+@pytest.mark.parametrize(
+    "split", [{"split_max_tensors": 9}, {"split_max_size": 50_000, "small_first_shard": True}]
+)
 def test_the_parts_of_a_gguf_file(tiny_model: Path, tmp_path: Path, split: dict[str, Any]):
-    whole = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "whole.gguf"))), "fp32").model.state_dict()
+    whole = load_model(
+        resolve(str(write_gguf(tiny_model, tmp_path / "whole.gguf"))), "fp32"
+    ).model.state_dict()
     write_gguf(tiny_model, tmp_path / "model.gguf", **split)
     first, *others = sorted(tmp_path.glob("model-0*.gguf"))
     assert len(others) > 1
@@ -134,7 +161,9 @@ def test_the_parts_of_a_gguf_file(tiny_model: Path, tmp_path: Path, split: dict[
     joined = load_model(source, "fp32").model.state_dict()
     assert joined.keys() == whole.keys()
     assert all(torch.equal(joined[name], whole[name]) for name in whole)
-    assert f"is part 2 of {len(others) + 1} of a split file: give the joined file" in refusal(others[0])
+    assert f"is part 2 of {len(others) + 1} of a split file: give the joined file" in refusal(
+        others[0]
+    )
     renamed = shutil.copy(first, tmp_path / "renamed.gguf")
     assert "the first part beside the others" in refusal(renamed)
     content = others[-1].read_bytes()

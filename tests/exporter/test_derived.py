@@ -1,4 +1,5 @@
-"""The trunks for CPUs: what was rewritten, and nothing else. (Every export compares them with torch as well.)"""
+"""The trunks for CPUs: what was rewritten, and nothing else. (Every export compares them with torch
+as well.)"""
 
 from __future__ import annotations
 
@@ -51,9 +52,11 @@ def queries(graph: onnx.GraphProto) -> set[str]:
 def run(
     bundle: Path, file: str, plan: Plan, batch: int = 1, capacity: int = 64, *, exact: bool = False
 ) -> list[np.ndarray]:
-    """Logits of every row, and the cache, of a window behind LENGTHS tokens, which are the same for every file.
+    """Logits of every row, and the cache, of a window behind LENGTHS tokens, which are the same for
+    every file.
 
-    exact: without the rounding of activations to 8 bits, of which a difference of 1e-7 can make one of 1e-4.
+    exact: without the rounding of activations to 8 bits, of which a difference of 1e-7 can make one
+    of 1e-4.
     """
     manifest = read_manifest(bundle)
     model, rng = manifest.model, np.random.default_rng(0)
@@ -80,38 +83,59 @@ def run(
 @pytest.mark.parametrize("slots", [ONE, BATCHES])
 def test_it_has_no_weights_of_its_own(int4_bundle: Path, slots: int):
     portable, derived = graphs(int4_bundle, slots)
-    stored = {tensor.name: tensor.external_data for tensor in portable.initializer if tensor.external_data}
-    shared = {tensor.name: tensor.external_data for tensor in derived.initializer if tensor.external_data}
+    stored = {
+        tensor.name: tensor.external_data for tensor in portable.initializer if tensor.external_data
+    }
+    shared = {
+        tensor.name: tensor.external_data for tensor in derived.initializer if tensor.external_data
+    }
     assert shared == stored
     assert not list(int4_bundle.glob("trunk.cpu*.data"))
 
 
 def test_query_heads_are_rows_of_their_key_head(int4_bundle: Path):
-    """So that no product has a single row, which would be rounded otherwise; the portable trunk has a spare row."""
+    """So that no product has a single row, which would be rounded otherwise; the portable trunk has
+    a spare row."""
     portable, derived = graphs(int4_bundle)
     layers = read_manifest(int4_bundle).model.layers
     assert queries(portable) == {"Concat"} and queries(derived) == {"Reshape"}
-    assert count(portable, "RotaryEmbedding") == 2 * layers and count(derived, "RotaryEmbedding") == layers
+    assert (
+        count(portable, "RotaryEmbedding") == 2 * layers
+        and count(derived, "RotaryEmbedding") == layers
+    )
     assert count(derived, "Attention") == count(portable, "Attention") == layers
 
 
 def test_one_sequence_has_one_node_for_a_layers_attention(int4_bundle: Path):
     portable, derived = graphs(int4_bundle, ONE)
     assert count(derived, "GroupQueryAttention") == count(portable, "Attention") > 0
-    assert not any(count(derived, op) for op in ("Attention", "TensorScatter", "RotaryEmbedding", "Split"))
+    assert not any(
+        count(derived, op) for op in ("Attention", "TensorScatter", "RotaryEmbedding", "Split")
+    )
 
 
-@pytest.mark.parametrize("plan", [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)])
+@pytest.mark.parametrize(
+    "plan", [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)]
+)
 def test_one_sequence_agrees_with_the_portable_trunk_and_itself(int4_bundle: Path, plan: Plan):
-    """With the same bits for every width and capacity, also one that the window and its spare entry just fill."""
-    expected, found = (run(int4_bundle, file, plan, exact=True) for file in ("trunk.onnx", "trunk.cpu.one.onnx"))
+    """With the same bits for every width and capacity, also one that the window and its spare entry
+    just fill."""
+    expected, found = (
+        run(int4_bundle, file, plan, exact=True) for file in ("trunk.onnx", "trunk.cpu.one.onnx")
+    )
     end = LENGTHS[0] + plan.width
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5 * np.abs(expected[0]).max())
     for after, wanted in zip(found[1:], expected[1:], strict=True):
-        np.testing.assert_allclose(after[:, :, :end], wanted[:, :, :end], atol=1e-5 * np.abs(wanted).max())
-    alone = run(int4_bundle, "trunk.cpu.one.onnx", make_cycle("ar", 0).plans[0], capacity=41)[0][0, 0]
+        np.testing.assert_allclose(
+            after[:, :, :end], wanted[:, :, :end], atol=1e-5 * np.abs(wanted).max()
+        )
+    alone = run(int4_bundle, "trunk.cpu.one.onnx", make_cycle("ar", 0).plans[0], capacity=41)[0][
+        0, 0
+    ]
     for capacity in (41, 64, 320):
-        assert np.array_equal(run(int4_bundle, "trunk.cpu.one.onnx", plan, capacity=capacity)[0][0, 0], alone)
+        assert np.array_equal(
+            run(int4_bundle, "trunk.cpu.one.onnx", plan, capacity=capacity)[0][0, 0], alone
+        )
 
 
 @pytest.mark.parametrize("slots", [ONE, BATCHES])
@@ -127,12 +151,23 @@ def test_residuals_are_added_and_normalized_in_one_node(int4_bundle: Path, slots
 def test_passes_without_lookahead_rows_run_no_node_of_the_adapter(int4_bundle: Path, slots: int):
     """And have the same bits as in the trunk that has the adapter."""
     manifest = read_manifest(int4_bundle)
-    derived, plain = (manifest.derived_trunk("cpu", slots, lookahead_rows=rows) for rows in (True, False))
+    derived, plain = (
+        manifest.derived_trunk("cpu", slots, lookahead_rows=rows) for rows in (True, False)
+    )
     assert derived is not None and plain is not None and derived.batch == plain.batch
-    small, large = (onnx.load(int4_bundle / each.file, load_external_data=False).graph for each in (plain, derived))
+    small, large = (
+        onnx.load(int4_bundle / each.file, load_external_data=False).graph
+        for each in (plain, derived)
+    )
     assert count(large, "ScatterND") == 2 * manifest.model.layers and not count(small, "ScatterND")
-    for plan in (make_cycle("ar", 0).plans[0], make_cycle("two-pass", 3).plans[1], prefill_plan(16)):
-        for expected, found in zip(*(run(int4_bundle, each.file, plan) for each in (derived, plain)), strict=True):
+    for plan in (
+        make_cycle("ar", 0).plans[0],
+        make_cycle("two-pass", 3).plans[1],
+        prefill_plan(16),
+    ):
+        for expected, found in zip(
+            *(run(int4_bundle, each.file, plan) for each in (derived, plain)), strict=True
+        ):
             np.testing.assert_array_equal(found[:, :, :48], expected[:, :, :48])
 
 
@@ -140,7 +175,9 @@ def test_a_bundle_without_an_adapter_has_no_trunk_without_it(tmp_path: Path):
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     manifest = read_manifest(export_bundle(model, tmp_path / "bundle", lookahead=2))
     assert manifest.derived and all(each.lookahead_rows for each in manifest.derived)
-    assert manifest.derived_trunk("cpu", ONE, lookahead_rows=False) == manifest.derived_trunk("cpu", ONE)
+    assert manifest.derived_trunk("cpu", ONE, lookahead_rows=False) == manifest.derived_trunk(
+        "cpu", ONE
+    )
 
 
 def test_a_model_without_groups_keeps_its_rows(tmp_path: Path):
@@ -151,7 +188,9 @@ def test_a_model_without_groups_keeps_its_rows(tmp_path: Path):
     check_widths(bundle)
 
 
-@pytest.mark.parametrize("plan", [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)])
+@pytest.mark.parametrize(
+    "plan", [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)]
+)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_it_computes_what_the_portable_trunk_does(int4_bundle: Path, plan: Plan, batch: int):
     files = ("trunk.onnx", "trunk.cpu.onnx")
@@ -179,26 +218,38 @@ def w8a8_bundle(in_format: Callable[[str], Path]) -> Path:
 
 
 @pytest.mark.parametrize("slots", [ONE, BATCHES])
-def test_every_pair_around_8_bit_activations_is_fused(w8a8_bundle: Path, slots: int, tmp_path: Path):
-    """An int8 pair around zero, which TensorRT wants, is none that ONNX Runtime fuses: uint8 around 128 is."""
+def test_every_pair_around_8_bit_activations_is_fused(
+    w8a8_bundle: Path, slots: int, tmp_path: Path
+):
+    """An int8 pair around zero, which TensorRT wants, is none that ONNX Runtime fuses: uint8 around
+    128 is."""
     _, derived = graphs(w8a8_bundle, slots)
-    optimized = optimize(w8a8_bundle / read_manifest(w8a8_bundle).trunk_file("cpu", slots), tmp_path)
+    optimized = optimize(
+        w8a8_bundle / read_manifest(w8a8_bundle).trunk_file("cpu", slots), tmp_path
+    )
     restored = {node.output[0] for node in derived.node if node.op_type == "DequantizeLinear"}
-    products = [node for node in derived.node if node.op_type == "MatMul" and {*node.input} <= restored]
+    products = [
+        node for node in derived.node if node.op_type == "MatMul" and {*node.input} <= restored
+    ]
     assert count(optimized, "MatMulIntegerToFloat") == len(products) > 0
     assert not count(optimized, "DequantizeLinear")
 
 
 @pytest.mark.parametrize("slots", [ONE, BATCHES])
 def test_the_adapter_reads_the_codes_of_its_layer(w8a8_bundle: Path, slots: int, tmp_path: Path):
-    """No row is rounded a second time; the codes of the look-ahead rows go from a Gather straight to a product."""
+    """No row is rounded a second time; the codes of the look-ahead rows go from a Gather straight
+    to a product."""
     portable, derived = graphs(w8a8_bundle, slots)
     model = read_manifest(w8a8_bundle).model
     assert model.quantization is not None
     adapted = ("o_proj", "down_proj")
-    places = 2 * model.layers - sum(name.endswith(adapted) for name in model.quantization.weight_only)
+    places = 2 * model.layers - sum(
+        name.endswith(adapted) for name in model.quantization.weight_only
+    )
     assert count(portable, "QuantizeLinear") - count(derived, "QuantizeLinear") == places > 0
-    optimized = optimize(w8a8_bundle / read_manifest(w8a8_bundle).trunk_file("cpu", slots), tmp_path)
+    optimized = optimize(
+        w8a8_bundle / read_manifest(w8a8_bundle).trunk_file("cpu", slots), tmp_path
+    )
     makers = {name: node.op_type for node in optimized.node for name in node.output}
     products = [node for node in optimized.node if node.op_type == "MatMulIntegerToFloat"]
     assert sum(makers[node.input[0]] == "Gather" for node in products) == places

@@ -1,5 +1,5 @@
-"""The trunks for CUDA: on the CPU provider they compute what trunk.onnx does, with few nodes, and nothing in them keeps
-a pass from being captured."""
+"""The trunks for CUDA: on the CPU provider they compute what trunk.onnx does, with few nodes, and
+nothing in them keeps a pass from being captured."""
 
 from __future__ import annotations
 
@@ -40,8 +40,15 @@ from pass_runtime.session import load_verified
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from count_nodes import TrunkNodes, count_trunk
 
-OVERRIDES = {"gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}}
-PLANS = [*make_cycle("fused", 2).plans, *make_cycle("two-pass", 2).plans, *make_cycle("ar", 0).plans, prefill_plan(30)]
+OVERRIDES = {
+    "gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+}
+PLANS = [
+    *make_cycle("fused", 2).plans,
+    *make_cycle("two-pass", 2).plans,
+    *make_cycle("ar", 0).plans,
+    prefill_plan(30),
+]
 SINGLE, BATCHED = (
     ("trunk.cuda.one.onnx", "trunk.cuda.one.plain.onnx"),
     ("trunk.cuda.onnx", "trunk.cuda.plain.onnx"),
@@ -60,7 +67,8 @@ NODES = {
     "gemma3_text": (22, 19, 27),
     "olmo2": (14, 14, 26),
 }
-"""By family, the nodes before the layers and in a layer, for one sequence, and those in a layer for batches."""
+"""By family, the nodes before the layers and in a layer, for one sequence, and those in a layer for
+batches."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,11 @@ class Trunks:
     family: str
     directory: Path
 
-    def run(self, file: str, plan: Plan, batch: int = 1, *, adapter: bool = True) -> dict[str, np.ndarray]:
-        """Logits and cache after a window that follows LENGTHS tokens; the entries after it are junk.
+    def run(
+        self, file: str, plan: Plan, batch: int = 1, *, adapter: bool = True
+    ) -> dict[str, np.ndarray]:
+        """Logits and cache after a window that follows LENGTHS tokens; the entries after it are
+        junk.
 
         adapter: False makes every B of the adapter 0.
         """
@@ -79,7 +90,9 @@ class Trunks:
         options.log_severity_level = 3
         if not adapter:
             file = self.without_adapter(file)
-        session = ort.InferenceSession(self.directory / file, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            self.directory / file, options, providers=["CPUExecutionProvider"]
+        )
         vocab_size = conftest.VOCAB_SIZE
         ids = rng.integers(0, vocab_size, (batch, plan.width))
         ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(vocab_size)
@@ -94,8 +107,12 @@ class Trunks:
         for past in session.get_inputs():
             if past.name not in feed:
                 _, heads, _, size = past.shape
-                entries = rng.standard_normal((batch, heads, CAPACITY, size), np.float32).astype(np.float16)
-                feed[past.name] = entries if past.type == "tensor(float16)" else entries.astype(np.float32)
+                entries = rng.standard_normal((batch, heads, CAPACITY, size), np.float32).astype(
+                    np.float16
+                )
+                feed[past.name] = (
+                    entries if past.type == "tensor(float16)" else entries.astype(np.float32)
+                )
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(None, feed), strict=True))
 
@@ -120,7 +137,9 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         trunk, _ = trace_trunk(loaded.model, read_lookahead(weights, 2, loaded.model))
         save(trunk, directory / file)
     sizes = loaded.geometry
-    written = write_trunks_for_cuda(directory / TRUNK_FILE, sizes.vocab_size, sizes.max_capacity, sizes.windows)
+    written = write_trunks_for_cuda(
+        directory / TRUNK_FILE, sizes.vocab_size, sizes.max_capacity, sizes.windows
+    )
     assert tuple(each.file for each in written) == (*SINGLE, *BATCHED)
     return Trunks(request.param, directory)
 
@@ -128,8 +147,8 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
 def test_they_compute_what_the_trunk_does(trunks: Trunks, files: tuple[str, str], plan: Plan):
-    """They are as near as the fp16 trunk to what the trunk computes in fp32; of the cache, the entries up to the end of
-    the window. An error of such a graph is far larger than rounding."""
+    """They are as near as the fp16 trunk to what the trunk computes in fp32; of the cache, the
+    entries up to the end of the window. An error of such a graph is far larger than rounding."""
     batch = BATCHES[files]
     exact, rounded = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
     for file in files[:1] if len(plan.lookahead_rows) else files:
@@ -137,44 +156,63 @@ def test_they_compute_what_the_trunk_does(trunks: Trunks, files: tuple[str, str]
         assert exact.keys() == found.keys()
         for name, right in exact.items():
             end = None if name == "logits" else min(LENGTHS[:batch]) + plan.width
-            errors = [np.square(values[name][:, :, :end] - right[:, :, :end]).mean() for values in (rounded, found)]
+            errors = [
+                np.square(values[name][:, :, :end] - right[:, :, :end]).mean()
+                for values in (rounded, found)
+            ]
             scale = np.square(right[:, :, :end]).mean()
-            assert errors[1] <= 4 * errors[0] + 1e-6 * scale, (file, name)  # squares: twice the trunk's error
+            assert errors[1] <= 4 * errors[0] + 1e-6 * scale, (
+                file,
+                name,
+            )  # squares: twice the trunk's error
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
-def test_rows_that_are_no_lookahead_rows_keep_their_bits(trunks: Trunks, files: tuple[str, str], plan: Plan):
+def test_rows_that_are_no_lookahead_rows_keep_their_bits(
+    trunks: Trunks, files: tuple[str, str], plan: Plan
+):
     """Those that they have without an adapter."""
     batch = BATCHES[files]
-    adapted, zeroed = (trunks.run(files[0], plan, batch, adapter=adapter)["logits"] for adapter in (True, False))
+    adapted, zeroed = (
+        trunks.run(files[0], plan, batch, adapter=adapter)["logits"] for adapter in (True, False)
+    )
     others = plan.width - len(plan.lookahead_rows)
     np.testing.assert_array_equal(adapted[:, :others], zeroed[:, :others])
-    assert len(plan.lookahead_rows) == 0 or not np.array_equal(adapted[:, others:], zeroed[:, others:])
-    # The CPU computes float16 in float32, and does not round between two nodes without kernels for float16. OLMo2's
-    # two graphs have different ones: the norm after GatedAdd follows the product itself in the plain one.
+    assert len(plan.lookahead_rows) == 0 or not np.array_equal(
+        adapted[:, others:], zeroed[:, others:]
+    )
+    # The CPU computes float16 in float32, and does not round between two nodes without kernels for
+    # float16. OLMo2's two graphs have different ones: the norm after GatedAdd follows the product
+    # itself in the plain one.
     if trunks.family != "olmo2":
         plain = trunks.run(files[1], plan, batch)["logits"]
         np.testing.assert_array_equal(adapted[:, :others], plain[:, :others])
 
 
 def test_few_nodes(trunks: Trunks):
-    adapted, plain, batched, _ = (count_trunk(trunks.directory / file) for file in (*SINGLE, *BATCHED))
+    adapted, plain, batched, _ = (
+        count_trunk(trunks.directory / file) for file in (*SINGLE, *BATCHED)
+    )
     portable = count_trunk(trunks.directory / TRUNK_FILE)
     assert (adapted.prelude, adapted.layer, batched.layer) == NODES[trunks.family]
     assert adapted.place == batched.place == 3 and portable.place == 5 and adapted.end <= 4
-    assert plain == TrunkNodes(adapted.total - 3 * 4 - 1, adapted.prelude - 1, adapted.layer, 0, adapted.end)
+    assert plain == TrunkNodes(
+        adapted.total - 3 * 4 - 1, adapted.prelude - 1, adapted.layer, 0, adapted.end
+    )
     assert batched.prelude < portable.prelude and batched.layer < portable.layer
 
 
 def test_all_nodes_run_on_the_device(trunks: Trunks):
-    """None lacks a kernel there, and none reads both sizes, which are on the host, and tensors of the device."""
+    """None lacks a kernel there, and none reads both sizes, which are on the host, and tensors of
+    the device."""
     for file in (trunks.directory / name for name in (*SINGLE, *BATCHED)):
         assert copied_values(file) == [] and missing_kernels(file) == []
 
 
 def test_why_batches_have_another_attention():
-    """If this fails, ONNX Runtime has learned it, and the trunks for one sequence could serve batches too."""
+    """If this fails, ONNX Runtime has learned it, and the trunks for one sequence could serve
+    batches too."""
     feed = {
         "rows": np.zeros((2, 3, 3 * 16), np.float32),
         "keys": np.zeros((2, 1, 8, 16), np.float32),
@@ -183,15 +221,23 @@ def test_why_batches_have_another_attention():
         "total": np.array(8, np.int32),
     }
     inputs = [
-        ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype)))
+        ir.Value(
+            name=name,
+            shape=ir.Shape(array.shape),
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        )
         for name, array in feed.items()
     ]
     operands = [inputs[0], None, None, *inputs[1:]]
     attributes = {"num_heads": 1, "kv_num_heads": 1}
-    node = ir.node("GroupQueryAttention", operands, attributes, domain="com.microsoft", num_outputs=3)
+    node = ir.node(
+        "GroupQueryAttention", operands, attributes, domain="com.microsoft", num_outputs=3
+    )
     result = node.outputs[0]
     result.name, result.type = "result", ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(inputs, [result], nodes=[node], opset_imports={"": OPSET, "com.microsoft": 1}, name="one")
+    graph = ir.Graph(
+        inputs, [result], nodes=[node], opset_imports={"": OPSET, "com.microsoft": 1}, name="one"
+    )
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     with pytest.raises(Exception, match="batch_size must be 1 when sequence_length > 1"):
@@ -204,15 +250,21 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fp16")
     model = make_model(directory / "model")
     weights = write_random_weights(model, directory / "lookahead.safetensors", 2)
-    return export_bundle(model, directory / "bundle", dtype="fp16", lookahead=2, lookahead_weights=weights)
+    return export_bundle(
+        model, directory / "bundle", dtype="fp16", lookahead=2, lookahead_weights=weights
+    )
 
 
 def test_each_is_for_its_number_of_slots(bundle: Path):
     manifest = read_manifest(bundle)
-    assert [(each.device, each.batch) for each in manifest.derived] == [("cuda", 1)] * 2 + [("cuda", None)] * 2
+    assert [(each.device, each.batch) for each in manifest.derived] == [("cuda", 1)] * 2 + [
+        ("cuda", None)
+    ] * 2
     assert not any(each.spare_entries for each in manifest.derived)
     for files, slots in BATCHES.items():
-        assert files == tuple(manifest.trunk_file("cuda", slots, lookahead_rows=rows) for rows in (True, False))
+        assert files == tuple(
+            manifest.trunk_file("cuda", slots, lookahead_rows=rows) for rows in (True, False)
+        )
     assert manifest.trunk_file("cpu", 1) == TRUNK_FILE and {*SINGLE, *BATCHED} < {*manifest.files}
 
 
@@ -241,9 +293,13 @@ def test_a_session_opens_the_one_with_the_adapter_when_lookahead_rows_come(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_plan_writes_the_text_of_plain_decoding(bundle: Path, opened: list[str], temperature: float):
+def test_every_plan_writes_the_text_of_plain_decoding(
+    bundle: Path, opened: list[str], temperature: float
+):
     manifest, prompt = read_manifest(bundle), [5, 6, 7, 8]
-    backend = OrtBackend(bundle, manifest, trunks=open_trunk(bundle, manifest, "cuda", slots=1, threads=1))
+    backend = OrtBackend(
+        bundle, manifest, trunks=open_trunk(bundle, manifest, "cuda", slots=1, threads=1)
+    )
     with load_verified(bundle, manifest, LoadOptions("cpu"), backend=backend) as session:
         options = [
             GenerateOptions(40, SamplingParams(temperature, seed=1), plan=plan, ignore_eos=True)
@@ -260,7 +316,10 @@ def test_large_weights_are_not_held_twice(bundle: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(cuda, "PLAIN_MAX_BYTES", 1000)
     manifest = read_manifest(bundle)
     sizes = (manifest.model.vocab_size, manifest.model.max_capacity, [None] * manifest.model.layers)
-    assert [each.file for each in write_trunks_for_cuda(bundle / TRUNK_FILE, *sizes)] == [SINGLE[0], BATCHED[0]]
+    assert [each.file for each in write_trunks_for_cuda(bundle / TRUNK_FILE, *sizes)] == [
+        SINGLE[0],
+        BATCHED[0],
+    ]
 
 
 def test_they_are_made_only_where_they_can_be(tmp_path: Path):
@@ -268,7 +327,9 @@ def test_they_are_made_only_where_they_can_be(tmp_path: Path):
     assert refused.exit_code == 2 and "is for --dtype fp16" in refused.stderr
     model = make_model(tmp_path / "model", head_dim=20, num_hidden_layers=1)
     assert read_manifest(export_bundle(model, tmp_path / "bundle", dtype="fp16")).derived == ()
-    with pytest.raises(Exception, match="cannot compute this model's attention; leave the option out"):
+    with pytest.raises(
+        Exception, match="cannot compute this model's attention; leave the option out"
+    ):
         export_bundle(model, tmp_path / "other", dtype="fp16", cuda_attention="group-query")
 
 

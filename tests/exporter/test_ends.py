@@ -19,7 +19,16 @@ from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 
-MARKS = ["<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|user|>", "<|assistant|>", "<|end|>", "<tool>"]
+MARKS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "[INST]",
+    "[/INST]",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<tool>",
+]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -28,7 +37,10 @@ SYSTEM = "{% if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end
 TEMPLATES: dict[str, tuple[str, list[str]]] = {
     "ChatML": (CHATML, ["<|im_end|>"]),
     "ChatML with a system message of its own": (SYSTEM + CHATML, ["<|im_end|>"]),
-    "ChatML that always opens a turn": (CHATML[: CHATML.index("{% if")] + "<|im_start|>assistant\n", ["<|im_end|>"]),
+    "ChatML that always opens a turn": (
+        CHATML[: CHATML.index("{% if")] + "<|im_start|>assistant\n",
+        ["<|im_end|>"],
+    ),
     "Phi-3": (
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}",
@@ -50,7 +62,8 @@ TEMPLATES: dict[str, tuple[str, list[str]]] = {
     ),
     "plain text": ("{% for m in messages %}{{ m.role }}: {{ m.content }}###\n{% endfor %}", []),
     "thinks first": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n<tool></tool>{{ m.content }}<|im_end|>{% endfor %}",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n<tool></tool>{{ m.content "
+        "}}<|im_end|>{% endfor %}",
         ["<|im_end|>"],
     ),
     "refuses": ("{{ raise_exception('system first') }}", []),
@@ -81,21 +94,35 @@ IDS = st.integers(0, 20) | st.lists(st.integers(0, 20), max_size=3) | st.none()
 
 @hypothesis_settings(max_examples=12, deadline=None)
 @given(generation=IDS, config=IDS, own=st.sampled_from([None, "<bos>", "<eos>", "a"]))
-def test_every_place_counts(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, generation, config, own):
-    """The generation config's come first, and nothing is added: a class of configurations has an end of its own."""
-    directory = broken(tiny_model, tmp_path_factory.mktemp("ends") / "model", settings(eos_token_id=config))
+def test_every_place_counts(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, generation, config, own
+):
+    """The generation config's come first, and nothing is added: a class of configurations has an
+    end of its own."""
+    directory = broken(
+        tiny_model, tmp_path_factory.mktemp("ends") / "model", settings(eos_token_id=config)
+    )
     settings("generation_config.json", eos_token_id=generation)(directory)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": own}))
-    listed = [ids if isinstance(ids, list) else [ids] for ids in (generation, config) if ids is not None]
+    listed = [
+        ids if isinstance(ids, list) else [ids] for ids in (generation, config) if ids is not None
+    ]
     last = AutoTokenizer.from_pretrained(directory).eos_token_id
-    expected = dict.fromkeys([*(token for ids in listed for token in ids), *([] if last is None else [last])])
+    expected = dict.fromkeys(
+        [*(token for ids in listed for token in ids), *([] if last is None else [last])]
+    )
     assert load_model(resolve(str(directory)), "fp32").eos_token_ids == tuple(expected)
 
 
 def test_a_configuration_without_an_end_has_none(tiny_model: Path, tmp_path: Path):
-    """Llama's class of configurations has the end 2, a token like others here; generation_config.json has the end."""
-    model = broken(tiny_model, tmp_path / "model", settings("generation_config.json", eos_token_id=5))
+    """Llama's class of configurations has the end 2, a token like others here;
+    generation_config.json has the end."""
+    model = broken(
+        tiny_model, tmp_path / "model", settings("generation_config.json", eos_token_id=5)
+    )
     path = model / "config.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token_id"}))
+    path.write_text(
+        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token_id"})
+    )
     assert load_model(resolve(str(model)), "fp32").eos_token_ids == (5, EOS)

@@ -1,4 +1,5 @@
-"""Every option of pass-export and pass-train changes what the command hands on to the calls that do its work."""
+"""Every option of pass-export and pass-train changes what the command hands on to the calls that do
+its work."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ BUILT = {
     "prefill_widths": (["--prefill-widths", "8,4"], (8, 4)),
     "workspace": (["--workspace", 9], 9),
     "timing_cache": (["--timing-cache", "file"], Path("file")),
-    "compute_capability": (["--compute-capability", "8.9", "--compute-capability", "9.0"], ("8.9", "9.0")),
+    "compute_capability": (
+        ["--compute-capability", "8.9", "--compute-capability", "9.0"],
+        ("8.9", "9.0"),
+    ),
     "device_memory": (["--device-memory", 9], 9.0),
 }
 SERVED = {
@@ -55,38 +59,64 @@ RECIPE = {
     "chat_share": (["--chat-share", 0.5], ("chat", 0.5)),
 }
 EVALUATE = ["weights", "--model", "m"]
-REPORT = {"model": "m", "weights": "weights", "prompts": 0, "tokens": 128, "top_k": 0, "lookahead": 4, "dtype": "fp32"}
+REPORT = {
+    "model": "m",
+    "weights": "weights",
+    "prompts": 0,
+    "tokens": 128,
+    "top_k": 0,
+    "lookahead": 4,
+    "dtype": "fp32",
+}
 REPORT |= {"temperatures": {}}
 COMMANDS = {
     "pass-export": (
         (export_main, []),
         EXPORT,
         {
-            **{name: Case(given, {f"EngineConfig.{name}": value}, ENGINE) for name, (given, value) in BUILT.items()},
+            **{
+                name: Case(given, {f"EngineConfig.{name}": value}, ENGINE)
+                for name, (given, value) in BUILT.items()
+            },
             "model": Case(["--model", "n"], {"ExportConfig.model": "n"}),
             "revision": Case(["--revision", "r"], {"ExportConfig.revision": "r"}),
             "lookahead": Case(["--lookahead", 2], {"ExportConfig.lookahead": 2}),
-            "lookahead_weights": Case(["--lookahead-weights", "w"], {"ExportConfig.lookahead_weights": Path("w")}),
+            "lookahead_weights": Case(
+                ["--lookahead-weights", "w"], {"ExportConfig.lookahead_weights": Path("w")}
+            ),
             "output": Case(["-o", "out"], {"ExportConfig.output": Path("out")}),
             "dtype": Case(["--dtype", "bf16"], {"ExportConfig.dtype": "bf16"}),
             "weights": Case(["--weights", "int4"], {"ExportConfig.weights": "int4"}),
-            "calibrate": Case(["--calibrate", "none"], {"ExportConfig.calibrate": Path("none")}, INT4),
+            "calibrate": Case(
+                ["--calibrate", "none"], {"ExportConfig.calibrate": Path("none")}, INT4
+            ),
             "zero_points": Case(["--zero-points"], {"ExportConfig.zero_points": True}, INT4),
-            "cuda_attention": Case(["--cuda-attention", "group-query"], {"ExportConfig.cuda_attention": "group-query"}),
+            "cuda_attention": Case(
+                ["--cuda-attention", "group-query"], {"ExportConfig.cuda_attention": "group-query"}
+            ),
             "rule": Case(["--rule", "rejection"], {"ExportConfig.rule": "rejection"}),
             "verify": Case(["--verify", "text"], {"ExportConfig.verify": Path("text")}),
             "max_perplexity_ratio": Case(
-                ["--max-perplexity-ratio", 2], {"ExportConfig.max_perplexity_ratio": 2.0}, [*EXPORT, "--verify", "text"]
+                ["--max-perplexity-ratio", 2],
+                {"ExportConfig.max_perplexity_ratio": 2.0},
+                [*EXPORT, "--verify", "text"],
             ),
-            "engine": Case(["--engine", "tensorrt"], {"EngineConfig.engine": "tensorrt", ANYTHING_ELSE: None}),
-            "force": Case(["--force"], {"ExportConfig.force": True, "EngineConfig.force": True}, ENGINE),
+            "engine": Case(
+                ["--engine", "tensorrt"], {"EngineConfig.engine": "tensorrt", ANYTHING_ELSE: None}
+            ),
+            "force": Case(
+                ["--force"], {"ExportConfig.force": True, "EngineConfig.force": True}, ENGINE
+            ),
         },
     ),
     "pass-export build": (
         (export_main, ["build"]),
         [BUNDLE, "--engine", "tensorrt"],
         {
-            **{name: Case(given, {f"EngineConfig.{name}": value}) for name, (given, value) in BUILT.items()},
+            **{
+                name: Case(given, {f"EngineConfig.{name}": value})
+                for name, (given, value) in BUILT.items()
+            },
             "bundle": Case([], {"_build.bundle": Path("other")}, ["other", "--engine", "tensorrt"]),
             "engine": Case(["--engine", "tensorrt-rtx"], {"EngineConfig.engine": "tensorrt-rtx"}),
             "verify": Case(["--verify"], {"EngineConfig.verify": True}),
@@ -97,10 +127,15 @@ COMMANDS = {
         (export_main, ["triton"]),
         [BUNDLE, "-o", "out"],
         {
-            **{name: Case(given, {f"RepositoryConfig.{name}": value}) for name, (given, value) in SERVED.items()},
+            **{
+                name: Case(given, {f"RepositoryConfig.{name}": value})
+                for name, (given, value) in SERVED.items()
+            },
             "bundle": Case([], {"RepositoryConfig.bundle": Path("other")}, ["other", "-o", "out"]),
             "output": Case(["-o", "other"], {"RepositoryConfig.output": Path("other")}),
-            "served_model_name": Case(["--served-model-name", "n"], {"RepositoryConfig.served_model_name": "n"}),
+            "served_model_name": Case(
+                ["--served-model-name", "n"], {"RepositoryConfig.served_model_name": "n"}
+            ),
             "text": Case(["--tokens"], {"RepositoryConfig.tokens": True}),
             "reference": Case(["--copy"], {"RepositoryConfig.copy": True}),
             "instances": Case(["--instances", 2], {"RepositoryConfig.instances": 2}),
@@ -117,15 +152,23 @@ COMMANDS = {
             },
             "model": Case(["--model", "n"], {"TrainConfig.model": "n"}),
             "revision": Case(["--revision", "r"], {"TrainConfig.revision": "r"}),
-            "data": Case(["--data", "a", "--data", "b"], {"TrainConfig.data": (Path("a"), Path("b"))}),
+            "data": Case(
+                ["--data", "a", "--data", "b"], {"TrainConfig.data": (Path("a"), Path("b"))}
+            ),
             "output": Case(["-o", "other"], {"TrainConfig.output": Path("other")}),
             "lookahead": Case(["--lookahead", 2], {"TrainConfig.lookahead": 2}),
             "adapter": Case(["--adapter", "lora"], {"TrainConfig.adapter": "lora"}),
             "rank": Case(["--rank", 2], {"TrainConfig.rank": 2}, [*TRAIN, "--adapter", "lora"]),
-            "adapter_from": Case(["--adapter-from", 2], {"TrainConfig.adapter_from": 2}, [*TRAIN, "--adapter", "lora"]),
+            "adapter_from": Case(
+                ["--adapter-from", 2],
+                {"TrainConfig.adapter_from": 2},
+                [*TRAIN, "--adapter", "lora"],
+            ),
             "head": Case(["--head"], {"TrainConfig.head": True}),
             "head_rank": Case(["--head-rank", 2], {"TrainConfig.head_rank": 2}, [*TRAIN, "--head"]),
-            "head_width": Case(["--head-width", 2], {"TrainConfig.head_width": 2}, [*TRAIN, "--head"]),
+            "head_width": Case(
+                ["--head-width", 2], {"TrainConfig.head_width": 2}, [*TRAIN, "--head"]
+            ),
             "start": Case(["--start", "weights"], {"TrainConfig.start": Path("weights")}),
             "steps": Case(["--steps", 9], {"TrainConfig.steps": 9}),
             "minutes": Case(["--minutes", 9], {"TrainConfig.minutes": 9.0, ANYTHING_ELSE: None}),
@@ -141,21 +184,27 @@ COMMANDS = {
             "dtype": Case(["--dtype", "fp32"], {"TrainConfig.dtype": "fp32"}),
             "device": Case(["--device", "cpu"], {"TrainConfig.device": "cpu"}),
             "resume": Case(["--resume"], {"TrainConfig.resume": True}),
-            "checkpoint_minutes": Case(["--checkpoint-minutes", 9], {"TrainConfig.checkpoint_minutes": 9.0}),
+            "checkpoint_minutes": Case(
+                ["--checkpoint-minutes", 9], {"TrainConfig.checkpoint_minutes": 9.0}
+            ),
         },
     ),
     "pass-train evaluate": (
         (train_main, ["evaluate"]),
         EVALUATE,
         {
-            "weights": Case([], {"EvaluateConfig.weights": Path("other")}, ["other", "--model", "m"]),
+            "weights": Case(
+                [], {"EvaluateConfig.weights": Path("other")}, ["other", "--model", "m"]
+            ),
             "model": Case(["--model", "n"], {"EvaluateConfig.model": "n"}),
             "revision": Case(["--revision", "r"], {"EvaluateConfig.revision": "r"}),
             "prompts": Case(["--prompts", "file"], {"EvaluateConfig.prompts": Path("file")}),
             "kinds": Case(["--kinds", "code"], {"EvaluateConfig.kinds": ("code",)}),
             "each": Case(["--each", 2], {"EvaluateConfig.each": 2}),
             "tokens": Case(["--tokens", 9], {"EvaluateConfig.tokens": 9}),
-            "temperatures": Case(["--temperatures", "0,2"], {"EvaluateConfig.temperatures": (0.0, 2.0)}),
+            "temperatures": Case(
+                ["--temperatures", "0,2"], {"EvaluateConfig.temperatures": (0.0, 2.0)}
+            ),
             "top_k": Case(["--top-k", 9], {"EvaluateConfig.top_k": 9}),
             "lookahead": Case(["--lookahead", 2], {"EvaluateConfig.lookahead": 2}),
             "dtype": Case(["--dtype", "bf16"], {"EvaluateConfig.dtype": "bf16"}),
@@ -234,10 +283,16 @@ def test_an_option_that_would_change_nothing_is_refused(command, monkeypatch):
 def test_triton_reads_every_parameter_that_is_written():
     """The names of config.pbtxt, of the command's options, and of what is opened and limited."""
     assert SERVED.keys() == PARAMETER_TYPES.keys()
-    config = RepositoryConfig(Path(BUNDLE), Path("out"), **{name: value for name, (_, value) in SERVED.items()})
-    written = dict(re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config)))
+    config = RepositoryConfig(
+        Path(BUNDLE), Path("out"), **{name: value for name, (_, value) in SERVED.items()}
+    )
+    written = dict(
+        re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config))
+    )
     settings = read_settings(written)
     found = {name: getattr(settings.load, name) for name in LOAD_NAMES}
-    found |= {name: getattr(settings.serve, name) for name in LIMIT_NAMES} | {"drain_seconds": settings.drain_seconds}
+    found |= {name: getattr(settings.serve, name) for name in LIMIT_NAMES} | {
+        "drain_seconds": settings.drain_seconds
+    }
     assert found == {name: value for name, (_, value) in SERVED.items()}
     assert {each.name for each in fields(LoadOptions)} - set(LOAD_NAMES) == {"max_queue", "verify"}

@@ -1,4 +1,5 @@
-"""The keys of a .gguf file: each becomes a setting, has a value that changes nothing, or is refused by name."""
+"""The keys of a .gguf file: each becomes a setting, has a value that changes nothing, or is refused
+by name."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from conftest import make_model
-from pass_exporter.model.gguf_config import ARCHITECTURES, GEMMA3_27B_LAYERS, check_settings, gguf_settings
+from pass_exporter.model.gguf_config import (
+    ARCHITECTURES,
+    GEMMA3_27B_LAYERS,
+    check_settings,
+    gguf_settings,
+)
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
@@ -32,7 +38,8 @@ KEYS: dict[str, Any] = {
 
 @pytest.fixture
 def stated(tmp_path: Path):
-    """A function: architecture, keys -> what a file with these keys states. None leaves a key out."""
+    """A function: architecture, keys -> what a file with these keys states. None leaves a key
+    out."""
 
     def settings(arch: str, changes: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path / "model.gguf"
@@ -58,9 +65,17 @@ YARN_KEYS = ("attn_factor", "beta_fast", "beta_slow")
 LINEAR = default_rope() | {"rope_type": "linear", "factor": 4.0}
 YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 512}
 TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "nothing else": ("llama", {}, {"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": default_rope()}),
+    "nothing else": (
+        "llama",
+        {},
+        {"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": default_rope()},
+    ),
     "no base": ("llama", {"rope.freq_base": None}, {"rope_parameters": default_rope(10000.0)}),
-    "size of heads": ("qwen3", {"attention.key_length": 24, "attention.value_length": 24}, {"head_dim": 24}),
+    "size of heads": (
+        "qwen3",
+        {"attention.key_length": 24, "attention.value_length": 24},
+        {"head_dim": 24},
+    ),
     "kv heads": ("qwen2", {"attention.head_count_kv": 2}, {"num_key_value_heads": 2}),
     "linear by its factor": ("llama", {"rope.scaling.factor": 4.0}, {"rope_parameters": LINEAR}),
     "no scaling": (
@@ -68,7 +83,11 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope.scaling.factor": 4.0, "rope.scaling.type": "none"},
         {"rope_parameters": default_rope()},
     ),
-    "yarn": ("qwen2", {"rope.scaling.factor": 4.0, "rope.scaling.type": "yarn"}, {"rope_parameters": YARN}),
+    "yarn": (
+        "qwen2",
+        {"rope.scaling.factor": 4.0, "rope.scaling.type": "yarn"},
+        {"rope_parameters": YARN},
+    ),
     "all of yarn": (
         "qwen3",
         {
@@ -82,7 +101,12 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {
             "rope_parameters": YARN
-            | {"original_max_position_embeddings": 128, "attention_factor": 1.5, "beta_fast": 16.0, "beta_slow": 2.0}
+            | {
+                "original_max_position_embeddings": 128,
+                "attention_factor": 1.5,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+            }
         },
     ),
     "phi3": (
@@ -94,7 +118,10 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "gemma3",
         {"attention.sliding_window": 64, "rope.scaling.factor": 4.0, "attention.key_length": 32},
         {
-            "rope_parameters": {"full_attention": LINEAR, "sliding_attention": default_rope(10000.0)},
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": default_rope(10000.0),
+            },
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
             "sliding_window": 64,
             "query_pre_attn_scalar": 32,
@@ -109,18 +136,29 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope.freq_base_swa": 100.0,
         },
         {
-            "rope_parameters": {"full_attention": default_rope(), "sliding_attention": default_rope(100.0)},
+            "rope_parameters": {
+                "full_attention": default_rope(),
+                "sliding_attention": default_rope(100.0),
+            },
             "layer_types": ["sliding_attention", "full_attention"] * 3,
             "query_pre_attn_scalar": 20,
         },
     ),
-    "gemma3 without windows": ("gemma3", {}, {"layer_types": ["full_attention"] * 6, "sliding_window": 512}),
+    "gemma3 without windows": (
+        "gemma3",
+        {},
+        {"layer_types": ["full_attention"] * 6, "sliding_window": 512},
+    ),
     "gemma3 27b": (
         "gemma3",
         {"block_count": GEMMA3_27B_LAYERS, "attention.key_length": 32},
         {"query_pre_attn_scalar": 16, "head_dim": 32},
     ),
-    "a window that holds the longest text": ("llama", {"attention.sliding_window": 512}, {"sliding_window": None}),
+    "a window that holds the longest text": (
+        "llama",
+        {"attention.sliding_window": 512},
+        {"sliding_window": None},
+    ),
 }
 
 
@@ -138,14 +176,23 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "attention.scale = 0.5 is not 1/sqrt(16)": ("llama", {"attention.scale": 0.5}),
     "attention.sliding_window = 64": ("qwen2", {"attention.sliding_window": 64}),
-    "attention.value_length = 8 is not the length of a key, 16": ("llama", {"attention.value_length": 8}),
+    "attention.value_length = 8 is not the length of a key, 16": (
+        "llama",
+        {"attention.value_length": 8},
+    ),
     "expert_count = 8 is not supported": ("llama", {"expert_count": 8}),
     "final_logit_softcapping = 30.0": ("gemma3", {"final_logit_softcapping": 30.0}),
     "logit_scale = 0.5": ("llama", {"logit_scale": 0.5}),
-    "rope.dimension_count = 8 is not the size of a head, 16": ("qwen2", {"rope.dimension_count": 8}),
+    "rope.dimension_count = 8 is not the size of a head, 16": (
+        "qwen2",
+        {"rope.dimension_count": 8},
+    ),
     "rope.scaling.factor = 4.0": ("phi3", {"rope.scaling.factor": 4.0}),
     "rope.scaling.type = 'longrope'": ("phi3", {"rope.scaling.type": "longrope"}),
-    "rope.scaling.type = 'yarn'": ("gemma3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}),
+    "rope.scaling.type = 'yarn'": (
+        "gemma3",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+    ),
     "something.new = 3 is not known": ("qwen3", {"something.new": 3}),
     "the file has no llama.context_length": ("llama", {"context_length": None}),
     "the file has no gemma3.rope.freq_base": ("gemma3", {"rope.freq_base": None}),
@@ -161,15 +208,21 @@ def test_what_is_refused_by_name(stated, expected: str):
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-OF_YARN = {f"rope.scaling.{key}" for key in ("original_context_length", *(f"yarn_{k}" for k in YARN_KEYS))}
+OF_YARN = {
+    f"rope.scaling.{key}" for key in ("original_context_length", *(f"yarn_{k}" for k in YARN_KEYS))
+}
 """Keys that mean something beside yarn scaling only, which is refused for Phi3 and Gemma3."""
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_key_of_the_format_is_ignored(stated, arch: str):
-    """Every key that the gguf package knows changes the settings, or is refused by name, with some odd value."""
+    """Every key that the gguf package knows changes the settings, or is refused by name, with some
+    odd value."""
     with_yarn = arch not in ("phi3", "gemma3")
-    yarn, window = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, {"attention.sliding_window": 64}
+    yarn, window = (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        {"attention.sliding_window": 64},
+    )
     beside = yarn if with_yarn else window
     kinds = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
     names = {str(name).removeprefix("{arch}.") for kind in kinds for name in vars(kind).values()}
@@ -183,14 +236,22 @@ def test_no_key_of_the_format_is_ignored(stated, arch: str):
 
     known = [name for name in names if set(name) <= set(ascii_lowercase + "._")]
     assert len(known) > 80
-    ignored = {name for name in known if not any(does_something(name, value) for value in (3, 3.5, True, "odd"))}
-    assert ignored == {"vocab_size"} | (set() if with_yarn else OF_YARN)  # transformers reads the former
+    ignored = {
+        name
+        for name in known
+        if not any(does_something(name, value) for value in (3, 3.5, True, "odd"))
+    }
+    assert ignored == {"vocab_size"} | (
+        set() if with_yarn else OF_YARN
+    )  # transformers reads the former
 
 
 def test_the_configuration_in_use_is_compared(stated):
     config = AutoConfig.for_model("llama", num_hidden_layers=6, rope_parameters=LINEAR)
     check_settings("m", {"num_hidden_layers": 6, "rope_parameters": LINEAR}, config)
-    with pytest.raises(PassError, match="num_hidden_layers of m is 5 in the file, but transformers would use 6"):
+    with pytest.raises(
+        PassError, match="num_hidden_layers of m is 5 in the file, but transformers would use 6"
+    ):
         check_settings("m", {"num_hidden_layers": 5}, config)
     with pytest.raises(PassError, match="rope_parameters of m"):
         check_settings("m", {"rope_parameters": YARN}, config)
@@ -211,16 +272,24 @@ def test_biases_of_a_file_are_used(tmp_path: Path):
 
 @pytest.mark.parametrize("key", ["eot", "eom"])
 def test_the_ends_of_turns_and_messages_are_ends(tiny_model: Path, tmp_path: Path, key: str):
-    path = write_gguf(tiny_model, tmp_path / "model.gguf", keys={f"tokenizer.ggml.{key}_token_id": 7})
+    path = write_gguf(
+        tiny_model, tmp_path / "model.gguf", keys={f"tokenizer.ggml.{key}_token_id": 7}
+    )
     assert load_model(resolve(str(path)), "fp32").eos_token_ids == (1, 7)
 
 
 KIND = "tokenizer.ggml.model"
 
 
-def test_tokenizers_of_other_kinds_are_refused(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_model", lambda self, _: self.add_string(KIND, "t5"))
-    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", lambda self, _: self.add_token_scores([0.0] * 320))
+def test_tokenizers_of_other_kinds_are_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tokenizer_model", lambda self, _: self.add_string(KIND, "t5")
+    )
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_token_merges", lambda self, _: self.add_token_scores([0.0] * 320)
+    )
     path = write_gguf(tiny_model, tmp_path / "model.gguf")
     with pytest.raises(PassError, match=r"tokenizer.ggml.model = 't5' is not supported"):
         load_model(resolve(str(path)), "fp32")

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from conftest import make_model
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.model.families import SUPPORTED_FAMILIES
-from pass_exporter.quantize.gptq import Forecast, gptq_model, gptq_weight, hessian, inverse_factor, rounding_cost
+from pass_exporter.quantize.gptq import (
+    Forecast,
+    gptq_model,
+    gptq_weight,
+    hessian,
+    inverse_factor,
+    rounding_cost,
+)
 from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.spec import INT4, SPECS, QuantSpec, WeightScheme
 
@@ -25,9 +32,9 @@ SCHEMES = {"symmetric": INT4, "zero points": ASYMMETRIC}
 
 def make_rows(rng: torch.Generator, count: int, inputs: int) -> torch.Tensor:
     """[count,in], whose inputs depend on one another, as those of a model do."""
-    return torch.randn(count, inputs // 4, generator=rng) @ torch.randn(inputs // 4, inputs, generator=rng) + 0.1 * (
-        torch.randn(count, inputs, generator=rng)
-    )
+    return torch.randn(count, inputs // 4, generator=rng) @ torch.randn(
+        inputs // 4, inputs, generator=rng
+    ) + 0.1 * (torch.randn(count, inputs, generator=rng))
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -40,14 +47,20 @@ def test_outputs_are_nearer_than_by_plain_rounding(name, data):
     x = make_rows(rng, 400, inputs)
     packed = gptq_weight(scheme, weight, inverse_factor(hessian(x)))
     assert packed.dequantized().shape == weight.shape and packed.scales.shape == (24, inputs // 32)
-    errors = [((found.dequantized() - weight) @ x.T).square().sum() for found in (packed, round_to(scheme, weight))]
+    errors = [
+        ((found.dequantized() - weight) @ x.T).square().sum()
+        for found in (packed, round_to(scheme, weight))
+    ]
     assert errors[0] < errors[1] * 0.7
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
-    rng, scheme = torch.Generator().manual_seed(0), WeightScheme("int4", zero_points=SCHEMES[name].zero_points)
+    rng, scheme = (
+        torch.Generator().manual_seed(0),
+        WeightScheme("int4", zero_points=SCHEMES[name].zero_points),
+    )
     integers = torch.randint(-7, 8, (16, 96), generator=rng)
     integers[:, ::32], integers[:, 1::32] = (
         -7,
@@ -85,11 +98,17 @@ def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Pat
 
     model = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32").model
     steps: list[tuple[int, int]] = []
-    ids = torch.randint(0, model.config.vocab_size, (3, 40), generator=torch.Generator().manual_seed(0))
-    packed = gptq_model(model, QuantSpec("int4", ASYMMETRIC, INT4), ids, lambda *step: steps.append(step))
+    ids = torch.randint(
+        0, model.config.vocab_size, (3, 40), generator=torch.Generator().manual_seed(0)
+    )
+    packed = gptq_model(
+        model, QuantSpec("int4", ASYMMETRIC, INT4), ids, lambda *step: steps.append(step)
+    )
     layers = linear_layers(model) | {"lm_head": model.lm_head}
     assert set(packed) == set(layers)
-    assert all(torch.equal(layers[name].weight, part.dequantized()) for name, part in packed.items())
+    assert all(
+        torch.equal(layers[name].weight, part.dequantized()) for name, part in packed.items()
+    )
     assert steps[-1][0] == steps[-1][1] and all(a < b for a, b in itertools.pairwise(steps))
     assert not any(layer._forward_pre_hooks for layer in layers.values())
 

@@ -1,4 +1,5 @@
-"""The graphs of a bundle: the operator pattern that TensorRT recognises, and nothing of the machine they came from."""
+"""The graphs of a bundle: the operator pattern that TensorRT recognises, and nothing of the machine
+they came from."""
 
 from __future__ import annotations
 
@@ -21,11 +22,43 @@ from pass_runtime.bundle.read import METADATA_KEY, read_manifest, trunk_metadata
 
 LAYERS = 2
 HIDDEN, VOCAB = 64, 320
-# The trunk may use these and no others. GatherND and ScatterND stay out of CUDA graphs; NonZero, CumProd and If do not
-# build in TensorRT-RTX.
-PATTERN = {"Attention", "RMSNormalization", "RotaryEmbedding", "TensorScatter", "MatMul", "Sigmoid", "Mul", "Add"}
-SHAPES = {"Reshape", "Transpose", "Shape", "Unsqueeze", "Squeeze", "Slice", "Split", "Concat", "Cast", "Range"}
-MASK_AND_POSITIONS = {"Sub", "Less", "GreaterOrEqual", "And", "Or", "Where", "Min", "Clip", "Gather", "Cos", "Sin"}
+# The trunk may use these and no others. GatherND and ScatterND stay out of CUDA graphs; NonZero,
+# CumProd and If do not build in TensorRT-RTX.
+PATTERN = {
+    "Attention",
+    "RMSNormalization",
+    "RotaryEmbedding",
+    "TensorScatter",
+    "MatMul",
+    "Sigmoid",
+    "Mul",
+    "Add",
+}
+SHAPES = {
+    "Reshape",
+    "Transpose",
+    "Shape",
+    "Unsqueeze",
+    "Squeeze",
+    "Slice",
+    "Split",
+    "Concat",
+    "Cast",
+    "Range",
+}
+MASK_AND_POSITIONS = {
+    "Sub",
+    "Less",
+    "GreaterOrEqual",
+    "And",
+    "Or",
+    "Where",
+    "Min",
+    "Clip",
+    "Gather",
+    "Cos",
+    "Sin",
+}
 COUNT = {"Expand", "ReduceSum"}  # of the rows, on the device
 
 
@@ -52,15 +85,21 @@ def initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 def test_only_standard_operators_of_opset_24(tiny_bundle: Path):
     """But for two of ONNX Runtime's own in the trunks for the CPU."""
     fused_norms = {"SkipSimplifiedLayerNormalization"}
-    own = {"trunk.cpu.onnx": fused_norms, "trunk.cpu.one.onnx": fused_norms | {"GroupQueryAttention"}}
-    # three trunks; three tails of ar and of draft, verify and fused with 1 to 6 drafts; log-probabilities; processors
+    own = {
+        "trunk.cpu.onnx": fused_norms,
+        "trunk.cpu.one.onnx": fused_norms | {"GroupQueryAttention"},
+    }
+    # three trunks; three tails of ar and of draft, verify and fused with 1 to 6 drafts;
+    # log-probabilities; processors
     assert len(graphs(tiny_bundle)) == 3 + 3 * 19 + 2
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
         if path.name in own:
             assert {node.op_type for node in model.graph.node if node.domain} == own[path.name]
             continue
-        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 24)], path.name
+        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 24)], (
+            path.name
+        )
         assert {node.domain for node in model.graph.node} == {""}, path.name
         assert len(model.functions) == 0, path.name
 
@@ -98,11 +137,14 @@ def test_the_mask_is_built_once(trunk: onnx.ModelProto):
 
 
 def test_past_feeds_only_the_scatter_and_present_comes_from_it(trunk: onnx.ModelProto):
-    """What an engine needs to write the cache in place. Shape may look too: it reads the size, never the content."""
+    """What an engine needs to write the cache in place. Shape may look too: it reads the size,
+    never the content."""
     for part in ("key", "value"):
         for layer in range(LAYERS):
             past, present = f"past_{part}.{layer}", f"present_{part}.{layer}"
-            readers = [node for node in trunk.graph.node if past in node.input and node.op_type != "Shape"]
+            readers = [
+                node for node in trunk.graph.node if past in node.input and node.op_type != "Shape"
+            ]
             assert [node.op_type for node in readers] == ["TensorScatter"]
             assert readers[0].input[0] == past and list(readers[0].output) == [present]
 
@@ -117,7 +159,10 @@ def test_symbolic_dimensions(trunk: onnx.ModelProto):
         "logit_rows": ["logit_rows"],
         "logits": ["batch", "logit_rows", VOCAB],
     } | {
-        f"{when}_{part}.{i}": cache for when in ("past", "present") for part in ("key", "value") for i in range(LAYERS)
+        f"{when}_{part}.{i}": cache
+        for when in ("past", "present")
+        for part in ("key", "value")
+        for i in range(LAYERS)
     }
     found = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -127,9 +172,23 @@ def test_symbolic_dimensions(trunk: onnx.ModelProto):
 
 
 def test_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
-    machine = [Path.home(), Path(torch.__file__).parents[1], Path(__file__).parents[2], tiny_bundle, tiny_model]
+    machine = [
+        Path.home(),
+        Path(torch.__file__).parents[1],
+        Path(__file__).parents[2],
+        tiny_bundle,
+        tiny_model,
+    ]
     words = [str(path).encode() for path in machine if str(path) != "/"]
-    words += [b"site-packages", b"pass_exporter", b"modeling_", b".py", b"stack_trace", b"Traceback", b"/tmp/"]
+    words += [
+        b"site-packages",
+        b"pass_exporter",
+        b"modeling_",
+        b".py",
+        b"stack_trace",
+        b"Traceback",
+        b"/tmp/",
+    ]
     if (user := getpass.getuser()) != "root":
         words.append(user.encode())
     for path in graphs(tiny_bundle):
@@ -145,7 +204,12 @@ def test_no_metadata_but_what_the_trunk_is(tiny_bundle: Path):
             stated if path.name.startswith("trunk.") else {}
         )
         assert not model.doc_string
-        values = (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer)
+        values = (
+            *model.graph.input,
+            *model.graph.output,
+            *model.graph.value_info,
+            *model.graph.initializer,
+        )
         for item in (model.graph, *model.graph.node, *values):
             assert not item.doc_string and len(item.metadata_props) == 0, f"{path.name}: {item}"
 
@@ -157,9 +221,17 @@ def test_weights_are_stored_as_matmul_reads_them(trunk: onnx.ModelProto):
             assert node.input[0] not in weights
         if node.op_type == "MatMul":
             assert node.input[1] in weights
-    shapes = Counter(tuple(weights[n.input[1]].dims) for n in trunk.graph.node if n.op_type == "MatMul")
+    shapes = Counter(
+        tuple(weights[n.input[1]].dims) for n in trunk.graph.node if n.op_type == "MatMul"
+    )
     qkv = (64, 64 + 32 + 32)
-    assert shapes == {qkv: LAYERS, (64, 64): LAYERS, (64, 96): 2 * LAYERS, (96, 64): LAYERS, (64, 320): 1}
+    assert shapes == {
+        qkv: LAYERS,
+        (64, 64): LAYERS,
+        (64, 96): 2 * LAYERS,
+        (96, 64): LAYERS,
+        (64, 320): 1,
+    }
 
 
 def test_every_weight_of_a_product_names_the_models_weights_in_it(tiny_model: Path):
@@ -186,7 +258,8 @@ def test_tied_weights_are_stored_once(tied_bundle: Path, tiny_bundle: Path):
     readers = Counter(node.op_type for node in tied.graph.node if tables[0].name in node.input)
     assert readers == {"Gather": 1, "Transpose": 1}
     sizes = [(bundle / "trunk.onnx.data").stat().st_size for bundle in (tied_bundle, tiny_bundle)]
-    # One table of float32 and five look-ahead rows fewer than the untied model of L=6, up to page alignment.
+    # One table of float32 and five look-ahead rows fewer than the untied model of L=6, up to page
+    # alignment.
     assert abs(sizes[1] - sizes[0] - VOCAB * HIDDEN * 4) <= 2 * 4096
 
 

@@ -30,7 +30,9 @@ from pass_runtime.bundle.sampling import SamplingParams
 HIDDEN = 48
 
 
-def arrays(vocab: int, batch: int, rows: int, seed: int = 0) -> tuple[DraftHead, np.ndarray, np.ndarray, np.ndarray]:
+def arrays(
+    vocab: int, batch: int, rows: int, seed: int = 0
+) -> tuple[DraftHead, np.ndarray, np.ndarray, np.ndarray]:
     """A head, hidden rows [B,D,H], logits [B,D,V] and a root [B]."""
     head = random_head(torch.randn(vocab, HIDDEN, generator=torch.Generator().manual_seed(seed)))
     rng = np.random.default_rng(seed)
@@ -39,17 +41,21 @@ def arrays(vocab: int, batch: int, rows: int, seed: int = 0) -> tuple[DraftHead,
     return head, hidden, logits, rng.integers(0, vocab, batch)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.9, seed=3), SamplingParams(0.9, 40, 0.9, 3)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.9, seed=3), SamplingParams(0.9, 40, 0.9, 3)]
+)
 @pytest.mark.parametrize("vocab", [24, 37, 512, 520, 2048, 2049])
 def test_torch_and_numpy_agree(vocab: int, params: SamplingParams):
-    """In numpy the head chooses each draft by the one before it. In torch it scores all rows at once, as in training,
-    and gets as tokens before the rows what numpy has chosen."""
+    """In numpy the head chooses each draft by the one before it. In torch it scores all rows at
+    once, as in training, and gets as tokens before the rows what numpy has chosen."""
     head, hidden, logits, root = arrays(vocab, 3, 5)
     at = np.arange(5)[None] + np.array([[3], [40], [700]])
     drafts = head_drafts(head.arrays(), hidden, logits, root, at, params)
     before = np.concatenate([root[:, None], drafts[:, :-1]], 1)
     adjusted = adjusted_logits(head.arrays(), hidden, logits, before)
-    tensors = [torch.from_numpy(array) for array in (hidden, logits, before, np.tile(np.arange(5), (3, 1)))]
+    tensors = [
+        torch.from_numpy(array) for array in (hidden, logits, before, np.tile(np.arange(5), (3, 1)))
+    ]
     with torch.no_grad():
         ids, scores = (result.numpy() for result in head(*tensors))
     assert ids.shape[2] == (512 if vocab in (520, 2048) else vocab)
@@ -63,10 +69,13 @@ def test_torch_and_numpy_agree(vocab: int, params: SamplingParams):
 
 
 def test_drafts_depend_on_the_ones_before():
-    """40 roots before the same three rows: each row has several different drafts, also the third, two rows later."""
+    """40 roots before the same three rows: each row has several different drafts, also the third,
+    two rows later."""
     head, hidden, logits, root = arrays(2048, 1, 3)
     head, at = head.arrays(), np.array([[5, 6, 7]])
-    found = np.array([head_drafts(head, hidden, logits, root + i, at, SamplingParams())[0] for i in range(40)])
+    found = np.array(
+        [head_drafts(head, hidden, logits, root + i, at, SamplingParams())[0] for i in range(40)]
+    )
     assert all(len(set(column.tolist())) > 3 for column in found.T)
 
 
@@ -81,7 +90,9 @@ def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path, tiny_mo
         for name, array in vars(stored).items():
             if name != "table":
                 np.testing.assert_array_equal(array, file.get_tensor(f"head.{name}").T)
-        table = (embeddings - embeddings.mean(0)) @ file.get_tensor("head.projection").astype(np.float32)
+        table = (embeddings - embeddings.mean(0)) @ file.get_tensor("head.projection").astype(
+            np.float32
+        )
     np.testing.assert_allclose(stored.table.astype(np.float32), table, rtol=2e-3, atol=1e-5)
     assert read_manifest(tiny_bundle).lookahead.head is None
     assert not (tiny_bundle / HEAD_FILE).exists()
@@ -95,31 +106,44 @@ def test_a_bundle_of_before_there_were_heads_loads(tiny_bundle: Path, tmp_path: 
 
 
 def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundle: Path):
-    """Tails that make drafts read the head's file; the others are byte for byte those of a bundle without a head."""
+    """Tails that make drafts read the head's file; the others are byte for byte those of a bundle
+    without a head."""
     for path in sorted(head_bundle.glob("tail.*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph
         names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(HEAD_PREFIX)}
         drafting = path.name.startswith(("tail.draft", "tail.fused"))
-        expected = {f"{HEAD_PREFIX}{name}" for name in head_layout(1, 1, 1, 1)} if drafting else set()
+        expected = (
+            {f"{HEAD_PREFIX}{name}" for name in head_layout(1, 1, 1, 1)} if drafting else set()
+        )
         if "-1." in path.name:
             expected -= {f"{HEAD_PREFIX}state"}  # there is no second draft
         assert names == expected, path.name
         assert ("hidden" in {value.name for value in graph.input}) == drafting
         for tensor in graph.initializer:
             if tensor.name in names:
-                assert {entry.key: entry.value for entry in tensor.external_data}["location"] == HEAD_FILE
+                assert {entry.key: entry.value for entry in tensor.external_data}[
+                    "location"
+                ] == HEAD_FILE
         if not drafting:
             assert path.read_bytes() == (adapter_bundle / path.name).read_bytes(), path.name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"dtype": "fp16"}, {"dtype": "bf16"}, {"weights": "w8a8"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"dtype": "fp16"}, {"dtype": "bf16"}, {"weights": "w8a8"}], ids=str
+)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_other_formats(tiny_model: Path, tmp_path: Path, rank: int, options: dict):
     """The exporter's own checks compare logits, hidden rows and the cache with torch's."""
-    weights = write_random_weights(tiny_model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=8)
-    bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, **options)
-    hidden = next(tensor for tensor in read_manifest(bundle).trunk.outputs if tensor.name == "hidden")
+    weights = write_random_weights(
+        tiny_model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=8
+    )
+    bundle = export_bundle(
+        tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, **options
+    )
+    hidden = next(
+        tensor for tensor in read_manifest(bundle).trunk.outputs if tensor.name == "hidden"
+    )
     assert (hidden.dtype, hidden.shape) == ("float32", ("batch", "lookahead_rows", 64))
 
 
@@ -134,18 +158,27 @@ def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
 
 
 def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
-    """Weights name the model that they were trained on; those that do not are refused by their size."""
+    """Weights name the model that they were trained on; those that do not are refused by their
+    size."""
     other = make_model(tmp_path / "other", vocab_size=1024)
-    weights = write_random_weights(other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8)
+    weights = write_random_weights(
+        other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
+    )
     with pytest.raises(PassError, match="was trained for another model"):
         export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights)
     with safe_open(weights, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     model = load_model(resolve(str(tiny_model)), "fp32").model
-    with pytest.raises(PassError, match=r"projection has shape \[60, 8\], but this model needs \[64, 8\]"):
-        read_nameless(tensors | {"head.projection": tensors["head.projection"][:60]}, tmp_path, model)
+    with pytest.raises(
+        PassError, match=r"projection has shape \[60, 8\], but this model needs \[64, 8\]"
+    ):
+        read_nameless(
+            tensors | {"head.projection": tensors["head.projection"][:60]}, tmp_path, model
+        )
     table = torch.ones(1024, 8, dtype=torch.float16)
-    with pytest.raises(PassError, match=r"table has shape \[1024, 8\], but this model needs \[320, 8\]"):
+    with pytest.raises(
+        PassError, match=r"table has shape \[1024, 8\], but this model needs \[320, 8\]"
+    ):
         read_nameless(tensors | {"head.table": table}, tmp_path, model)
 
 
@@ -157,12 +190,17 @@ def read_nameless(tensors: dict[str, torch.Tensor], directory: Path, model) -> L
 
 
 def test_a_table_of_an_earlier_version(tiny_model: Path, tmp_path: Path):
-    """Such files have a trained table in place of a projection: it is read, used and written again as it is."""
-    weights = write_random_weights(tiny_model, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8)
+    """Such files have a trained table in place of a projection: it is read, used and written again
+    as it is."""
+    weights = write_random_weights(
+        tiny_model, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
+    )
     with safe_open(weights, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     del tensors["head.projection"]
-    tensors["head.table"] = torch.randn(VOCAB_SIZE, 8, generator=torch.Generator().manual_seed(7)).half()
+    tensors["head.table"] = torch.randn(
+        VOCAB_SIZE, 8, generator=torch.Generator().manual_seed(7)
+    ).half()
     model = load_model(resolve(str(tiny_model)), "fp32").model
     head = read_nameless(tensors, tmp_path, model).head
     assert head is not None

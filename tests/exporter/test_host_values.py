@@ -1,4 +1,5 @@
-"""Graphs that a CUDA session loads have no value that would be copied between the host and the device."""
+"""Graphs that a CUDA session loads have no value that would be copied between the host and the
+device."""
 
 from __future__ import annotations
 
@@ -16,11 +17,15 @@ from pass_runtime.bundle.read import read_manifest
 
 def graphs(bundle: Path) -> list[Path]:
     """The graphs that are not for the CPU alone."""
-    derived = {bundle / trunk.file for trunk in read_manifest(bundle).derived if trunk.device == "cpu"}
+    derived = {
+        bundle / trunk.file for trunk in read_manifest(bundle).derived if trunk.device == "cpu"
+    }
     return sorted(set(bundle.glob("*.onnx")) - derived)
 
 
-@pytest.mark.parametrize("bundle", ["tiny_bundle", "adapter_bundle", "head_bundle", "subset_bundle"])
+@pytest.mark.parametrize(
+    "bundle", ["tiny_bundle", "adapter_bundle", "head_bundle", "subset_bundle"]
+)
 def test_float_graphs(bundle: str, request: pytest.FixtureRequest):
     """With adapter and head, and with a head that reads some of the vocabulary."""
     found = graphs(request.getfixturevalue(bundle))
@@ -36,7 +41,9 @@ def test_float_graphs(bundle: str, request: pytest.FixtureRequest):
 )
 def test_other_formats(tiny_model: Path, tmp_path: Path, options: dict[str, str]):
     weights = write_random_weights(tiny_model, tmp_path / "lookahead.safetensors", 2, head_rank=8)
-    bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, **options)
+    bundle = export_bundle(
+        tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, **options
+    )
     assert [line for file in graphs(bundle) for line in copied_values(file)] == []
 
 
@@ -58,7 +65,9 @@ def test_a_size_that_meets_a_long_constant_is_found(tmp_path: Path, numbers: int
     """ONNX Runtime leaves arithmetic with sizes on the host where its constants are short."""
     op = GraphTape("long")
     x = op.input("x", np.int64, ["n"])
-    picked = op("Gather", op.const(np.arange(numbers)), op("Sub", op("Shape", x), op.const([1])), axis=0)
+    picked = op(
+        "Gather", op.const(np.arange(numbers)), op("Sub", op("Shape", x), op.const([1])), axis=0
+    )
     shaped = op("Expand", op.const([0]), picked)
     ir.save(op.model({"shaped": (shaped, np.int64, ["m"])}), tmp_path / "long.onnx")
     assert len(copied_values(tmp_path / "long.onnx")) == found

@@ -42,7 +42,16 @@ def reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
 
 def test_a_revision(hub: tuple[str, list[str]], reach: Callable[[str], None], tmp_path: Path):
     reach(hub[0])
-    flags = ("--model", REPO, "--revision", "v1", "--lookahead", "1", "-o", str(tmp_path / "bundle"))
+    flags = (
+        "--model",
+        REPO,
+        "--revision",
+        "v1",
+        "--lookahead",
+        "1",
+        "-o",
+        str(tmp_path / "bundle"),
+    )
     done = CliRunner().invoke(pass_exporter.cli.main, flags)
     assert done.exit_code == 0, done.stderr
     assert read_manifest(tmp_path / "bundle").model.source == f"hub:{REPO}@v1"
@@ -57,13 +66,21 @@ def test_a_revision(hub: tuple[str, list[str]], reach: Callable[[str], None], tm
     ("repo", "revision", "expected"),
     [
         (REPO, "v2", f"{REPO} has no --revision v2"),
-        ("nobody/such", None, "there is no directory nobody/such, and no such model on the Hugging Face hub"),
+        (
+            "nobody/such",
+            None,
+            "there is no directory nobody/such, and no such model on the Hugging Face hub",
+        ),
         ("nobody/such model", None, "is no id of the Hugging Face hub"),
     ],
     ids=["revision", "model", "no id"],
 )
 def test_what_the_hub_does_not_have(
-    hub: tuple[str, list[str]], reach: Callable[[str], None], repo: str, revision: str | None, expected: str
+    hub: tuple[str, list[str]],
+    reach: Callable[[str], None],
+    repo: str,
+    revision: str | None,
+    expected: str,
 ):
     reach(hub[0])
     with pytest.raises(PassError, match=expected):
@@ -81,12 +98,17 @@ def test_an_adapter_of_the_hub(tiny_model: Path, tmp_path: Path, reach: Callable
 def test_a_hub_that_cannot_be_reached_is_tried_once(reach: Callable[[str], None]):
     with hub_that_hangs_up() as (address, requests):
         reach(address)
-        with pytest.raises(PassError, match=f"there is no directory {REPO}, and the Hugging Face hub cannot be reach"):
+        with pytest.raises(
+            PassError,
+            match=f"there is no directory {REPO}, and the Hugging Face hub cannot be reach",
+        ):
             load_model(resolve(REPO), "fp32")
     assert len([line for line in requests if REPO in line]) == 1, requests
 
 
-def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     with pytest.raises(PassError, match="the directory models has no directory tiny"):
@@ -116,9 +138,16 @@ def test_a_revision_of_what_is_not_on_the_hub(tiny_model: Path):
     ],
 )
 def test_a_damaged_file_of_the_hub_is_named(
-    tiny_model: Path, tmp_path: Path, reach: Callable[[str], None], name: str, content: bytes, expected: str
+    tiny_model: Path,
+    tmp_path: Path,
+    reach: Callable[[str], None],
+    name: str,
+    content: bytes,
+    expected: str,
 ):
-    model = broken(tiny_model, tmp_path / "model", lambda directory: (directory / name).write_bytes(content))
+    model = broken(
+        tiny_model, tmp_path / "model", lambda directory: (directory / name).write_bytes(content)
+    )
     with fake_hub(REPO, "v1", model) as (address, _):
         reach(address)
         with pytest.raises(PassError, match=expected) as caught:

@@ -52,8 +52,18 @@ def test_weights_that_cannot_be_written(tiny_model: Path, tmp_path: Path):
     ids=["SIGTERM while loading", "SIGINT while writing"],
 )
 def test_signals(tiny_model: Path, tmp_path: Path, number: signal.Signals, moment: str):
-    command = [*PASS_EXPORT, "--model", str(tiny_model), "--lookahead", "6", "-o", str(tmp_path / "bundle")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    command = [
+        *PASS_EXPORT,
+        "--model",
+        str(tiny_model),
+        "--lookahead",
+        "6",
+        "-o",
+        str(tmp_path / "bundle"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         wait_for(tmp_path, moment, running)
         running.send_signal(number)
         output, errors = running.communicate(timeout=60)

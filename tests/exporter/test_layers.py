@@ -1,4 +1,5 @@
-"""One decoder layer of each kind is traced; the others are copies of it, with their own weights and caches."""
+"""One decoder layer of each kind is traced; the others are copies of it, with their own weights and
+caches."""
 
 from __future__ import annotations
 
@@ -22,13 +23,20 @@ from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, PRESENT, cache_names, trunk_shapes
 from traced import EXPORT
 
-ADAPTED = ("layers.1.mlp.down_proj", "layers.3.mlp.down_proj", "layers.3.self_attn.o_proj", "layers.4.mlp.down_proj")
+ADAPTED = (
+    "layers.1.mlp.down_proj",
+    "layers.3.mlp.down_proj",
+    "layers.3.self_attn.o_proj",
+    "layers.4.mlp.down_proj",
+)
 LAYERS = 6
 KINDS = [0, 1, 0, 3, 1, 0]
 
 
 def model_and_adapter(directory: Path) -> tuple[torch.nn.Module, Adapter]:
-    model = load_model(resolve(str(make_model(directory / "model", num_hidden_layers=LAYERS))), "fp32").model
+    model = load_model(
+        resolve(str(make_model(directory / "model", num_hidden_layers=LAYERS))), "fp32"
+    ).model
     random, layers = torch.Generator().manual_seed(0), linear_layers(model)
 
     def factors(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +57,9 @@ def test_kinds_differ_by_shapes_settings_and_masks(tmp_path: Path):
     layers = model.model.layers
     layers[1].mlp.up_proj.weight = torch.nn.Parameter(torch.zeros(7, 64))
     layers[2].self_attn.scaling = 0.5
-    model.config.layer_types = ["full_attention"] * 3 + ["sliding_attention"] * 2 + ["full_attention"]
+    model.config.layer_types = (
+        ["full_attention"] * 3 + ["sliding_attention"] * 2 + ["full_attention"]
+    )
     assert first_of_kind(model, None) == [0, 1, 2, 3, 3, 0]
 
 
@@ -66,8 +76,11 @@ def test_only_one_layer_of_a_kind_computes(tmp_path: Path):
 
 
 def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The same operators, weights, inputs and outputs, and bit for bit the same results, which are torch's."""
-    monkeypatch.setattr(torch.onnx, "export", EXPORT)  # which the tests of a run share the results of
+    """The same operators, weights, inputs and outputs, and bit for bit the same results, which are
+    torch's."""
+    monkeypatch.setattr(
+        torch.onnx, "export", EXPORT
+    )  # which the tests of a run share the results of
     model, adapter = model_and_adapter(tmp_path)
     embeddings = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     lookahead = Lookahead(embeddings, trained=True, source="random", adapter=adapter)
@@ -87,10 +100,19 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
     for name, kinds in (("copied", KINDS), ("traced", list(range(LAYERS)))):
         monkeypatch.setattr(trace, "first_of_kind", lambda *_, kinds=kinds: kinds)
         graph, parts = trace.trace_trunk(model, lookahead)
-        assert [value.name for value in graph.graph.outputs] == ["logits", *cache_names(PRESENT, LAYERS)]
-        shapes = {value.name: str(value.shape) for value in (*graph.graph.inputs, *graph.graph.outputs)}
+        assert [value.name for value in graph.graph.outputs] == [
+            "logits",
+            *cache_names(PRESENT, LAYERS),
+        ]
+        shapes = {
+            value.name: str(value.shape) for value in (*graph.graph.inputs, *graph.graph.outputs)
+        }
         assert shapes.keys() == trunk_shapes(LAYERS).keys() - {"hidden"}
-        weights = {name: str(value.shape) for name, value in graph.graph.initializers.items() if value.shape}
+        weights = {
+            name: str(value.shape)
+            for name, value in graph.graph.initializers.items()
+            if value.shape
+        }
         operators = Counter(node.op_type for node in graph.graph)
         save(graph, tmp_path / f"{name}.onnx")
         results = open_session(tmp_path / f"{name}.onnx", "cpu").run(None, feed)

@@ -17,8 +17,26 @@ ROOT = Path(__file__).parents[2]
 def model(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """0.47 GB in fp16, most of it in layers."""
     directory = tmp_path_factory.mktemp("models") / "random"
-    sizes = ["--layers", "12", "--hidden", "1024", "--intermediate", "4096", "--heads", "16", "--vocab", "32000"]
-    command = [sys.executable, ROOT / "scripts" / "random_llama.py", directory, "--tokenizer", tiny_bundle, *sizes]
+    sizes = [
+        "--layers",
+        "12",
+        "--hidden",
+        "1024",
+        "--intermediate",
+        "4096",
+        "--heads",
+        "16",
+        "--vocab",
+        "32000",
+    ]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "random_llama.py",
+        directory,
+        "--tokenizer",
+        tiny_bundle,
+        *sizes,
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return directory
 

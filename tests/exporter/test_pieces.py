@@ -21,7 +21,9 @@ from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx"])
-def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int):
+def test_a_trunk_in_pieces(
+    adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
+):
     monkeypatch.setattr(pieces, "MAX_PIECE_ELEMENTS", size)
     model, rng = read_manifest(adapter_bundle).model, np.random.default_rng(0)
     feeds = []
@@ -35,7 +37,10 @@ def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch
             LOOKAHEAD_ROWS: plan.lookahead_rows,
         }
         shape = (1, model.kv_heads, 32, model.head_dim)
-        feeds.append(feed | {n: rng.standard_normal(shape, np.float32) for n in cache_names(PAST, model.layers)})
+        feeds.append(
+            feed
+            | {n: rng.standard_normal(shape, np.float32) for n in cache_names(PAST, model.layers)}
+        )
     before = set(adapter_bundle.iterdir())
     found = run_in_pieces(adapter_bundle / file, feeds)
     assert set(adapter_bundle.iterdir()) == before
@@ -48,17 +53,25 @@ def test_a_trunk_in_pieces(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch
 def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Restoring them for every window was most of the time of a check."""
     rng = np.random.default_rng(0)
-    codes, x = rng.integers(-128, 128, (2, 4, 4)).astype(np.int8), rng.standard_normal((3, 2, 4)).astype(np.float32)
+    codes, x = (
+        rng.integers(-128, 128, (2, 4, 4)).astype(np.int8),
+        rng.standard_normal((3, 2, 4)).astype(np.float32),
+    )
     rows = ir.Value(name="x", shape=ir.Shape([2, 4]), type=ir.TensorType(ir.DataType.FLOAT))
     scale = ir.Value(name="scale", const_value=ir.tensor(np.float32(0.5), name="scale"))
-    weights = [ir.Value(name=f"w{i}", const_value=ir.tensor(each, name=f"w{i}")) for i, each in enumerate(codes)]
+    weights = [
+        ir.Value(name=f"w{i}", const_value=ir.tensor(each, name=f"w{i}"))
+        for i, each in enumerate(codes)
+    ]
     nodes, result = [], rows
     for weight in weights:
         nodes.append(ir.node("DequantizeLinear", [weight, scale]))
         nodes.append(ir.node("MatMul", [result, nodes[-1].outputs[0]]))
         result = nodes[-1].outputs[0]
     result.name, result.type = "y", rows.type
-    graph = ir.Graph([rows], [result], nodes=nodes, initializers=[scale, *weights], opset_imports={"": 24})
+    graph = ir.Graph(
+        [rows], [result], nodes=nodes, initializers=[scale, *weights], opset_imports={"": 24}
+    )
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "products.onnx")
     ran: list[str] = []
 
@@ -74,5 +87,8 @@ def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: py
         ran.clear()
         found = run_in_pieces(tmp_path / "products.onnx", [{"x": each} for each in x])
         first, last = codes.astype(np.float32) / 2
-        assert all(np.allclose(y["y"], each @ first @ last, rtol=1e-4) for y, each in zip(found, x, strict=True))
+        assert all(
+            np.allclose(y["y"], each @ first @ last, rtol=1e-4)
+            for y, each in zip(found, x, strict=True)
+        )
         assert Counter(ran) == {"DequantizeLinear": len(codes), "MatMul": 2 * len(x)}

@@ -1,4 +1,5 @@
-"""Quantized weights: how far rounding moves them, what is stored, and what a quantized bundle holds."""
+"""Quantized weights: how far rounding moves them, what is stored, and what a quantized bundle
+holds."""
 
 from __future__ import annotations
 
@@ -17,14 +18,28 @@ from conftest import export_bundle
 from pass_exporter.config import ExportConfig
 from pass_exporter.engines.target import check_formats
 from pass_exporter.quantize.rounding import round_to
-from pass_exporter.quantize.spec import FP8, INT4, INT8, MAX_SIGNED_CODE, MAX_UNSIGNED_CODE, SPECS, WeightScheme
+from pass_exporter.quantize.spec import (
+    FP8,
+    INT4,
+    INT8,
+    MAX_SIGNED_CODE,
+    MAX_UNSIGNED_CODE,
+    SPECS,
+    WeightScheme,
+)
 from pass_runtime import PassError, read_manifest
 
 BY_OUTPUT = WeightScheme("int8", block_size=None)
 ASYMMETRIC4 = SPECS["int4"].with_zero_points().scheme
 ASYMMETRIC8 = SPECS["int8"].with_zero_points().scheme
 assert ASYMMETRIC4 is not None and ASYMMETRIC8 is not None
-SCHEMES = {"int8": INT8, "int4": INT4, "int8 by output": BY_OUTPUT, "uint4": ASYMMETRIC4, "uint8": ASYMMETRIC8}
+SCHEMES = {
+    "int8": INT8,
+    "int4": INT4,
+    "int8 by output": BY_OUTPUT,
+    "uint4": ASYMMETRIC4,
+    "uint8": ASYMMETRIC8,
+}
 
 
 def make_weight(rng: torch.Generator, outputs: int, inputs: int) -> torch.Tensor:
@@ -46,13 +61,19 @@ def test_a_weight_moves_by_half_a_step_at_most(name, data):
     count = 1 if scheme.block_size is None else blocks
     assert codes.shape == restored.shape == weight.shape and packed.scales.shape == (outputs, count)
     largest = MAX_SIGNED_CODE[scheme.code_type]
-    low, high = (0, MAX_UNSIGNED_CODE[scheme.code_type]) if scheme.zero_points else (-largest - 1, largest)
+    low, high = (
+        (0, MAX_UNSIGNED_CODE[scheme.code_type]) if scheme.zero_points else (-largest - 1, largest)
+    )
     assert codes.min() >= low and codes.max() <= high
     steps = packed.scales.repeat_interleave(weight.shape[1] // count, 1)
     inside = (codes > low) & (codes < high)
     assert ((restored - weight).abs()[inside] <= 0.5001 * steps[inside]).all()
-    covering = round_to(WeightScheme(scheme.code_type, scheme.block_size, scheme.zero_points), weight).dequantized()
-    assert ((restored - weight) ** 2).sum() <= ((covering - weight) ** 2).sum() * 1.0001, "worse than without a search"
+    covering = round_to(
+        WeightScheme(scheme.code_type, scheme.block_size, scheme.zero_points), weight
+    ).dequantized()
+    assert ((restored - weight) ** 2).sum() <= ((covering - weight) ** 2).sum() * 1.0001, (
+        "worse than without a search"
+    )
     if not scheme.zero_points:
         assert ((covering - weight).abs() <= 0.5001 * weight.abs().amax() / largest).all()
     assert not restored[0].any()
@@ -64,12 +85,17 @@ def test_a_symmetric_scheme_keeps_its_own_values(scheme: WeightScheme, dtype: to
     packed = round_to(scheme, make_weight(torch.Generator().manual_seed(0), 5, 64).to(dtype))
     assert packed.scales.dtype == packed.dequantized().dtype == dtype
     again = round_to(packed.scheme, packed.dequantized()).dequantized()
-    assert torch.allclose(again.float(), packed.dequantized().float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
+    assert torch.allclose(
+        again.float(), packed.dequantized().float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3
+    )
 
 
 def test_zero_points_are_nearer_to_weights_that_are_not_symmetric():
     weight = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
-    errors = [(round_to(scheme, weight).dequantized() - weight).square().sum() for scheme in (ASYMMETRIC4, INT4)]
+    errors = [
+        (round_to(scheme, weight).dequantized() - weight).square().sum()
+        for scheme in (ASYMMETRIC4, INT4)
+    ]
     assert errors[0] < errors[1] / 2
 
 
@@ -82,7 +108,9 @@ def test_rows_are_rounded_alone():
 
 
 @pytest.fixture(scope="module")
-def int4_bundle(tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def int4_bundle(
+    tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The export's own check has compared it with torch, quantized the same way."""
     output = tmp_path_factory.mktemp("bundles") / "int4"
     options = {"weights": "int4", "zero_points": False, "lookahead_weights": adapter_weights}
@@ -108,15 +136,21 @@ def weight_kinds(bundle: Path) -> dict[int, int]:
     return found
 
 
-def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(int4_bundle: Path, free_bundle: Path):
-    # Two layers of q+k+v in int8, o, gate, up and down, and the LM head; A of four adapted layers in int8 (their B is
-    # of rank 4 only).
-    int4, uint4, int8, full = (getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "INT8", "FLOAT"))
+def test_every_linear_layer_is_quantized_and_the_adapter_in_int8(
+    int4_bundle: Path, free_bundle: Path
+):
+    # Two layers of q+k+v in int8, o, gate, up and down, and the LM head; A of four adapted layers
+    # in int8 (their B is of rank 4 only).
+    int4, uint4, int8, full = (
+        getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "INT8", "FLOAT")
+    )
     assert weight_kinds(int4_bundle) == {int4: 9, int8: 6, full: 4}
     assert weight_kinds(free_bundle) == {uint4: 9, int8: 6, full: 4}
 
 
-def test_onnx_runtime_fuses_every_quantized_product(int4_bundle: Path, free_bundle: Path, tmp_path: Path):
+def test_onnx_runtime_fuses_every_quantized_product(
+    int4_bundle: Path, free_bundle: Path, tmp_path: Path
+):
     for bundle in (int4_bundle, free_bundle):
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -127,7 +161,9 @@ def test_onnx_runtime_fuses_every_quantized_product(int4_bundle: Path, free_bund
         assert kinds.count("MatMulNBits") == 15 and "DequantizeLinear" not in kinds
 
 
-def test_manifest_says_how_weights_are_quantized(int4_bundle: Path, free_bundle: Path, tiny_bundle: Path):
+def test_manifest_says_how_weights_are_quantized(
+    int4_bundle: Path, free_bundle: Path, tiny_bundle: Path
+):
     assert read_manifest(tiny_bundle).model.quantization is None
     for bundle, zero_points in ((int4_bundle, False), (free_bundle, True)):
         found = read_manifest(bundle).model.quantization
@@ -141,7 +177,9 @@ def test_manifest_says_how_weights_are_quantized(int4_bundle: Path, free_bundle:
 
 def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):
     flags = ("--model", tiny_model, "--zero-points", "-o", tmp_path / "bundle")
-    assert "--zero-points is for --weights int4 and int8" in error_line(command(*flags, "--weights", "fp8"))
+    assert "--zero-points is for --weights int4 and int8" in error_line(
+        command(*flags, "--weights", "fp8")
+    )
     engines = ("--weights", "int4", "--engine", "tensorrt-rtx", "--compute-capability", "8.9")
     assert "TensorRT does not support zero points" in error_line(command(*flags, *engines))
 
@@ -154,7 +192,16 @@ def test_int4_has_zero_points_where_cpus_run_it():
 
 def test_calibration_is_for_int4(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
-    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", tmp_path / "short.txt")
+    flags = (
+        "--model",
+        tiny_model,
+        "--lookahead",
+        1,
+        "-o",
+        tmp_path / "bundle",
+        "--calibrate",
+        tmp_path / "short.txt",
+    )
     assert "--calibrate is for --weights int4" in error_line(command(*flags, "--weights", "int8"))
     assert "give one of at least 512" in error_line(command(*flags, "--weights", "int4"))
 
@@ -165,13 +212,17 @@ def test_tied_embeddings_stay_exact(tmp_path: Path):
     from pass_exporter.model.registry import resolve
     from pass_exporter.quantize.weights import QuantizedModel, quantize_model
 
-    model = load_model(resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32").model
+    model = load_model(
+        resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32"
+    ).model
     before = model.get_input_embeddings().weight.clone()
     assert model.lm_head.weight is model.get_input_embeddings().weight
     quantized = QuantizedModel(SPECS["int8"])
     quantize_model(model, None, quantized, lambda _done, _total: None)
     assert torch.equal(model.get_input_embeddings().weight, before)
-    assert torch.equal(model.lm_head.weight, quantized.weights["model.lm_head.weight"].dequantized())
+    assert torch.equal(
+        model.lm_head.weight, quantized.weights["model.lm_head.weight"].dequantized()
+    )
 
 
 def test_verify_reports_quality(tiny_model: Path, tmp_path: Path):
@@ -196,14 +247,25 @@ def test_verify_needs_text(tiny_model: Path, tmp_path: Path):
 def test_int4_without_text(tiny_model: Path, tmp_path: Path):
     """Rounded to the nearest codes, in the same schemes as with text: q, k and v in int8."""
     bundles = {
-        str(text): read_manifest(export_bundle(tiny_model, tmp_path / str(text), weights="int4", calibrate=text))
+        str(text): read_manifest(
+            export_bundle(tiny_model, tmp_path / str(text), weights="int4", calibrate=text)
+        )
         for text in (None, Path("none"))
     }
     with_text, nearest = (bundles[name].model.quantization for name in ("None", "none"))
     assert with_text is not None and nearest is not None
     assert (with_text.calibration, nearest.calibration) == ("the model's own text", None)
     assert nearest.layers == with_text.layers and nearest.lm_head == with_text.lm_head
-    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate", "none")
+    flags = (
+        "--model",
+        tiny_model,
+        "--lookahead",
+        1,
+        "-o",
+        tmp_path / "bundle",
+        "--calibrate",
+        "none",
+    )
     assert "w8a8 cannot do without text" in error_line(command(*flags, "--weights", "w8a8"))
 
 

@@ -1,4 +1,5 @@
-"""What pass-export cannot do, it says in one line, before it spends time, and leaves nothing behind."""
+"""What pass-export cannot do, it says in one line, before it spends time, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def test_rotary_that_changes_with_the_sequence(tiny_model: Path, tmp_path: Path,
     assert rope_type in text and "llama3" in text
 
 
-def test_rotary_that_changes_with_the_sequence_in_one_type_of_layer(tiny_model: Path, tmp_path: Path):
+def test_rotary_that_changes_with_the_sequence_in_one_type_of_layer(
+    tiny_model: Path, tmp_path: Path
+):
     rope = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
@@ -73,9 +76,15 @@ def test_rotary_that_changes_with_the_sequence_in_one_type_of_layer(tiny_model: 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0), ("use_bidirectional_attention", True)],
+    [
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("use_bidirectional_attention", True),
+    ],
 )
-def test_what_gemma3_may_have_and_a_trunk_has_not(tiny_model: Path, tmp_path: Path, setting: str, value: object):
+def test_what_gemma3_may_have_and_a_trunk_has_not(
+    tiny_model: Path, tmp_path: Path, setting: str, value: object
+):
     changes = {"model_type": "gemma3_text", "sliding_window": 32, setting: value}
     assert setting in load_message(config_only(tmp_path / "model", tiny_model, **changes))
 
@@ -104,11 +113,15 @@ def test_damaged_weights(tiny_model: Path, tmp_path: Path, damage: str):
 
 
 def test_a_directory_without_tokenizer(tiny_model: Path, tmp_path: Path):
-    directory = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))
+    directory = shutil.copytree(
+        tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*token*")
+    )
     assert "token" in load_message(directory)
 
 
-@pytest.mark.parametrize("name", ["smollm3-135m", "./nowhere", "/nowhere/model", "a/b/c", "~/model"])
+@pytest.mark.parametrize(
+    "name", ["smollm3-135m", "./nowhere", "/nowhere/model", "a/b/c", "~/model"]
+)
 def test_unknown_model(name: str):
     text = message(lambda: resolve(name))
     assert repr(name) in text
@@ -116,7 +129,9 @@ def test_unknown_model(name: str):
 
 
 def test_every_name_of_the_registry_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pass_exporter.model.registry._fetch_from_wheels", lambda _: Path("model.gguf"))
+    monkeypatch.setattr(
+        "pass_exporter.model.registry._fetch_from_wheels", lambda _: Path("model.gguf")
+    )
     for name in (
         "smollm2-135m",
         "llama-7b",
@@ -133,22 +148,33 @@ def test_missing_gguf(tmp_path: Path):
     assert "missing.gguf" in message(lambda: resolve(str(tmp_path / "missing.gguf")))
 
 
-GGUF = {"empty": b"", "other": b"hello", "short": b"GGUF", "nonsense": b"GGUF\x03\x00\x00\x00" + b"\xff" * 64}
+GGUF = {
+    "empty": b"",
+    "other": b"hello",
+    "short": b"GGUF",
+    "nonsense": b"GGUF\x03\x00\x00\x00" + b"\xff" * 64,
+}
 
 
 @pytest.mark.parametrize("content", GGUF.values(), ids=GGUF)
 def test_corrupt_gguf(tmp_path: Path, content: bytes):
     (tmp_path / "model.gguf").write_bytes(content)
-    assert "model.gguf" in message(lambda: load_model(resolve(str(tmp_path / "model.gguf")), "fp32"))
+    assert "model.gguf" in message(
+        lambda: load_model(resolve(str(tmp_path / "model.gguf")), "fp32")
+    )
 
 
 def test_hub_offline(monkeypatch: pytest.MonkeyPatch):
-    """The tests run with HF_HUB_OFFLINE: this is what somebody without a network sees, and at once: nothing is asked
-    for, and nothing is waited for to ask again."""
+    """The tests run with HF_HUB_OFFLINE: this is what somebody without a network sees, and at once:
+    nothing is asked for, and nothing is waited for to ask again."""
     tried: list[object] = []
     monkeypatch.setattr(socket.socket, "connect", lambda _, address: tried.append(address))
     monkeypatch.setattr(time, "sleep", tried.append)
-    text = message(lambda: load_model(ModelSource("x", "nobody/no-such-model", "hub:nobody/no-such-model"), "fp32"))
+    text = message(
+        lambda: load_model(
+            ModelSource("x", "nobody/no-such-model", "hub:nobody/no-such-model"), "fp32"
+        )
+    )
     assert not tried
     assert "nobody/no-such-model" in text and "local directory" in text
 
@@ -186,7 +212,9 @@ def test_lookahead_weights(tiny_torch: PreTrainedModel, tmp_path: Path):
     for bad in (float("nan"), float("inf")):
         rows = torch.zeros(4, 64)
         rows[2, 5] = bad
-        assert "not finite" in message(lambda rows=rows: read_lookahead(weights(path, rows), 4, tiny_torch))
+        assert "not finite" in message(
+            lambda rows=rows: read_lookahead(weights(path, rows), 4, tiny_torch)
+        )
     path.unlink()
     path.mkdir()
     refused()
@@ -218,12 +246,16 @@ def test_a_text_to_verify_with_is_read_first(tmp_path: Path, case: str):
         path.write_bytes(content)
     config = ExportConfig("no-such-model", verify=path, output=tmp_path / "bundle")
     assert "text.txt" in message(lambda: export.export(config, SilentProgress()))
-    assert "text.txt" in error_line(command("--model", "no-such-model", "--verify", path, "-o", tmp_path / "bundle"))
+    assert "text.txt" in error_line(
+        command("--model", "no-such-model", "--verify", path, "-o", tmp_path / "bundle")
+    )
 
 
 def test_a_text_too_short_to_verify_with(tiny_model: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text("the quick brown fox")
-    text = message(lambda: export_bundle(tiny_model, tmp_path / "bundle", verify=tmp_path / "text.txt"))
+    text = message(
+        lambda: export_bundle(tiny_model, tmp_path / "bundle", verify=tmp_path / "text.txt")
+    )
     assert "--verify" in text and "256" in text
 
 
@@ -252,7 +284,8 @@ def test_bad_dtype_is_a_usage_error():
 def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The exporter's own check, made to find a difference: weights changed between torch's run and the trace."""
+    """The exporter's own check, made to find a difference: weights changed between torch's run and
+    the trace."""
     trace = export.trace_trunk
 
     def damaged(model, lookahead):

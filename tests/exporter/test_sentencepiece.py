@@ -1,4 +1,5 @@
-"""A checkpoint whose tokenizer is a tokenizer.model alone, as sentencepiece writes it: Llama's and Gemma's kind."""
+"""A checkpoint whose tokenizer is a tokenizer.model alone, as sentencepiece writes it: Llama's and
+Gemma's kind."""
 
 from __future__ import annotations
 
@@ -37,14 +38,22 @@ def test_tokenizer_model_alone(tmp_path: Path, family: str):
         "minloglevel": 2,
         **FAMILIES[family],
     }
-    SentencePieceTrainer.train(sentence_iterator=iter(CORPUS * 20), model_writer=trained, **settings)
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 20), model_writer=trained, **settings
+    )
     pieces = SentencePieceProcessor(model_proto=trained.getvalue())
     ends = {"bos_token_id": pieces.bos_id(), "eos_token_id": pieces.eos_id(), "pad_token_id": None}
     model = make_model(tmp_path / "model", vocab_size=pieces.vocab_size(), **ends)
-    for path in (model / "tokenizer.json", model / "special_tokens_map.json", model / "chat_template.jinja"):
+    for path in (
+        model / "tokenizer.json",
+        model / "special_tokens_map.json",
+        model / "chat_template.jinja",
+    ):
         path.unlink(missing_ok=True)
     (model / "tokenizer.model").write_bytes(trained.getvalue())
-    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": family, "add_bos_token": True}))
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": family, "add_bos_token": True})
+    )
     with load(export_bundle(model, tmp_path / "bundle", lookahead=2)) as session:
         for text in (*CORPUS, "two  spaces", "caf\u00e9 \U0001f600", "\ta"):
             assert session.encode(text, add_special_tokens=False) == pieces.encode(text), text

@@ -30,7 +30,9 @@ def said() -> Callable[..., str]:
     """An export that succeeds -> what it says."""
 
     def run(*flags: object) -> str:
-        done = click.testing.CliRunner().invoke(pass_exporter.cli.main, ["--lookahead", "2", *map(str, flags)])
+        done = click.testing.CliRunner().invoke(
+            pass_exporter.cli.main, ["--lookahead", "2", *map(str, flags)]
+        )
         assert done.exit_code == 0, done.stderr
         return " ".join(done.stderr.split())
 
@@ -47,31 +49,46 @@ def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("shipped")
-def test_weights_are_found_by_the_model_and_not_by_its_name(said: Callable[..., str], tiny_model: Path, tmp_path: Path):
-    assert "look-ahead embeddings file:lookahead" in said("--model", tiny_model, "-o", tmp_path / "bundle")
+def test_weights_are_found_by_the_model_and_not_by_its_name(
+    said: Callable[..., str], tiny_model: Path, tmp_path: Path
+):
+    assert "look-ahead embeddings file:lookahead" in said(
+        "--model", tiny_model, "-o", tmp_path / "bundle"
+    )
     assert read_manifest(tmp_path / "bundle").lookahead.trained
     assert shipped_weights(load_model(resolve(str(tiny_model)), "bf16").model) is not None
     model = broken(tiny_model, tmp_path / NAME, fine_tuned)
     assert shipped_weights(load_model(resolve(str(model)), "fp32").model) is None
 
 
-def test_a_fine_tuned_model_of_that_name_gets_the_baseline(said: Callable[..., str], tiny_model: Path, tmp_path: Path):
-    text = said("--model", broken(tiny_model, tmp_path / NAME, fine_tuned), "-o", tmp_path / "bundle")
+def test_a_fine_tuned_model_of_that_name_gets_the_baseline(
+    said: Callable[..., str], tiny_model: Path, tmp_path: Path
+):
+    text = said(
+        "--model", broken(tiny_model, tmp_path / NAME, fine_tuned), "-o", tmp_path / "bundle"
+    )
     assert (
-        "untrained: mean of the vocabulary embeddings no trained embeddings are shipped for this model: pass-train"
-        in text
+        "untrained: mean of the vocabulary embeddings no trained embeddings are shipped for "
+        "this model: pass-train" in text
     )
     assert not read_manifest(tmp_path / "bundle").lookahead.trained
 
 
-def test_bf16_needs_engines_and_the_export_says_so(said: Callable[..., str], tiny_model: Path, tmp_path: Path):
+def test_bf16_needs_engines_and_the_export_says_so(
+    said: Callable[..., str], tiny_model: Path, tmp_path: Path
+):
     text = said("--model", tiny_model, "--dtype", "bf16", "-o", tmp_path / "bf16")
-    assert f"ONNX Runtime cannot run bf16: build engines next (pass-export build {tmp_path / 'bf16'} --engine" in text
+    assert (
+        "ONNX Runtime cannot run bf16: build engines next (pass-export build "
+        f"{tmp_path / 'bf16'} --engine" in text
+    )
     assert list((tmp_path / "bf16").glob("trunk.check*")) == []
 
 
 def test_tokens_that_were_compared_are_counted(tmp_path: Path):
     """In a model for 16 tokens there is no room for 32 behind a prompt."""
     model = make_model(tmp_path / "short", max_position_embeddings=16)
-    report = export(ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle"), SilentProgress())
+    report = export(
+        ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle"), SilentProgress()
+    )
     assert report.greedy_tokens == 8

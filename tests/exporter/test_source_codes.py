@@ -46,14 +46,17 @@ def test_every_value_is_the_files_own(kind: str, dtype: torch.dtype):
     assert (kept.scheme.code_type, kept.offsets is not None) == KINDS[kind]
     assert kept.dequantized().dtype == dtype
     if dtype == torch.bfloat16:
-        assert torch.allclose(kept.dequantized(), weight, rtol=0, atol=2**-6 * float(weight.abs().max()))
+        assert torch.allclose(
+            kept.dequantized(), weight, rtol=0, atol=2**-6 * float(weight.abs().max())
+        )
     else:
         assert torch.equal(kept.dequantized(), weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_quantizers_choose_other_scales(kind: str):
-    """llama.cpp with an importance matrix: the largest value of a block need not be the largest number."""
+    """llama.cpp with an importance matrix: the largest value of a block need not be the largest
+    number."""
     generator = torch.Generator().manual_seed(1)
     scale = (torch.rand(64, 4, 1, generator=generator) / 50).half().float()
     most, least = {"Q4_0": (5, -8), "Q4_1": (14, 2), "Q8_0": (99, -93)}[kind]
@@ -67,11 +70,16 @@ def test_other_quantizers_choose_other_scales(kind: str):
 
 
 def test_layers_that_are_one_product_may_be_of_several_types():
-    """llama.cpp gives V more bits: the product has 8-bit integers then, and offsets; all values stay what they were."""
+    """llama.cpp gives V more bits: the product has 8-bit integers then, and offsets; all values
+    stay what they were."""
     weights = [of_type(kind, make_weight(24, 96) / n) for n, kind in enumerate(KINDS, 1)]
     kept = recover_together(("q", "k", "v"), weights)
-    assert [part.scheme for part in kept] == [INT8] * 3 and all(part.offsets is not None for part in kept)
-    assert all(torch.equal(part.dequantized(), weight) for part, weight in zip(kept, weights, strict=True))
+    assert [part.scheme for part in kept] == [INT8] * 3 and all(
+        part.offsets is not None for part in kept
+    )
+    assert all(
+        torch.equal(part.dequantized(), weight) for part, weight in zip(kept, weights, strict=True)
+    )
 
 
 def test_weights_of_no_type_are_refused():
@@ -80,7 +88,9 @@ def test_weights_of_no_type_are_refused():
     almost[20, 40] *= 1.01
     for other in (weight, almost):
         assert recover(other) is None
-        with pytest.raises(PassError, match=r"cannot recover the codes of o_proj: choose --weights int4 or int8"):
+        with pytest.raises(
+            PassError, match=r"cannot recover the codes of o_proj: choose --weights int4 or int8"
+        ):
             recover_together(["o_proj"], [other])
 
 
@@ -92,11 +102,16 @@ def test_a_real_file_is_kept_as_it_is():
     kept = keep_source_codes(model, lambda _done, _total: None)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(source.location)).tensors}
     for name, packed in kept.items():
-        tensor = tensors[FILE_NAMES.get(name.rpartition(".")[2], name).format(*name.split(".")[1:2])]
+        tensor = tensors[
+            FILE_NAMES.get(name.rpartition(".")[2], name).format(*name.split(".")[1:2])
+        ]
         own = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
         found = packed.dequantized()
         if name.endswith(("q_proj", "k_proj")):  # the file has their rows in another order
-            own, found = (weight[weight.double().mv(MARKS[: weight.shape[1]]).argsort()] for weight in (own, found))
+            own, found = (
+                weight[weight.double().mv(MARKS[: weight.shape[1]]).argsort()]
+                for weight in (own, found)
+            )
         assert torch.equal(found, own), name
     assert {part.scheme.code_type for name, part in kept.items() if name != "lm_head"} == {"int4"}
     assert kept["lm_head"].scheme == INT8
@@ -122,7 +137,8 @@ def four_bit_bundle(four_bits: tuple[Path, dict[str, torch.Tensor]]) -> Path:
 
 
 def weights_in(bundle: Path) -> dict[str, np.ndarray]:
-    """The weights [out,in] of the trunk by name, with offsets, as DequantizeLinear is defined. q, k and v are one."""
+    """The weights [out,in] of the trunk by name, with offsets, as DequantizeLinear is defined. q, k
+    and v are one."""
     graph = onnx.load(bundle / "trunk.onnx").graph
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     found = {}
@@ -144,26 +160,42 @@ def test_an_exported_weight_is_the_files_own(
     """Bit for bit: what is written in the trunk stands for the codes of the file."""
     bundle, tensors = four_bits if kind == "Q4_1" else export_of_type(kind, tmp_path)
     found = {name: weight for name, weight in weights_in(bundle).items() if "lm_head" not in name}
-    assert sum(name.count("_proj") for name in found) == 14 == sum("_proj" in name for name in tensors)
+    assert (
+        sum(name.count("_proj") for name in found) == 14 == sum("_proj" in name for name in tensors)
+    )
     for name, weight in found.items():
-        parts = [part.removeprefix("model.").removesuffix(".transposed") for part in name.split("+")]
-        assert np.array_equal(weight, np.concatenate([tensors[part].numpy() for part in parts])), name
+        parts = [
+            part.removeprefix("model.").removesuffix(".transposed") for part in name.split("+")
+        ]
+        assert np.array_equal(weight, np.concatenate([tensors[part].numpy() for part in parts])), (
+            name
+        )
 
 
 def test_the_manifest_says_what_was_kept(four_bit_bundle: Path):
     found = read_manifest(four_bit_bundle).model.quantization
     assert found is not None and found.lm_head is not None and not found.layers
     assert (found.grid.numbers, found.grid.offsets, found.grid.zero_points) == ("int4", True, True)
-    assert (found.lm_head.numbers, found.lm_head.offsets, found.lm_head.zero_points) == ("int8", False, False)
+    assert (found.lm_head.numbers, found.lm_head.offsets, found.lm_head.zero_points) == (
+        "int8",
+        False,
+        False,
+    )
 
 
 def test_onnx_runtime_fuses_the_sums_of_blocks_too(four_bit_bundle: Path, tmp_path: Path):
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    ort.InferenceSession(four_bit_bundle / "trunk.onnx", options, providers=["CPUExecutionProvider"])
-    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node]
-    # Two layers of q+k+v, o, gate, up and down, and the LM head; sums for what q+k+v, o, gate and up, and down read.
+    ort.InferenceSession(
+        four_bit_bundle / "trunk.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    kinds = [
+        node.op_type
+        for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
+    ]
+    # Two layers of q+k+v, o, gate, up and down, and the LM head; sums for what q+k+v, o, gate and
+    # up, and down read.
     assert kinds.count("MatMulNBits") == 11 + 8 and "DequantizeLinear" not in kinds
     assert kinds.count("MatMul") == 10  # the sums with the offsets, which float32 holds exactly
 
@@ -186,10 +218,16 @@ def test_other_types_are_refused_by_name(tmp_path: Path):
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType.Q5_1
-    writer.add_tensor("blk.0.attn_q.weight", gguf.quants.quantize(np.ones((2, 64), np.float32), kind), raw_dtype=kind)
+    writer.add_tensor(
+        "blk.0.attn_q.weight",
+        gguf.quants.quantize(np.ones((2, 64), np.float32), kind),
+        raw_dtype=kind,
+    )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(PassError, match=r"keeps Q4_0, Q4_1, Q8_0; model has Q5_1: choose --weights int4 or int8"):
+    with pytest.raises(
+        PassError, match=r"keeps Q4_0, Q4_1, Q8_0; model has Q5_1: choose --weights int4 or int8"
+    ):
         check_gguf_types(ModelSource("model", path, "file:model.gguf"))

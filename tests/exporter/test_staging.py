@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 from pass_exporter.staging import staged_directory
 
-os.getpid = lambda: 1 << 30  # /proc does not show it, as it does not show processes of other containers
+os.getpid = lambda: 1 << 30  # not in /proc, as processes of other containers are not
 with staged_directory(Path(sys.argv[1]), force=True) as directory:
     (directory / "pass_config.json").write_text("half")
     print("begun", flush=True)
@@ -44,7 +44,9 @@ with staged_directory(Path(sys.argv[1]), force=True) as directory:
 def export_elsewhere(destination: Path) -> Iterator[subprocess.Popen[str]]:
     """An export that has begun, and ends when it has read what it writes from standard input."""
     command = [sys.executable, "-c", EXPORT, str(destination)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None and running.stdout.readline() == "begun\n"
         yield running
 
@@ -70,7 +72,9 @@ def test_force_replaces_a_bundle(tmp_path: Path):
     destination = bundle_at(tmp_path / "bundle")
     (destination / "stale").write_text("x")
     write(destination, force=True)
-    assert {path.name: path.read_text() for path in destination.iterdir()} == {"pass_config.json": "new"}
+    assert {path.name: path.read_text() for path in destination.iterdir()} == {
+        "pass_config.json": "new"
+    }
     assert list(tmp_path.iterdir()) == [destination]
 
 
@@ -120,7 +124,8 @@ def test_an_output_that_appeared_meanwhile_is_kept(tmp_path: Path):
 
 @pytest.mark.parametrize("force", [False, True])
 def test_two_exports_to_one_place(tmp_path: Path, force: bool):
-    """The second is refused before any work, wherever the first one runs; nothing of the first is lost."""
+    """The second is refused before any work, wherever the first one runs; nothing of the first is
+    lost."""
     destination = tmp_path / "bundle"
     with export_elsewhere(destination) as running:
         busy = r"another pass-export is writing .*bundle; wait for it, or use another --output"
@@ -159,7 +164,8 @@ def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_old_bundle_that_a_killed_export_moved_away_is_not_lost(tmp_path: Path):
-    """Killed between its two renames: the old bundle is only in `.replaced`. The next export puts it back first."""
+    """Killed between its two renames: the old bundle is only in `.replaced`. The next export puts
+    it back first."""
     bundle_at(tmp_path / ".bundle.replaced")
     with pytest.raises(RuntimeError), staged_directory(tmp_path / "bundle", force=True):
         raise RuntimeError

@@ -46,8 +46,11 @@ def test_sums_that_saturate_fail():
     assert each.is_exact(rows, (found * UNIT).astype(np.float32))
 
 
-def test_an_export_with_wrong_sums_fails(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The kernels that the bundle is run with are compared: here with another unit, so that all sums seem wrong."""
+def test_an_export_with_wrong_sums_fails(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The kernels that the bundle is run with are compared: here with another unit, so that all
+    sums seem wrong."""
     plain, compared = sums.expose_products, []
 
     def other_unit(graph) -> list[Product]:
@@ -57,17 +60,23 @@ def test_an_export_with_wrong_sums_fails(tiny_model: Path, tmp_path: Path, monke
     monkeypatch.setattr(sums, "expose_products", other_unit)
     with pytest.raises(PassError) as refused:
         export_bundle(tiny_model, tmp_path / "bundle", weights="w8a8")
-    assert f"{len(compared)} of {len(compared)} 8-bit products have wrong sums on this CPU" in str(refused.value)
+    assert f"{len(compared)} of {len(compared)} 8-bit products have wrong sums on this CPU" in str(
+        refused.value
+    )
     assert len(compared) > 5 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("perplexity", "passes"), [(12.5, True), (12.6, False), (float("nan"), False)])
+@pytest.mark.parametrize(
+    ("perplexity", "passes"), [(12.5, True), (12.6, False), (float("nan"), False)]
+)
 def test_the_limit_on_perplexity(perplexity: float, passes: bool):
     quality = Quality(255, perplexity, 10.0, 0.9)
     if passes:
         quality.check(1.25)
     else:
-        with pytest.raises(PassError, match=r"more than 1\.25 times .* 10\.000: .* --max-perplexity-ratio"):
+        with pytest.raises(
+            PassError, match=r"more than 1\.25 times .* 10\.000: .* --max-perplexity-ratio"
+        ):
             quality.check(1.25)
 
 
@@ -78,5 +87,9 @@ def test_an_export_above_the_limit_keeps_nothing(tiny_model: Path, tmp_path: Pat
     limit = ("--max-perplexity-ratio", 0.5)
     said = error_line(command(*flags, "--verify", tmp_path / "text.txt", *limit))
     assert "perplexity is" in said and "more than 0.5 times" in said and not output.exists()
-    assert "--max-perplexity-ratio is about a text: add --verify TEXT" in error_line(command(*flags, *limit))
-    assert "must be above 0" in error_line(command(*flags, "--verify", tmp_path / "text.txt", *limit[:1], "-1"))
+    assert "--max-perplexity-ratio is about a text: add --verify TEXT" in error_line(
+        command(*flags, *limit)
+    )
+    assert "must be above 0" in error_line(
+        command(*flags, "--verify", tmp_path / "text.txt", *limit[:1], "-1")
+    )

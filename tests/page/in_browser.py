@@ -1,7 +1,8 @@
-"""The page in headless Chromium, as somebody would use it. `scripts/test.sh page` runs this; the usual tests do not.
+"""The page in headless Chromium, as somebody would use it. `scripts/test.sh page` runs this; the
+usual tests do not.
 
-PASS_PAGE_BUNDLE: a bundle to serve (default: a tiny random model). PASS_PAGE_SHOTS: where screenshots go (default:
-build/page).
+PASS_PAGE_BUNDLE: a bundle to serve (default: a tiny random model). PASS_PAGE_SHOTS: where
+screenshots go (default: build/page).
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from urllib.parse import urlsplit
 import pytest
 from running import Server
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: scripts/test.sh page")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: scripts/test.sh page"
+)
 expect = playwright.expect
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("chromium is not installed: scripts/test.sh page", allow_module_level=True)
 
 SHOTS = Path(os.environ.get("PASS_PAGE_SHOTS", "build/page"))
-QUESTION = "Write a Python function that checks whether a number is prime, and one that lists the primes up to n."
+QUESTION = (
+    "Write a Python function that checks whether a number is prime, and one that lists "
+    "the primes up to n."
+)
 WIDE, NARROW = {"width": 1240, "height": 760}, {"width": 390, "height": 844}
 MILLISECONDS = 120_000
 """How long a text may take on a busy machine."""
@@ -35,25 +41,33 @@ SOURCES = {"model", "lookahead", "ngram", "grammar"}
 def served(request, tmp_path_factory) -> Iterator[Server]:
     bundle = os.environ.get("PASS_PAGE_BUNDLE") or request.getfixturevalue("random_bundle")
     threads = ("--threads", os.cpu_count() or 1) if "PASS_PAGE_BUNDLE" in os.environ else ()
-    with Server(bundle, tmp_path_factory.mktemp("page") / "log", "--max-batch-size", 1, *threads) as server:
+    with Server(
+        bundle, tmp_path_factory.mktemp("page") / "log", "--max-batch-size", 1, *threads
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator:
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        chromium = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield chromium
         chromium.close()
 
 
 class Page:
-    """The page, opened. problems: what the console said of errors. asked: requests to the API, by path and body."""
+    """The page, opened. problems: what the console said of errors. asked: requests to the API, by
+    path and body."""
 
     def __init__(self, page, url: str) -> None:
         self.page, self.problems, self.asked, self.hosts = page, [], [], set()
         page.set_default_timeout(MILLISECONDS / 4)
-        page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: self.problems.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", self._note)
         page.goto(url)
@@ -99,7 +113,8 @@ class Page:
         expect(self.page.get_by_role("alert")).to_contain_text(words)
 
     def shot(self, name: str, *, whole: bool = False) -> None:
-        """whole: in a window that is as high as the page, since its head and foot stick to the window."""
+        """whole: in a window that is as high as the page, since its head and foot stick to the
+        window."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         size = self.page.viewport_size
         if whole:
@@ -133,12 +148,21 @@ def test_a_chat(served, opened):
     said = page.wait()
     (path, body) = page.asked[0]
     assert path == "/v1/chat/completions"
-    assert (body["temperature"], body["seed"], body["top_p"], body["max_tokens"]) == (0.8, 7, 0.9, 48)
+    assert (body["temperature"], body["seed"], body["top_p"], body["max_tokens"]) == (
+        0.8,
+        7,
+        0.9,
+        48,
+    )
     whole = served.post(path, body | {"stream": False}).json()["choices"][0]
     tokens = page.tokens()
     assert page.text() == whole["message"]["content"]
     assert tokens.all_text_contents() == [token["text"] for token in whole["pass"]["tokens"]]
-    shown = {name for each in tokens.evaluate_all("all => all.map(one => one.className)") for name in each.split()}
+    shown = {
+        name
+        for each in tokens.evaluate_all("all => all.map(one => one.className)")
+        for name in each.split()
+    }
     assert shown - {"tok"} <= SOURCES
     assert int(page.number("tokens")) == tokens.count() == len(whole["pass"]["tokens"])
     assert float(page.number("speed")) > 0
@@ -174,9 +198,13 @@ def test_a_completion_whose_alternatives_are_looked_at(served, opened):
     focused, tip = page.tokens().nth(1), page.page.get_by_role("tooltip")
     expect(focused).to_be_focused()
     expect(focused).to_have_accessible_description(re.compile(r"pass \d+, token \d+ of \d+"))
-    expect(tip.locator("tr")).to_have_count(len(choice["logprobs"]["top_logprobs"][1]), timeout=MILLISECONDS)
+    expect(tip.locator("tr")).to_have_count(
+        len(choice["logprobs"]["top_logprobs"][1]), timeout=MILLISECONDS
+    )
     expect(tip.locator(".written")).to_have_count(1)
-    expect(tip.locator(".written")).to_contain_text(json.dumps(choice["logprobs"]["tokens"][1], ensure_ascii=False))
+    expect(tip.locator(".written")).to_contain_text(
+        json.dumps(choice["logprobs"]["tokens"][1], ensure_ascii=False)
+    )
     page.page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
     page.tokens().nth(3).hover()
@@ -210,7 +238,10 @@ def test_a_comparison(served, opened):
     assert page.text(0) == page.text(1) != ""
     assert page.tokens(0).all_text_contents() == page.tokens(1).all_text_contents()
     *warming, (_, plain), (_, auto) = page.asked
-    assert [(body["max_tokens"], body.get("plan")) for _, body in warming] == [(16, "ar"), (16, None)]
+    assert [(body["max_tokens"], body.get("plan")) for _, body in warming] == [
+        (16, "ar"),
+        (16, None),
+    ]
     assert plain.pop("cache_salt") != auto.pop("cache_salt")
     assert plain.pop("plan") == "ar"
     assert plain == auto
@@ -305,7 +336,8 @@ def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
 def test_a_script_that_is_not_its_own_does_not_run(served, opened):
     page = opened(served)
     page.page.evaluate(
-        "() => { const s = document.createElement('script'); s.append('window.ran = 1'); document.body.append(s); }"
+        "() => { const s = document.createElement('script'); s.append('window.ran = 1'); "
+        "document.body.append(s); }"
     )
     assert page.page.evaluate("window.ran") is None
     assert any("TrustedScript" in problem for problem in page.problems)

@@ -1,4 +1,5 @@
-"""Tiny random models of every family: their configurations, tokenizers, and directories and .gguf files of them."""
+"""Tiny random models of every family: their configurations, tokenizers, and directories and .gguf
+files of them."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 GGUF_NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}
 """Families -> the architecture of their .gguf files, if it has another name."""
 NO_GGUF = ("gemma", "olmo2")
-"""Families whose .gguf files transformers does not read; tests/exporter/test_gguf.py has the refusal."""
+"""Families whose .gguf files transformers does not read; tests/exporter/test_gguf.py has the
+refusal."""
 HEAD_SIZES = ("llama", "mistral", "qwen3", "gemma", "gemma3_text")
-"""Families with a size of heads of its own; it is hidden_size / num_attention_heads in the others."""
+"""Families with a size of heads of its own; it is hidden_size / num_attention_heads in the
+others."""
 BIASED = ("llama", "qwen3", "gemma", "gemma3_text", "olmo2")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu", "relu")
 ACTIVATION = {"gemma": "hidden_act", "gemma3_text": "hidden_activation"}
@@ -36,7 +39,8 @@ ACTIVATION = {"gemma": "hidden_act", "gemma3_text": "hidden_activation"}
 
 @dataclass(frozen=True)
 class Case:
-    """A model to make. prefix_space: whether a byte-fallback tokenizer puts a space before a text."""
+    """A model to make. prefix_space: whether a byte-fallback tokenizer puts a space before a
+    text."""
 
     family: str
     config: dict[str, Any]
@@ -75,12 +79,18 @@ def cases(draw: st.DrawFn) -> Case:
         config["sliding_window"] = window
     if family in ("qwen2", "qwen3"):
         first = draw(st.integers(0, layers))
-        config |= {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": first}
+        config |= {
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+            "max_window_layers": first,
+        }
     if family == "gemma3_text":
         kinds = draw(st.lists(st.booleans(), min_size=layers, max_size=layers))
         config |= {
             "sliding_window": window or 24,
-            "layer_types": ["sliding_attention" if slides else "full_attention" for slides in kinds],
+            "layer_types": [
+                "sliding_attention" if slides else "full_attention" for slides in kinds
+            ],
             "query_pre_attn_scalar": draw(st.sampled_from((head_dim, 20))),
             "final_logit_softcapping": draw(st.sampled_from((None, None, None, 30.0))),
         }
@@ -114,7 +124,15 @@ def rotations(draw: st.DrawFn, family: str, positions: int) -> dict[str, Any]:
 def tokenizer_of(case: Case) -> Any:
     """A tokenizer with the ids of SPECIAL, which begins a text with <s>, and a chat template."""
     kind = case.tokenizer
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
     from transformers import LlamaTokenizer, PreTrainedTokenizerFast
     from transformers.tokenization_utils_base import generate_merges
 
@@ -123,18 +141,34 @@ def tokenizer_of(case: Case) -> Any:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
+        trainer = trainers.BpeTrainer(
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options
+        )
         tokenizer.train_from_iterator(CORPUS, trainer)
     elif kind == "byte-fallback":
         letters = sorted(set("▁" + "".join(CORPUS).replace(" ", "▁")) - set("ÜßäéÜ12345"))
-        words = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256)), "▁t", "he", "▁the", "in", *letters]
+        words = [
+            *SPECIAL[:3],
+            *(f"<0x{byte:02X}>" for byte in range(256)),
+            "▁t",
+            "he",
+            "▁the",
+            "in",
+            *letters,
+        ]
         words += SPECIAL[3:]
         vocab = {word: token for token, word in enumerate(words)}
         merges = generate_merges(vocab, {word: -float(token) for word, token in vocab.items()})
-        tokenizer = LlamaTokenizer(vocab=vocab, merges=merges, add_prefix_space=case.prefix_space).backend_tokenizer
+        tokenizer = LlamaTokenizer(
+            vocab=vocab, merges=merges, add_prefix_space=case.prefix_space
+        ).backend_tokenizer
         tokenizer.add_special_tokens(list(SPECIAL))
-        if case.family == "phi3" and case.prefix_space:  # the published ones put it behind special tokens, too
-            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        if (
+            case.family == "phi3" and case.prefix_space
+        ):  # the published ones put it behind special tokens, too
+            tokenizer.normalizer = normalizers.Sequence(
+                [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            )
             tokenizer.pre_tokenizer = None
     elif kind == "metaspace":
         tokenizer = Tokenizer(models.Unigram())
@@ -147,17 +181,32 @@ def tokenizer_of(case: Case) -> Any:
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(**options))
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=TEMPLATE,
     )
 
 
 def save(case: Case, directory: Path) -> Path:
     """Save the model as transformers does; return its directory."""
     tokenizer = tokenizer_of(case)
-    given = {name: value for name, value in case.config.items() if value is not None or name == "sliding_window"}
-    sizes = {"vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    given = {
+        name: value
+        for name, value in case.config.items()
+        if value is not None or name == "sliding_window"
+    }
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
     if "head_dim" not in given:
         sizes["head_dim"] = case.config["hidden_size"] // case.config["num_attention_heads"]
     make_model(directory, case.family, **(sizes | given))
@@ -167,7 +216,8 @@ def save(case: Case, directory: Path) -> Path:
 
 
 def save_gguf(case: Case, model: Path, path: Path) -> Path:
-    """Write the saved model in float32, under the keys and names that llama.cpp's converter gives it."""
+    """Write the saved model in float32, under the keys and names that llama.cpp's converter gives
+    it."""
     config, arch = case.config, GGUF_NAMES.get(case.family, case.family)
     writer = gguf.GGUFWriter(path, arch)
     heads = config["num_attention_heads"]
@@ -185,7 +235,9 @@ def save_gguf(case: Case, model: Path, path: Path) -> Path:
     rope = config["rope_parameters"]
     if case.family == "gemma3_text":
         writer.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
-        writer.add_array("gemma3.attention.sliding_window_pattern", [k[0] == "s" for k in config["layer_types"]])
+        writer.add_array(
+            "gemma3.attention.sliding_window_pattern", [k[0] == "s" for k in config["layer_types"]]
+        )
         writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
         if config["final_logit_softcapping"]:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -195,13 +247,16 @@ def save_gguf(case: Case, model: Path, path: Path) -> Path:
         writer.add_sliding_window(config["sliding_window"])
     _add_tokenizer(writer, case, model)
     names = gguf.get_tensor_name_map(
-        next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), config["num_hidden_layers"]
+        next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == arch),
+        config["num_hidden_layers"],
     )
     for name, tensor in load_file(model / "model.safetensors").items():
         stem, _, part = name.rpartition(".")
         values = tensor.float().numpy()
         if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
-            values = _interleaved(values, heads if stem.endswith("q_proj") else config["num_key_value_heads"])
+            values = _interleaved(
+                values, heads if stem.endswith("q_proj") else config["num_key_value_heads"]
+            )
         if arch == "gemma3" and stem.endswith("norm"):
             values = values + 1
         writer.add_tensor(f"{names.get_name(stem)}.{part}", np.ascontiguousarray(values))
@@ -221,7 +276,9 @@ def _add_rotation(writer: gguf.GGUFWriter, arch: str, rope: dict[str, Any], size
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "dynamic":  # the converter leaves it out, and with it what the model computes
+    if (
+        rope["rope_type"] == "dynamic"
+    ):  # the converter leaves it out, and with it what the model computes
         writer.add_string(f"{arch}.rope.scaling.type", "dynamic")
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
@@ -260,5 +317,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, case: Case, model: Path) -> None:
 
 
 def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp's order of the rows of q and k, and of their biases: the two halves of a head in turn."""
-    return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    """llama.cpp's order of the rows of q and k, and of their biases: the two halves of a head in
+    turn."""
+    return (
+        rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(rows.shape)
+    )

@@ -1,7 +1,9 @@
-"""Tokens of requests in a busy session are those of plain decoding in a fresh one, whatever happens beside them.
+"""Tokens of requests in a busy session are those of plain decoding in a fresh one, whatever happens
+beside them.
 
-Random plans, samplings, processors, salts, neighbours, cancellations and moves, with the prefix cache. The scheduler's
-steps are driven by hand, so that a seed that fails can be had again; only `auto` also depends on the speed of passes.
+Random plans, samplings, processors, salts, neighbours, cancellations and moves, with the prefix
+cache. The scheduler's steps are driven by hand, so that a seed that fails can be had again; only
+`auto` also depends on the speed of passes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ TEXTS = (
 CONSTRAINTS = (
     Constraint(regex="(ab|cd|[0-9]{2,5}){1,30}"),
     Constraint(choice=["the quick brown fox", "the lazy dog", "def add(a, b):"]),
-    Constraint(json_schema={"type": "object", "properties": {"a": {"type": "integer"}, "list": {"type": "array"}}}),
+    Constraint(
+        json_schema={
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "list": {"type": "array"}},
+        }
+    ),
 )
 PLANS = ("ar", "two-pass", "two-pass", "fused", "fused", "fused:2,1,1", "auto", "auto")
 TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1")
@@ -50,8 +57,8 @@ class Found:
 
 
 class Requests:
-    """Draws requests: prompts that often begin alike, and options that decide the text, and how it is decoded. Where
-    there are trees, all requests of some sessions take one."""
+    """Draws requests: prompts that often begin alike, and options that decide the text, and how it
+    is decoded. Where there are trees, all requests of some sessions take one."""
 
     def __init__(self, session: Session, chance: random.Random) -> None:
         self._chance, self._session = chance, session
@@ -80,7 +87,9 @@ class Requests:
             reuse_prefix=often() < 0.2,
             cache_salt=one(["", "", "a"]),
         )
-        return options if self._only_trees or often() < 0.5 else replace(options, **self._processors())
+        return (
+            options if self._only_trees or often() < 0.5 else replace(options, **self._processors())
+        )
 
     def _sampling(self) -> SamplingParams:
         sampling = SamplingParams(
@@ -132,23 +141,31 @@ class WatchedRunner(Runner):
 
 
 def plain(session: Session, sequence: SequenceState, options: GenerateOptions) -> list[int]:
-    alone = replace(options, plan="ar", draft=None, lookahead=None, logprobs=None, reuse_prefix=False)
+    alone = replace(
+        options, plan="ar", draft=None, lookahead=None, logprobs=None, reuse_prefix=False
+    )
     return session.generate_ids(sequence.request.prompt_ids, alone).result().token_ids
 
 
-def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Found, threads: int = 1) -> None:
+def compare(
+    bundle: Path, slots: int, tokens: int, seed: int, found: Found, threads: int = 1
+) -> None:
     """Decode requests until `tokens` tokens are written, and every one of them again, alone."""
     chance, asked = random.Random(seed), list[tuple[SequenceState, GenerateOptions]]()
     with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots) as session:
         requests = Requests(session, chance)
         runner = WatchedRunner(session, found.noted)
-        tuners = Tuners(session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room)
+        tuners = Tuners(
+            session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room
+        )
         scheduler = Scheduler(runner, tuners, 1000)
         written = 0
         while written < tokens or not scheduler.idle:
             if written < tokens and len(scheduler.waiting) < 2 and chance.random() < 0.5:
                 options, prompt = requests.options(), requests.prompt()
-                sequence = SequenceState(session.request(prompt, options), TextStream(session.tokenizer, prompt, ()))
+                sequence = SequenceState(
+                    session.request(prompt, options), TextStream(session.tokenizer, prompt, ())
+                )
                 scheduler.reserve(1)
                 scheduler.add(sequence)
                 asked.append((sequence, options))
@@ -156,18 +173,29 @@ def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Found, thre
                 chance.choice(asked[-slots:])[0].cancelled = True
             scheduler.step()
             written = sum(sequence.written for sequence, _ in asked)
-    with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, prefix_cache=False) as fresh:
+    with load(
+        bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, prefix_cache=False
+    ) as fresh:
         for number, (sequence, options) in enumerate(asked):
-            got, expected = sequence.tokens[len(sequence.request.prompt_ids) :], plain(fresh, sequence, options)
-            assert sequence.finished is not None and sequence.finished.error is None, sequence.finished
+            got, expected = (
+                sequence.tokens[len(sequence.request.prompt_ids) :],
+                plain(fresh, sequence, options),
+            )
+            assert sequence.finished is not None and sequence.finished.error is None, (
+                sequence.finished
+            )
             cancelled = sequence.finished.reason == "cancelled"
             found.noted["cancelled"] += cancelled
             found.noted["found in the cache"] += sequence.stats.cached_tokens
             found.noted["processed"] += sequence.processors is not None
             found.tokens += len(got)
             if got != (expected[: len(got)] if cancelled else expected):
-                at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), -1)
-                found.differences.append(f"seed {seed}, {slots} slots, request {number}, token {at}: {options}")
+                at = next(
+                    (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), -1
+                )
+                found.differences.append(
+                    f"seed {seed}, {slots} slots, request {number}, token {at}: {options}"
+                )
 
 
 def compared(bundle: Path, tokens: int, seed: int = 0) -> Found:
@@ -180,21 +208,33 @@ def compared(bundle: Path, tokens: int, seed: int = 0) -> Found:
 
 
 def check_noted(found: Found, *, trees: bool) -> None:
-    for name in ("moves", "passes of several", "accepted", "cancelled", "found in the cache", "processed"):
+    for name in (
+        "moves",
+        "passes of several",
+        "accepted",
+        "cancelled",
+        "found in the cache",
+        "processed",
+    ):
         assert found.noted[name], f"{name}: it has not happened, so that this test shows little"
     assert bool(found.noted["trees"]) == trees
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Exports a model that soon repeats itself, so that drafts of every kind are accepted, with these weights."""
+    """Exports a model that soon repeats itself, so that drafts of every kind are accepted, with
+    these weights."""
     directory = tmp_path_factory.mktemp("busy")
     model = make_model(directory / "model", vocab_size=1024, initializer_range=0.06)
-    drafting = write_random_weights(model, directory / "w.safetensors", lookahead=4, head_rank=12, head_strength=0.1)
+    drafting = write_random_weights(
+        model, directory / "w.safetensors", lookahead=4, head_rank=12, head_strength=0.1
+    )
 
     @cache
     def exported(weights: str) -> Path:
-        return export_bundle(model, directory / weights, lookahead=4, lookahead_weights=drafting, weights=weights)
+        return export_bundle(
+            model, directory / weights, lookahead=4, lookahead_weights=drafting, weights=weights
+        )
 
     return exported
 
@@ -208,7 +248,10 @@ def test_no_token_differs(bundles: Callable[[str], Path], weights: str):
 @pytest.mark.seldom
 def test_no_token_of_many_differs(bundles: Callable[[str], Path]):
     """PASS_BUSY_BUNDLE names another bundle, PASS_BUSY_TOKENS says how many tokens to compare."""
-    tokens, given = int(os.environ.get("PASS_BUSY_TOKENS", "7000")), os.environ.get("PASS_BUSY_BUNDLE")
+    tokens, given = (
+        int(os.environ.get("PASS_BUSY_TOKENS", "7000")),
+        os.environ.get("PASS_BUSY_BUNDLE"),
+    )
     for bundle in (Path(given),) if given else map(bundles, ("full", "w8a8")):
         found = compared(bundle, tokens, seed=100)
         print(f"{bundle}: {found.tokens} tokens, no difference; {dict(found.noted)}")

@@ -1,4 +1,5 @@
-"""Every supported family through the whole export, against the Hugging Face model it was made from."""
+"""Every supported family through the whole export, against the Hugging Face model it was made
+from."""
 
 from __future__ import annotations
 
@@ -18,11 +19,17 @@ from pass_runtime.measuring.lossless import first_difference, run_tokens
 pytestmark = pytest.mark.slow
 
 PROMPT = "The quick brown fox"
-RELATIVE_ERROR = 2e-5  # five times under the exporter's own limit; float32 kernels in another order give about 2e-6
+# five times under the exporter's own limit; float32 kernels in another order give about 2e-6
+RELATIVE_ERROR = 2e-5
 WINDOW = 32
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 192}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 192,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -36,18 +43,30 @@ MHA, MQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 1}
 # name -> (model_type, config). The variants are folded together: one export takes seconds.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": False}),
-    "llama tied llama3-rope MQA": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3} | MQA),
+    "llama tied llama3-rope MQA": (
+        "llama",
+        {"tie_word_embeddings": True, "rope_parameters": LLAMA3} | MQA,
+    ),
     "llama biases linear-rope MHA": (
         "llama",
         {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR} | MHA,
     ),
     "mistral window": ("mistral", {"sliding_window": WINDOW}),
-    "qwen2": ("qwen2", {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16}),
+    "qwen2": (
+        "qwen2",
+        {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16},
+    ),
     "qwen3 yarn-rope": ("qwen3", {"rope_parameters": YARN}),
     "phi3": ("phi3", {} | MHA),
     "phi3 partial rotary": (
         "phi3",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            }
+        },
     ),
     "gemma": ("gemma", {"hidden_activation": "gelu_pytorch_tanh"} | MQA),
     "gemma3 window": (
@@ -72,12 +91,16 @@ def test_every_supported_family_is_here():
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda name: name.replace(" ", "-"))
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport]:
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, ExportReport]:
     family, config = MODELS[request.param]
     directory = tmp_path_factory.mktemp(family)
     model = make_model(directory / "model", family, **config)
     randomize_vectors(model)
-    return model, export(ExportConfig(str(model), lookahead=2, output=directory / "bundle"), SilentProgress())
+    return model, export(
+        ExportConfig(str(model), lookahead=2, output=directory / "bundle"), SilentProgress()
+    )
 
 
 def reference(model: Path, prompt: list[int], tokens: int) -> list[int]:
@@ -88,7 +111,9 @@ def reference(model: Path, prompt: list[int], tokens: int) -> list[int]:
     torch_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     torch_model.generation_config.eos_token_id = None
     ids = torch.tensor([prompt])
-    out = torch_model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens)
+    out = torch_model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
+    )
     return out[0, len(prompt) :].tolist()
 
 
@@ -97,7 +122,8 @@ def test_trunk_and_text_equal_torch(exported: tuple[Path, ExportReport]):
     assert report.relative_error < RELATIVE_ERROR
     session = load(report.output, "cpu")
     prompt = session.encode(PROMPT)
-    # Where the capacity is short, write to its end: the last token is drawn from the last cache entry.
+    # Where the capacity is short, write to its end: the last token is drawn from the last cache
+    # entry.
     tokens = min(24, report.manifest.model.max_capacity - len(prompt) + 1)
     expected = reference(model, prompt, tokens)
     for plan in ("ar", "two-pass"):
@@ -107,7 +133,9 @@ def test_trunk_and_text_equal_torch(exported: tuple[Path, ExportReport]):
         assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
 
 
-def test_partial_rotary_is_partial(exported: tuple[Path, ExportReport], request: pytest.FixtureRequest):
+def test_partial_rotary_is_partial(
+    exported: tuple[Path, ExportReport], request: pytest.FixtureRequest
+):
     """That the variant of this file is one: half of the 16 channels turn, in that model only."""
     partial = "partial" in request.node.callspec.params["exported"]
     graph = onnx.load(exported[1].output / "trunk.onnx", load_external_data=False).graph

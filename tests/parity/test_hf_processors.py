@@ -24,7 +24,8 @@ NEAR_TIE = 2e-3
 
 
 class OpenAiPenalties:
-    """Frequency and presence penalties by the formula of OpenAI's API reference, over what was written."""
+    """Frequency and presence penalties by the formula of OpenAI's API reference, over what was
+    written."""
 
     def __init__(self, prompt: int, frequency: float, presence: float) -> None:
         self._prompt, self._frequency, self._presence = prompt, frequency, presence
@@ -68,7 +69,10 @@ def test_token_for_token(
     prompt = bundle_session.encode(PROMPT)
     end = bundle_session.manifest.model.eos_token_ids[0]
     sampling = SamplingParams(
-        frequency_penalty=frequency, presence_penalty=presence, repetition_penalty=repetition, logit_bias=bias
+        frequency_penalty=frequency,
+        presence_penalty=presence,
+        repetition_penalty=repetition,
+        logit_bias=bias,
     )
     options = GenerateOptions(
         32,
@@ -77,23 +81,35 @@ def test_token_for_token(
         ignore_eos=True,
         min_tokens=minimum,
         stop_token_ids=[end],
-        allowed_token_ids=[t for t in range(bundle_session.manifest.model.vocab_size) if t not in banned],
+        allowed_token_ids=[
+            t for t in range(bundle_session.manifest.model.vocab_size) if t not in banned
+        ],
     )
     written = bundle_session.generate_ids(prompt, options).result().token_ids
     processors = LogitsProcessorList()
     if bias:
-        processors.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
+        processors.append(
+            SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])
+        )
     if repetition != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(repetition))
     processors.append(OpenAiPenalties(len(prompt), frequency, presence))
     if banned:
-        processors.append(NoBadWordsLogitsProcessor([[token] for token in banned], eos_token_id=end))
+        processors.append(
+            NoBadWordsLogitsProcessor([[token] for token in banned], eos_token_id=end)
+        )
     if minimum:
-        processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), minimum, end, device="cpu"))
+        processors.append(
+            MinNewTokensLengthLogitsProcessor(len(prompt), minimum, end, device="cpu")
+        )
     ids = list(prompt)
     for token in written:
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[:, -1].float()
         scores = processors(torch.tensor([ids]), logits)[0]
-        assert scores.max() - scores[token] < NEAR_TIE, (len(ids) - len(prompt), token, int(scores.argmax()))
+        assert scores.max() - scores[token] < NEAR_TIE, (
+            len(ids) - len(prompt),
+            token,
+            int(scores.argmax()),
+        )
         ids.append(token)

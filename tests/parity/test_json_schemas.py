@@ -1,4 +1,5 @@
-"""200 JSON schemas: each is understood, and what a random model writes for it is valid where it ends."""
+"""200 JSON schemas: each is understood, and what a random model writes for it is valid where it
+ends."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_what_ends_is_valid(bundle_session: Session):
     counts = Counter[str]()
     for seed, case in enumerate(CASES):
         options = GenerateOptions(
-            120, SamplingParams(1.0, seed=seed), plan="two-pass", constraint=Constraint(json_schema=case["schema"])
+            120,
+            SamplingParams(1.0, seed=seed),
+            plan="two-pass",
+            constraint=Constraint(json_schema=case["schema"]),
         )
         generation = bundle_session.generate(case["prompt"], options).result()
         counts[generation.finish_reason] += 1
@@ -58,7 +62,15 @@ REFUSED = [
     ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
     ({"regex": "(?=a)b"}, "the regex is not valid"),
     ({"regex": "a{1,100000}" * 50}, ""),
-    ({"json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}}, ""),
+    (
+        {
+            "json_schema": {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "string"} for i in range(5000)},
+            }
+        },
+        "",
+    ),
     ({"regex": "((a|b)*c(d|e)*){30,3000}" * 10}, ""),
     ({"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(20_000))}, ""),
 ]
@@ -66,7 +78,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fields", "why"), REFUSED, ids=lambda value: str(value)[:40])
 def test_a_bad_or_huge_constraint_costs_little(bundle_session: Session, fields: dict, why: str):
-    """Refused in one line; or, where it is only large, followed for a few tokens. Either takes seconds at most."""
+    """Refused in one line; or, where it is only large, followed for a few tokens. Either takes
+    seconds at most."""
     started = time.process_time()
     try:
         options = GenerateOptions(8, SamplingParams(1.0, seed=1), constraint=Constraint(**fields))
@@ -75,7 +88,10 @@ def test_a_bad_or_huge_constraint_costs_little(bundle_session: Session, fields: 
     except PassError as error:
         assert why in str(error) and len(str(error).splitlines()) == 1 and len(str(error)) < 400
     assert time.process_time() - started < 30
-    assert len(bundle_session.generate("a", GenerateOptions(3, ignore_eos=True)).result().token_ids) == 3
+    assert (
+        len(bundle_session.generate("a", GenerateOptions(3, ignore_eos=True)).result().token_ids)
+        == 3
+    )
 
 
 def test_limits():

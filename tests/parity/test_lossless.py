@@ -1,7 +1,7 @@
 """The promise: whatever the plan, the tokens are those of plain decoding with the same seed.
 
-The tiny bundle drafts the same token everywhere, the random one drafts nonsense, and so do the one with a random
-adapter and the one with a random draft head; none of them may change the text.
+The tiny bundle drafts the same token everywhere, the random one drafts nonsense, and so do the one
+with a random adapter and the one with a random draft head; none of them may change the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
-SAMPLING = [(0.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 0.9), (1.0, 50, 0.8)]
+SAMPLING = [
+    (0.0, 0, 1.0),
+    (0.7, 0, 1.0),
+    (1.0, 0, 1.0),
+    (0.7, 40, 1.0),
+    (1.0, 0, 0.9),
+    (1.0, 50, 0.8),
+]
 SEEDS = (0, 7, 2**63 + 1)
 PROMPTS = {
     "one token": "a",
@@ -28,13 +35,18 @@ TOKENS = 32
 BUNDLES = ("tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle")
 CASES = [
     pytest.param(
-        bundle, prompt, values, marks=[pytest.mark.seldom] * ((i + j + k) % 4 > 0), id=f"{bundle}-{prompt}-{values}"
+        bundle,
+        prompt,
+        values,
+        marks=[pytest.mark.seldom] * ((i + j + k) % 4 > 0),
+        id=f"{bundle}-{prompt}-{values}",
     )
     for i, bundle in enumerate(BUNDLES)
     for j, prompt in enumerate(PROMPTS)
     for k, values in enumerate(SAMPLING)
 ]
-"""Every prompt with every sampling, each pair with one of the bundles; with all of them if --all is given."""
+"""Every prompt with every sampling, each pair with one of the bundles; with all of them if --all is
+given."""
 of_cases = pytest.mark.parametrize(("bundle", "prompt", "values"), CASES, indirect=["bundle"])
 
 
@@ -48,12 +60,16 @@ def session(bundle: Path) -> Session:
     return load(bundle, "cpu", threads=1)
 
 
-def options(sampling: SamplingParams, plan: str, lookahead: int | None = None, **more) -> GenerateOptions:
+def options(
+    sampling: SamplingParams, plan: str, lookahead: int | None = None, **more
+) -> GenerateOptions:
     more = {"max_new_tokens": TOKENS, "ignore_eos": True} | more
     return GenerateOptions(sampling=sampling, plan=plan, lookahead=lookahead, **more)
 
 
-def assert_same_text(session: Session, prompt: list[int], plain: list[int], fast: GenerateOptions) -> None:
+def assert_same_text(
+    session: Session, prompt: list[int], plain: list[int], fast: GenerateOptions
+) -> None:
     tokens = run_tokens(session, prompt, fast).token_ids
     difference = first_difference(session, prompt, fast, plain, tokens)
     if difference is not None:
@@ -67,7 +83,9 @@ def test_the_long_prompt_spans_prefill_chunks(session: Session):
 
 
 @of_cases
-def test_two_pass_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
+def test_two_pass_is_plain_decoding(
+    session: Session, prompt: str, values: tuple[float, int, float]
+):
     ids = session.encode(PROMPTS[prompt])
     for seed in SEEDS[:1] if values[0] == 0 or prompt == "long" else SEEDS[1:]:
         sampling = SamplingParams(*values, seed)
@@ -84,7 +102,12 @@ def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[fl
     plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
     for lookahead in range(1, session.manifest.lookahead.length + 1):
         assert_same_text(session, ids, plain, options(sampling, "fused", lookahead))
-    for plan, draft in (("fused", "both"), ("fused", "ngram"), ("two-pass", "both"), ("auto", None)):
+    for plan, draft in (
+        ("fused", "both"),
+        ("fused", "ngram"),
+        ("two-pass", "both"),
+        ("auto", None),
+    ):
         assert_same_text(session, ids, plain, options(sampling, plan, draft=draft))
 
 
@@ -96,7 +119,9 @@ def test_every_group_shape_is_plain_decoding(session: Session, data: st.DataObje
         data.draw(st.integers(1, drafts)),
         *data.draw(st.lists(st.integers(0, drafts), min_size=drafts, max_size=drafts)),
     ]
-    sampling = SamplingParams(*data.draw(st.sampled_from(SAMPLING)), data.draw(st.integers(0, 2**64 - 1)))
+    sampling = SamplingParams(
+        *data.draw(st.sampled_from(SAMPLING)), data.draw(st.integers(0, 2**64 - 1))
+    )
     ids = session.encode(PROMPTS[data.draw(st.sampled_from(["text", "code"]))])
     plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
     shape = f"fused:{','.join(map(str, sizes))}"
@@ -109,7 +134,11 @@ def test_the_seed_decides_the_text(session: Session, values: tuple[float, int, f
     prompt = session.encode(PROMPTS["text"])
 
     def text(seed: int) -> tuple[int, ...]:
-        return tuple(run_tokens(session, prompt, options(SamplingParams(*values, seed), "two-pass")).token_ids)
+        return tuple(
+            run_tokens(
+                session, prompt, options(SamplingParams(*values, seed), "two-pass")
+            ).token_ids
+        )
 
     texts = [text(seed) for seed in range(6)]
     assert len(set(texts)) == 6
@@ -119,13 +148,15 @@ def test_the_seed_decides_the_text(session: Session, values: tuple[float, int, f
 def test_greedy_ignores_the_seed(session: Session):
     prompt = session.encode(PROMPTS["text"])
     texts = {
-        tuple(run_tokens(session, prompt, options(SamplingParams(seed=seed), "ar")).token_ids) for seed in range(3)
+        tuple(run_tokens(session, prompt, options(SamplingParams(seed=seed), "ar")).token_ids)
+        for seed in range(3)
     }
     assert len(texts) == 1
 
 
 def test_other_requests_in_between_change_nothing(session: Session):
-    """One session serves one request after another: what an earlier one left in the buffers must not matter."""
+    """One session serves one request after another: what an earlier one left in the buffers must
+    not matter."""
     jobs = [
         (session.encode(prompt), options(SamplingParams(*values, seed=3), plan, lookahead))
         for prompt in PROMPTS.values()
@@ -156,7 +187,9 @@ def test_a_request_ended_early_leaves_no_trace(session: Session):
 
 
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)], ids=str)
-def test_a_reused_prefix_changes_nothing(bundle: Path, session: Session, values: tuple[float, int, float]):
+def test_a_reused_prefix_changes_nothing(
+    bundle: Path, session: Session, values: tuple[float, int, float]
+):
     """A conversation: each turn's prompt is the turn before, its answer, and something new."""
     sampling = SamplingParams(*values, seed=11)
     fast = options(sampling, "two-pass", reuse_prefix=True)
@@ -164,10 +197,13 @@ def test_a_reused_prefix_changes_nothing(bundle: Path, session: Session, values:
     for turn in range(4):
         plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
         assert_same_text(session, prompt, plain, fast)
-        # Behind the answer the cache now holds K/V of refused drafts: the next turn must not read them.
+        # Behind the answer the cache now holds K/V of refused drafts: the next turn must not read
+        # them.
         kept = len(prompt)
         prompt = [*prompt, *plain, *session.encode(f"turn {turn}")]
-        plain = run_tokens(load(bundle, "cpu", threads=1), prompt, options(sampling, "ar")).token_ids
+        plain = run_tokens(
+            load(bundle, "cpu", threads=1), prompt, options(sampling, "ar")
+        ).token_ids
         reusing = run_tokens(session, prompt, fast)
         assert reusing.stats.cached_tokens >= kept // 16 * 16
         difference = first_difference(session, prompt, fast, plain, reusing.token_ids)

@@ -1,5 +1,5 @@
-"""Whatever a draft head does, the text is plain decoding's: with candidates that are a part of the vocabulary, and by
-either rule. (`test_lossless` has a head that sees all of a small one.)"""
+"""Whatever a draft head does, the text is plain decoding's: with candidates that are a part of the
+vocabulary, and by either rule. (`test_lossless` has a head that sees all of a small one.)"""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import first_difference, run_tokens
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
-PLANS = [*((mode, n) for mode in ("two-pass", "fused") for n in (1, 2, 4)), ("fused:3,1,0,2", 4), ("auto", None)]
+PLANS = [
+    *((mode, n) for mode in ("two-pass", "fused") for n in (1, 2, 4)),
+    ("fused:3,1,0,2", 4),
+    ("auto", None),
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,9 @@ def session(subset_bundle: Path) -> Session:
 def by_rejection(subset_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     source, output = subset_bundle.parent, tmp_path_factory.mktemp("rejection") / "bundle"
     weights = source / "lookahead.safetensors"
-    export_bundle(source / "model", output, lookahead=4, lookahead_weights=weights, rule="rejection")
+    export_bundle(
+        source / "model", output, lookahead=4, lookahead_weights=weights, rule="rejection"
+    )
     return load(output, "cpu", threads=1)
 
 
@@ -37,7 +43,9 @@ def check(session: Session, sampling: SamplingParams) -> None:
     plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
     for plan, lookahead in PLANS:
         fast = options(sampling, plan, lookahead)
-        difference = first_difference(session, prompt, fast, plain, run_tokens(session, prompt, fast).token_ids)
+        difference = first_difference(
+            session, prompt, fast, plain, run_tokens(session, prompt, fast).token_ids
+        )
         assert difference is None or difference.is_near_tie, (plan, lookahead, str(difference))
 
 

@@ -1,4 +1,5 @@
-"""Constraints, penalties and biases: whatever the plan, the tokens are those of plain decoding with them."""
+"""Constraints, penalties and biases: whatever the plan, the tokens are those of plain decoding with
+them."""
 
 from __future__ import annotations
 
@@ -15,12 +16,23 @@ from conftest import export_bundle
 from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import run_tokens
 
-PLANS = [("two-pass", None), ("fused", None), ("fused", "both"), ("fused:3,1,0,2", None), ("two-pass", "ngram")]
+PLANS = [
+    ("two-pass", None),
+    ("fused", None),
+    ("fused", "both"),
+    ("fused:3,1,0,2", None),
+    ("two-pass", "ngram"),
+]
 CONSTRAINTS = [
     None,
     Constraint(regex="(ab|cd|[0-9]{2,5}){1,30}"),
     Constraint(choice=["the quick brown fox", "the lazy dog", "def add(a, b):"]),
-    Constraint(json_schema={"type": "object", "properties": {"a": {"type": "integer"}, "list": {"type": "array"}}}),
+    Constraint(
+        json_schema={
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "list": {"type": "array"}},
+        }
+    ),
     Constraint(json_object=True),
     Constraint(grammar='start: "begin " word+ "end"\nword: /[a-z]{1,4}/ " "'),
 ]
@@ -43,14 +55,18 @@ def requests(draw: st.DrawFn) -> dict:
         presence_penalty=draw(st.sampled_from([0.0, 1.5, -0.5])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.7, -0.3])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
-        logit_bias=draw(st.dictionaries(st.integers(0, 200), st.floats(-8, 8, width=16), max_size=20)),
+        logit_bias=draw(
+            st.dictionaries(st.integers(0, 200), st.floats(-8, 8, width=16), max_size=20)
+        ),
     )
     return {
         "sampling": sampling,
         "constraint": constraint,
         "max_new_tokens": draw(st.integers(1, 40)),
         "min_tokens": 1 if draw(st.booleans()) else 0,
-        "bad_words": draw(st.sampled_from([(), ("the",), ("a", "in", "qu"), ("e", " f", "\n", "(ab", "0")])),
+        "bad_words": draw(
+            st.sampled_from([(), ("the",), ("a", "in", "qu"), ("e", " f", "\n", "(ab", "0")])
+        ),
         "ignore_eos": constraint is None and draw(st.booleans()),
         "allowed_token_ids": range(100) if constraint is None and draw(st.booleans()) else (),
     }
@@ -58,7 +74,9 @@ def requests(draw: st.DrawFn) -> dict:
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(request=requests(), prompt=st.sampled_from(PROMPTS), data=st.data())
-def test_every_plan_writes_what_plain_decoding_writes(session: Session, request: dict, prompt: str, data):
+def test_every_plan_writes_what_plain_decoding_writes(
+    session: Session, request: dict, prompt: str, data
+):
     ids = session.encode(prompt)
     plain = run_tokens(session, ids, GenerateOptions(plan="ar", **request))
     plan, draft = data.draw(st.sampled_from(PLANS))
@@ -70,7 +88,9 @@ def test_every_plan_writes_what_plain_decoding_writes(session: Session, request:
 
 def check(session: Session, request: dict, tokens: list[int], reason: str) -> None:
     """The text is what was requested."""
-    text = session.tokenizer.decode([token for token in tokens if token not in session.manifest.model.eos_token_ids])
+    text = session.tokenizer.decode(
+        [token for token in tokens if token not in session.manifest.model.eos_token_ids]
+    )
     if request["allowed_token_ids"]:
         assert set(tokens) <= set(request["allowed_token_ids"])
     if request["constraint"] is None:
@@ -84,9 +104,12 @@ def check(session: Session, request: dict, tokens: list[int], reason: str) -> No
 
 
 def test_requests_of_one_batch_keep_to_themselves(session: Session):
-    """Beside a neighbour with other processors, or with none, a request writes what it writes alone."""
+    """Beside a neighbour with other processors, or with none, a request writes what it writes
+    alone."""
     requests = [
-        GenerateOptions(24, SamplingParams(0.9, seed=1, frequency_penalty=0.9), plan="fused", ignore_eos=True),
+        GenerateOptions(
+            24, SamplingParams(0.9, seed=1, frequency_penalty=0.9), plan="fused", ignore_eos=True
+        ),
         GenerateOptions(24, SamplingParams(0.9, seed=2), plan="fused", constraint=CONSTRAINTS[1]),
         GenerateOptions(24, SamplingParams(0.9, seed=3), plan="fused", ignore_eos=True),
     ]
@@ -109,7 +132,8 @@ def test_what_a_grammar_leaves_no_choice_of_is_a_draft(session: Session):
 
 
 def test_lists_grow_with_the_text(random_bundle: Path):
-    """Also where nothing drafts, so that nobody has looked at the newest token before a pass is laid out."""
+    """Also where nothing drafts, so that nobody has looked at the newest token before a pass is
+    laid out."""
     options = GenerateOptions(60, SamplingParams(frequency_penalty=1.5), ignore_eos=True)
     with load(random_bundle, "cpu", threads=1) as session:
         expected = session.generate("a", replace(options, plan="ar")).result().token_ids
@@ -120,12 +144,15 @@ def test_lists_grow_with_the_text(random_bundle: Path):
 
 @pytest.fixture(scope="module")
 def by_rejection(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_bundle(tiny_model, tmp_path_factory.mktemp("rejection") / "bundle", rule="rejection")
+    return export_bundle(
+        tiny_model, tmp_path_factory.mktemp("rejection") / "bundle", rule="rejection"
+    )
 
 
 @pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
 def test_the_rejection_rule_draws_from_what_is_allowed(by_rejection: Path, plan: str):
-    """Of two letters every plan draws each about as often as plain decoding does, and nothing else."""
+    """Of two letters every plan draws each about as often as plain decoding does, and nothing
+    else."""
     with load(by_rejection, "cpu", threads=1, max_batch_size=4) as session:
         letters = [session.tokenizer.token_to_id(letter) for letter in ("a", "b")]
         assert None not in letters
@@ -143,7 +170,9 @@ def test_the_rejection_rule_draws_from_what_is_allowed(by_rejection: Path, plan:
         counts = counts_of(session, options)
     assert set(counts) <= set(letters)
     shares = [found[letters[0]] / found.total() for found in (plain, counts)]
-    assert abs(shares[0] - shares[1]) < 0.07, shares  # of 1,200 draws: 3.4 standard deviations, with fixed seeds
+    assert abs(shares[0] - shares[1]) < 0.07, (
+        shares
+    )  # of 1,200 draws: 3.4 standard deviations, with fixed seeds
 
 
 def counts_of(session: Session, options: list[GenerateOptions]) -> Counter[int]:

@@ -1,4 +1,5 @@
-"""Trees of drafts write plain decoding's text, and the K/V of what they accept are where plain decoding puts them."""
+"""Trees of drafts write plain decoding's text, and the K/V of what they accept are where plain
+decoding puts them."""
 
 from __future__ import annotations
 
@@ -41,19 +42,28 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("draft", ["lookahead", "both"])
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
-def test_every_tree_is_plain_decoding(session: Session, moved: list[int], sampling: SamplingParams, draft: str):
+def test_every_tree_is_plain_decoding(
+    session: Session, moved: list[int], sampling: SamplingParams, draft: str
+):
     prompt = session.encode("The quick brown fox jumps over")
-    plain = run_tokens(session, prompt, GenerateOptions(160, sampling, plan="ar", ignore_eos=True)).token_ids
+    plain = run_tokens(
+        session, prompt, GenerateOptions(160, sampling, plan="ar", ignore_eos=True)
+    ).token_ids
     for plan in TREES:
         options = GenerateOptions(160, sampling, plan=plan, draft=draft, ignore_eos=True)
-        difference = first_difference(session, prompt, options, plain, run_tokens(session, prompt, options).token_ids)
+        difference = first_difference(
+            session, prompt, options, plain, run_tokens(session, prompt, options).token_ids
+        )
         assert difference is None or difference.is_near_tie, (plan, str(difference))
     assert moved, "no second choice was ever accepted, so that this test shows little"
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(subset_bundle: Path, rounded: bool):
-    """The last bits of a second choice's row are not those of plain decoding, and would decide what is rounded up."""
+def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(
+    subset_bundle: Path, rounded: bool
+):
+    """The last bits of a second choice's row are not those of plain decoding, and would decide what
+    is rounded up."""
     manifest = read_manifest(subset_bundle)
     backend = OrtBackend(subset_bundle, manifest, "cpu", threads=1)
     backend.capabilities = replace(backend.capabilities, rounds_activations=rounded)
@@ -68,13 +78,22 @@ def test_a_named_tree_is_refused_where_activations_are_rounded_to_8_bits(roundin
         with load(rounding_bundle, "cpu", threads=1, max_batch_size=slots) as session:
             assert session.backend.capabilities.trees
             for plan in TREES:
-                with pytest.raises(PassError, match=f"{plan} could change texts: activations are rounded"):
+                with pytest.raises(
+                    PassError, match=f"{plan} could change texts: activations are rounded"
+                ):
                     session.generate("A", GenerateOptions(plan=plan))
-            assert session.generate("A", GenerateOptions(4, plan="fused", ignore_eos=True)).result().token_ids
+            assert (
+                session.generate("A", GenerateOptions(4, plan="fused", ignore_eos=True))
+                .result()
+                .token_ids
+            )
 
 
-def entries(session: Session, prompt: list[int], options: GenerateOptions) -> tuple[list[int], list[np.ndarray]]:
-    """The tokens, and every layer's cache entries [heads,n,D] of the prompt and of the tokens but the last."""
+def entries(
+    session: Session, prompt: list[int], options: GenerateOptions
+) -> tuple[list[int], list[np.ndarray]]:
+    """The tokens, and every layer's cache entries [heads,n,D] of the prompt and of the tokens but
+    the last."""
     tokens = run_tokens(session, prompt, options).token_ids
     cache, count = session.backend.cache, len(prompt) + len(tokens) - 1
     _, heads, capacity, size = cache.shape(1)
@@ -99,7 +118,9 @@ def test_log_probabilities_are_read_from_a_chain(session: Session, moved: list[i
     """Their graph reads the rows of a chain, so such a request is decoded with one."""
     prompt = session.encode("A fox")
     plain, found = (
-        session.generate_ids(prompt, GenerateOptions(24, plan=plan, ignore_eos=True, logprobs=2)).result()
+        session.generate_ids(
+            prompt, GenerateOptions(24, plan=plan, ignore_eos=True, logprobs=2)
+        ).result()
         for plan in ("ar", "tree-8")
     )
     assert found.token_ids == plain.token_ids and not moved
@@ -120,13 +141,22 @@ def passes_of(session: Session) -> list[tuple[bool, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("others", [["ar", "fused", "two-pass"], ["tree-16", "auto", "tree:2,1,1,0"]])
-def test_a_tree_runs_only_if_all_ask_for_one(subset_bundle: Path, moved: list[int], others: list[str]):
-    """Requests in one batch, of which some come later, some ask for another plan, and some end early."""
+@pytest.mark.parametrize(
+    "others", [["ar", "fused", "two-pass"], ["tree-16", "auto", "tree:2,1,1,0"]]
+)
+def test_a_tree_runs_only_if_all_ask_for_one(
+    subset_bundle: Path, moved: list[int], others: list[str]
+):
+    """Requests in one batch, of which some come later, some ask for another plan, and some end
+    early."""
     prompts = [f"The number {i} is" for i in range(7)]
     options = [
-        GenerateOptions(20 + 9 * i, SamplingParams(0.8 * (i % 2), seed=i), plan=plan, ignore_eos=True)
-        for i, plan in enumerate(["tree-5", "tree-5", others[0], "tree-16", others[1], others[2], "tree-5"])
+        GenerateOptions(
+            20 + 9 * i, SamplingParams(0.8 * (i % 2), seed=i), plan=plan, ignore_eos=True
+        )
+        for i, plan in enumerate(
+            ["tree-5", "tree-5", others[0], "tree-16", others[1], others[2], "tree-5"]
+        )
     ]
     with load(subset_bundle, "cpu", threads=1, max_batch_size=4) as batched:
         passes = passes_of(batched)
@@ -135,7 +165,9 @@ def test_a_tree_runs_only_if_all_ask_for_one(subset_bundle: Path, moved: list[in
             for stream in [batched.generate(p, o) for p, o in zip(prompts, options, strict=True)]
         ]
         alone = [
-            batched.generate(p, GenerateOptions(o.max_new_tokens, o.sampling, plan="ar", ignore_eos=True)).result()
+            batched.generate(
+                p, GenerateOptions(o.max_new_tokens, o.sampling, plan="ar", ignore_eos=True)
+            ).result()
             for p, o in zip(prompts, options, strict=True)
         ]
     assert together == [each.token_ids for each in alone]
@@ -143,7 +175,9 @@ def test_a_tree_runs_only_if_all_ask_for_one(subset_bundle: Path, moved: list[in
     assert all(name.startswith(("tree", "auto")) for names in trees for name in names)
     if "auto" in others:
         assert moved and len(trees) > 10
-    assert any(not tree and {"tree-5", others[0]} <= names for tree, names in passes) == ("ar" in others)
+    assert any(not tree and {"tree-5", others[0]} <= names for tree, names in passes) == (
+        "ar" in others
+    )
 
 
 def test_near_the_end_of_the_capacity_a_narrower_plan_takes_over(subset_bundle: Path):

@@ -1,4 +1,5 @@
-"""What slots give up is kept for later prompts: the bits of it, the texts used last, and no more than the budget."""
+"""What slots give up is kept for later prompts: the bits of it, the texts used last, and no more
+than the budget."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.decode.prefix_cache import MAX_SAVED_PREFIXES, MIN_SAVED_TOKENS, PrefixStore, common_prefix
+from pass_runtime.decode.prefix_cache import (
+    MAX_SAVED_PREFIXES,
+    MIN_SAVED_TOKENS,
+    PrefixStore,
+    common_prefix,
+)
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 400).tolist()
 CAPACITY, ROOM = 256, 400
@@ -22,7 +28,9 @@ CAPACITY, ROOM = 256, 400
 
 @pytest.fixture(scope="module")
 def backend(tiny_bundle: Path) -> Iterator[OrtBackend]:
-    backend = OrtBackend(tiny_bundle, read_manifest(tiny_bundle), "cpu", threads=1, max_batch_size=2)
+    backend = OrtBackend(
+        tiny_bundle, read_manifest(tiny_bundle), "cpu", threads=1, max_batch_size=2
+    )
     backend.resize(CAPACITY, [0, 0])
     yield backend
     backend.close()
@@ -61,8 +69,8 @@ def entries_of(text: list[int], salt: str) -> np.ndarray:
 @settings(max_examples=60, deadline=None)
 @given(saved=st.lists(salted, max_size=8), prompts=st.lists(salted, min_size=1, max_size=4))
 def test_what_is_kept_comes_back(backend: OrtBackend, saved: list[Salted], prompts: list[Salted]):
-    """Entries are a function of the tokens up to them, as in a model, so any text that begins alike has the same. They
-    are one of the salt too, so that those of another one would be seen."""
+    """Entries are a function of the tokens up to them, as in a model, so any text that begins alike
+    has the same. They are one of the salt too, so that those of another one would be seen."""
     budget = backend.cache.saved_bytes(ROOM)
     store, before = PrefixStore(backend.cache, backend.memory, budget), len(backend.memory._blocks)
     for text, salt in saved:

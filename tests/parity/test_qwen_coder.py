@@ -1,5 +1,6 @@
-"""qwen2.5-coder-0.5b with the weights that ship for it: greedy text is Hugging Face's, and every plan's text is plain
-decoding's. For machines that have the model already: it is half a gigabyte, in six wheels.
+"""qwen2.5-coder-0.5b with the weights that ship for it: greedy text is Hugging Face's, and every
+plan's text is plain decoding's. For machines that have the model already: it is half a gigabyte, in
+six wheels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ pytestmark = [
     pytest.mark.seldom,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
-        not (cache_directory() / FILE).is_file(), reason=f"{MODEL} was not fetched: pass-export --model {MODEL}"
+        not (cache_directory() / FILE).is_file(),
+        reason=f"{MODEL} was not fetched: pass-export --model {MODEL}",
     ),
 ]
 PROMPTS = [
@@ -43,8 +45,11 @@ def expected() -> list[tuple[list[int], list[int]]]:
     for prompt in PROMPTS:
         batch = loaded.tokenizer(prompt, return_tensors="pt")
         with torch.no_grad():
-            # Plain greedy decoding: the model's own generation_config.json has a repetition penalty.
-            out = loaded.model.generate(**batch, do_sample=False, repetition_penalty=1.0, max_new_tokens=TOKENS)
+            # Plain greedy decoding: the model's own generation_config.json has a repetition
+            # penalty.
+            out = loaded.model.generate(
+                **batch, do_sample=False, repetition_penalty=1.0, max_new_tokens=TOKENS
+            )
         prompt_ids = batch["input_ids"][0].tolist()
         found.append((prompt_ids, out[0, len(prompt_ids) :].tolist()))
     return found
@@ -62,7 +67,9 @@ def session(expected: object, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield opened
 
 
-def assert_same(session: Session, prompt: list[int], options: GenerateOptions, a: list[int], b: list[int]) -> None:
+def assert_same(
+    session: Session, prompt: list[int], options: GenerateOptions, a: list[int], b: list[int]
+) -> None:
     difference = first_difference(session, prompt, options, a, b)
     assert difference is None or difference.is_near_tie, str(difference)
 
@@ -72,7 +79,9 @@ def test_the_weights_that_ship_for_it_are_taken(session: Session):
     assert lookahead.trained and lookahead.adapter_rank and lookahead.head is not None
 
 
-def test_greedy_text_is_hugging_faces(session: Session, expected: list[tuple[list[int], list[int]]]):
+def test_greedy_text_is_hugging_faces(
+    session: Session, expected: list[tuple[list[int], list[int]]]
+):
     options = GenerateOptions(max_new_tokens=TOKENS, plan="ar")
     for prompt, ids in expected:
         assert_same(session, prompt, options, ids, run_tokens(session, prompt, options).token_ids)
@@ -83,9 +92,19 @@ def test_every_plans_text_is_plain_decodings(session: Session, temperature: floa
     accepted = 0
     for number, text in enumerate(PROMPTS):
         prompt, sampling = session.encode(text), SamplingParams(temperature, seed=number)
-        plain = run_tokens(session, prompt, GenerateOptions(TOKENS, sampling, plan="ar", ignore_eos=True)).token_ids
-        for plan, lookahead in (("two-pass", 1), ("two-pass", 4), ("fused", 2), ("fused", 4), ("auto", None)):
-            options = GenerateOptions(TOKENS, sampling, plan=plan, lookahead=lookahead, ignore_eos=True)
+        plain = run_tokens(
+            session, prompt, GenerateOptions(TOKENS, sampling, plan="ar", ignore_eos=True)
+        ).token_ids
+        for plan, lookahead in (
+            ("two-pass", 1),
+            ("two-pass", 4),
+            ("fused", 2),
+            ("fused", 4),
+            ("auto", None),
+        ):
+            options = GenerateOptions(
+                TOKENS, sampling, plan=plan, lookahead=lookahead, ignore_eos=True
+            )
             stream = run_tokens(session, prompt, options)
             accepted += stream.stats.accepted
             assert_same(session, prompt, options, plain, stream.token_ids)

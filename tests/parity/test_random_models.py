@@ -1,4 +1,5 @@
-"""Random models of every family, as directories and as .gguf files: what transformers makes of them, or one refusal."""
+"""Random models of every family, as directories and as .gguf files: what transformers makes of
+them, or one refusal."""
 
 from __future__ import annotations
 
@@ -50,18 +51,23 @@ def saved(case: Case) -> Iterator[tuple[Path, Path]]:
     """The case's directory, and what is loaded: that or a .gguf file."""
     with tempfile.TemporaryDirectory() as folder:
         directory = save(case, Path(folder) / "model")
-        yield directory, save_gguf(case, directory, Path(folder) / "model.gguf") if case.as_gguf else directory
+        yield (
+            directory,
+            save_gguf(case, directory, Path(folder) / "model.gguf") if case.as_gguf else directory,
+        )
 
 
 def refused(error: PassError) -> str:
-    """What the refusal names. A refusal is one line, and names one of the settings that may be refused."""
+    """What the refusal names. A refusal is one line, and names one of the settings that may be
+    refused."""
     found = [name for name in REFUSALS if name in str(error)]
     assert len(str(error).splitlines()) == 1 and found, error
     return found[0]
 
 
 def reference(case: Case, directory: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that the file was made from; of a directory, the one that transformers chooses for its family."""
+    """The tokenizer that the file was made from; of a directory, the one that transformers chooses
+    for its family."""
     made = tokenizer_of(case)
     return made if case.as_gguf else AutoTokenizer.from_pretrained(directory)
 
@@ -79,7 +85,9 @@ def loads(case: Case) -> str:
         expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         long = ids.repeat(1, 2)
         with torch.no_grad():
-            torch.testing.assert_close(loaded.model(long).logits, expected(long).logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                loaded.model(long).logits, expected(long).logits, rtol=1e-4, atol=1e-4
+            )
     return "equal"
 
 
@@ -95,20 +103,29 @@ def decodes(case: Case) -> str:
         expected.generation_config.eos_token_id = None
         ids = torch.tensor([prompt])
         theirs = expected.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=TOKENS,
+            pad_token_id=0,
         )[0, len(prompt) :].tolist()
         with load(bundle, "cpu", threads=1) as session:
             assert session.encode(TEXT) == prompt
-            chat = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+            chat = tokenizer.apply_chat_template(
+                MESSAGES, add_generation_prompt=True, return_dict=False
+            )
             assert session.encode_chat(MESSAGES) == chat
             options = GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True)
             ours = run_tokens(session, prompt, options).token_ids
             difference = first_difference(session, prompt, options, theirs, ours)
             assert difference is None or difference.is_near_tie, difference
-            assert session.tokenizer.decode(ours) == tokenizer.decode(ours, skip_special_tokens=True)
+            assert session.tokenizer.decode(ours) == tokenizer.decode(
+                ours, skip_special_tokens=True
+            )
             if case.tokenizer in STREAMED:
                 before, whole = (
-                    tokenizer.decode(each, skip_special_tokens=True) for each in (prompt, [*prompt, *ours])
+                    tokenizer.decode(each, skip_special_tokens=True)
+                    for each in (prompt, [*prompt, *ours])
                 )
                 assert session.generate(prompt, options).result().text == whole.removeprefix(before)
     return "equal"

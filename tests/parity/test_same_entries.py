@@ -1,4 +1,5 @@
-"""On the CPU the K/V of a token are the same bits whatever window wrote them. So prompts share what they begin with."""
+"""On the CPU the K/V of a token are the same bits whatever window wrote them. So prompts share what
+they begin with."""
 
 from __future__ import annotations
 
@@ -78,7 +79,10 @@ def test_decoding_writes_what_reading_does(bundle: Path, slots: int):
 @pytest.fixture(scope="module")
 def sessions(subset_bundle: Path) -> tuple[Session, Session]:
     """With the prefix cache, and without."""
-    return tuple(load(subset_bundle, "cpu", threads=1, max_batch_size=3, prefix_cache=on) for on in (True, False))
+    return tuple(
+        load(subset_bundle, "cpu", threads=1, max_batch_size=3, prefix_cache=on)
+        for on in (True, False)
+    )
 
 
 def written(session: Session, requests: list[tuple[list[int], GenerateOptions]]) -> list[list[int]]:
@@ -88,14 +92,23 @@ def written(session: Session, requests: list[tuple[list[int], GenerateOptions]])
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
-def test_texts_are_the_same_with_and_without(sessions: tuple[Session, Session], data: st.DataObject):
+def test_texts_are_the_same_with_and_without(
+    sessions: tuple[Session, Session], data: st.DataObject
+):
     """Prompts that begin alike, together and one after another, with any plan."""
     requests = []
     for _ in range(data.draw(st.integers(1, 6))):
-        begins, own = data.draw(st.integers(0, 100)), data.draw(st.lists(st.integers(4, 200), min_size=1, max_size=8))
+        begins, own = (
+            data.draw(st.integers(0, 100)),
+            data.draw(st.lists(st.integers(4, 200), min_size=1, max_size=8)),
+        )
         plan = data.draw(st.sampled_from(["ar", "fused", "two-pass", "tree-3", "auto"]))
-        sampling = SamplingParams(data.draw(st.sampled_from([0.0, 0.9])), seed=data.draw(st.integers(0, 9)))
-        requests.append(([*PROMPT[:begins], *own], GenerateOptions(12, sampling, plan=plan, ignore_eos=True)))
+        sampling = SamplingParams(
+            data.draw(st.sampled_from([0.0, 0.9])), seed=data.draw(st.integers(0, 9))
+        )
+        requests.append(
+            ([*PROMPT[:begins], *own], GenerateOptions(12, sampling, plan=plan, ignore_eos=True))
+        )
     on, off = (written(session, requests) for session in sessions)
     assert on == off
 
@@ -106,7 +119,9 @@ def test_what_prompts_share_is_read_once(tiny_bundle: Path):
         first = session.generate_ids([*PROMPT[:100], 5], options).result()
         second = session.generate_ids([*PROMPT[:100], 6, 7], options).result()
         assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 96)  # whole blocks
-        answered = session.generate_ids([*PROMPT[:100], 6, 7, *second.token_ids, 9], options).result()
+        answered = session.generate_ids(
+            [*PROMPT[:100], 6, 7, *second.token_ids, 9], options
+        ).result()
         assert answered.stats.cached_tokens == 96  # 105 with the answer
         streams = session._worker.call(
             lambda: [session.generate_ids([*PROMPT[100:148], 8, last], options) for last in (3, 4)]
@@ -118,8 +133,12 @@ def test_an_answer_is_read_again_from_its_last_block(tiny_bundle: Path):
     """Its last token was never a root, so its K/V were never written."""
     for length, reused in ((107, 96), (108, 112)):
         with load(tiny_bundle, "cpu", threads=1) as session:
-            first = session.generate_ids(PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)).result()
-            again = session.generate_ids([*PROMPT[:length], *first.token_ids, 9], GenerateOptions(1)).result()
+            first = session.generate_ids(
+                PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)
+            ).result()
+            again = session.generate_ids(
+                [*PROMPT[:length], *first.token_ids, 9], GenerateOptions(1)
+            ).result()
             assert again.stats.cached_tokens == reused
 
 
@@ -127,12 +146,16 @@ def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
     options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
         for _ in range(2):
-            assert session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
+            assert (
+                session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
+            )
 
 
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(data=st.data())
-def test_requests_share_whole_blocks_with_those_of_their_salt(sessions: tuple[Session, Session], data: st.DataObject):
+def test_requests_share_whole_blocks_with_those_of_their_salt(
+    sessions: tuple[Session, Session], data: st.DataObject
+):
     """Together and one after another, from slots in use, free ones, and what slots gave up."""
     session, example = sessions[0], next(EXAMPLES)
     seen: dict[str, list[list[int]]] = {}
@@ -143,8 +166,12 @@ def test_requests_share_whole_blocks_with_those_of_their_salt(sessions: tuple[Se
             reuse, seed = data.draw(st.booleans()), data.draw(st.integers(0, 1 << 30))
             options = GenerateOptions(6, SamplingParams(1.0, seed=seed), plan="ar", ignore_eos=True)
             salt = f"{salt} of example {example}"
-            requests.append((PROMPT[:begins], replace(options, reuse_prefix=reuse, cache_salt=salt)))
-        streams = session._worker.call(lambda asked=requests: [session.generate_ids(*request) for request in asked])
+            requests.append(
+                (PROMPT[:begins], replace(options, reuse_prefix=reuse, cache_salt=salt))
+            )
+        streams = session._worker.call(
+            lambda asked=requests: [session.generate_ids(*request) for request in asked]
+        )
         for stream, (prompt, options) in zip(streams, requests, strict=True):
             seen.setdefault(options.cache_salt, []).append([*prompt, *stream.result().token_ids])
         for stream, (prompt, options) in zip(streams, requests, strict=True):
@@ -157,8 +184,9 @@ def test_requests_share_whole_blocks_with_those_of_their_salt(sessions: tuple[Se
 
 
 def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):
-    """It knows all of a prompt but the last tokens of a block, and guesses the first of these: a right guess is told
-    from a wrong one by nothing that is counted. With another salt, whole blocks are not either."""
+    """It knows all of a prompt but the last tokens of a block, and guesses the first of these: a
+    right guess is told from a wrong one by nothing that is counted. With another salt, whole blocks
+    are not either."""
     secret = PROMPT[100:108]
     options = GenerateOptions(1, plan="ar")
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
@@ -166,7 +194,9 @@ def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):
 
         def found(guess: list[int], salt: str = "") -> int:
             asked = replace(options, cache_salt=salt)
-            return session.generate_ids([*PROMPT[:40], *guess, 7], asked).result().stats.cached_tokens
+            return (
+                session.generate_ids([*PROMPT[:40], *guess, 7], asked).result().stats.cached_tokens
+            )
 
         for known in range(8):
             assert found([*secret[:known], 3]) == 32
@@ -175,23 +205,32 @@ def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):
 
 
 def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
-    """A short request takes the place of a long one, and the cache shrinks while another sequence decodes. What that
-    one has written can still be used again."""
+    """A short request takes the place of a long one, and the cache shrinks while another sequence
+    decodes. What that one has written can still be used again."""
     prompt = PROMPT[50:90]
     requests = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         capacities: list[int] = []
         resize = session.backend.resize
-        session.backend.resize = lambda capacity, lengths: (capacities.append(capacity), resize(capacity, lengths))[1]
-        texts = written(session, [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests])
+        session.backend.resize = lambda capacity, lengths: (
+            capacities.append(capacity),
+            resize(capacity, lengths),
+        )[1]
+        texts = written(
+            session,
+            [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests],
+        )
         assert any(later < earlier for earlier, later in itertools.pairwise(capacities))
-        again = session.generate_ids([*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")).result()
+        again = session.generate_ids(
+            [*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")
+        ).result()
         assert again.stats.cached_tokens == 96  # of 99: the last token was never a root
 
 
 @pytest.mark.parametrize("reuse_prefix", [False, True])
 def test_second_choices_are_read_again(subset_bundle: Path, reuse_prefix: bool):
-    """The K/V of a tree's second choice have other last bits, so a prompt that goes on after it does not use them."""
+    """The K/V of a tree's second choice have other last bits, so a prompt that goes on after it
+    does not use them."""
     after = GenerateOptions(1, plan="ar", reuse_prefix=reuse_prefix)
     with load(subset_bundle, "cpu", threads=1) as session:
         prompt = session.encode("The quick brown fox jumps over")

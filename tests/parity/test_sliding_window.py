@@ -1,5 +1,5 @@
-"""Layers with a sliding window, on texts that are longer than it: Gemma3, where they alternate with full ones, and
-Mistral, where all layers have it."""
+"""Layers with a sliding window, on texts that are longer than it: Gemma3, where they alternate with
+full ones, and Mistral, where all layers have it."""
 
 from __future__ import annotations
 
@@ -73,8 +73,11 @@ def tokens(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(2, 300, (1, count))
 
 
-def run(bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.ndarray], length: int) -> list[np.ndarray]:
-    """The outputs of a trunk for a window of a plan over `text` [1,Q] behind `length` entries of the cache."""
+def run(
+    bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.ndarray], length: int
+) -> list[np.ndarray]:
+    """The outputs of a trunk for a window of a plan over `text` [1,Q] behind `length` entries of
+    the cache."""
     manifest = read_manifest(bundle)
     ids = text.copy()
     ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(manifest.model.vocab_size)
@@ -89,13 +92,20 @@ def run(bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.nda
         feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
     names = cache_names(PAST, manifest.model.layers)
     # ONNX Runtime's GroupQueryAttention writes over the cache that it is given.
-    return opened(bundle / file, "cpu").run(None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)})
+    return opened(bundle / file, "cpu").run(
+        None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)}
+    )
 
 
-def read_text(bundle: Path, file: str, text: np.ndarray, chunk: int) -> tuple[np.ndarray, list[np.ndarray]]:
+def read_text(
+    bundle: Path, file: str, text: np.ndarray, chunk: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Logits of every token, and the cache, of a text that is read in chunks."""
     model = read_manifest(bundle).model
-    past = [np.zeros((1, model.kv_heads, CAPACITY, model.head_dim), np.float32) for _ in range(2 * model.layers)]
+    past = [
+        np.zeros((1, model.kv_heads, CAPACITY, model.head_dim), np.float32)
+        for _ in range(2 * model.layers)
+    ]
     logits = []
     for start in range(0, text.shape[1], chunk):
         part = text[:, start : start + chunk]
@@ -107,7 +117,9 @@ def read_text(bundle: Path, file: str, text: np.ndarray, chunk: int) -> tuple[np
 @pytest.mark.parametrize("file", TRUNKS)
 @pytest.mark.parametrize("chunk", [1, 7, 64, TEXT])
 @torch.no_grad()
-def test_chunks_of_a_long_text_equal_torch(base: PreTrainedModel, bundle: Path, file: str, chunk: int):
+def test_chunks_of_a_long_text_equal_torch(
+    base: PreTrainedModel, bundle: Path, file: str, chunk: int
+):
     text = tokens(TEXT)
     expected = base(torch.from_numpy(text)).logits.numpy()
     found, _ = read_text(bundle, file, text, chunk)
@@ -128,19 +140,26 @@ def test_the_window_matters_to_these_texts(base: PreTrainedModel):
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.name}-{plan.width}")
 @torch.no_grad()
 def test_every_window_sees_by_position(base: PreTrainedModel, bundle: Path, file: str, plan: Plan):
-    """A row of a plan is the end of a text of its own: what is cached, and the rows it follows. Torch reads each such
-    text from its beginning, so that neither masks nor positions of this project are in the reference."""
+    """A row of a plan is the end of a text of its own: what is cached, and the rows it follows.
+    Torch reads each such text from its beginning, so that neither masks nor positions of this
+    project are in the reference."""
     text = tokens(TEXT + plan.width)
     _, past = read_text(bundle, file, text[:, :TEXT], TEXT)
     found = run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0]
     embed = base.get_input_embeddings()
     row_embeddings = embed(torch.from_numpy(text[:, TEXT:]))[0]
-    mean = embed.weight.mean(0) * getattr(embed, "scalar_embed_scale", 1.0)  # the untrained look-ahead row
+    mean = embed.weight.mean(0) * getattr(
+        embed, "scalar_embed_scale", 1.0
+    )  # the untrained look-ahead row
     row_embeddings[plan.width - len(plan.lookahead_rows) :] = mean
     cached = embed(torch.from_numpy(text[:, :TEXT]))
     for row in range(plan.width):
         path = torch.from_numpy(np.flatnonzero(plan.window_mask[row]))
-        expected = base(inputs_embeds=torch.cat([cached, row_embeddings[path][None]], 1)).logits[0, -1].numpy()
+        expected = (
+            base(inputs_embeds=torch.cat([cached, row_embeddings[path][None]], 1))
+            .logits[0, -1]
+            .numpy()
+        )
         assert np.abs(found[row] - expected).max() <= RELATIVE_ERROR * np.abs(expected).max(), row
 
 
@@ -154,20 +173,27 @@ def test_windows_of_every_width_give_the_same_bits(bundle: Path, file: str, plan
 
 
 @pytest.mark.parametrize("weights", ["full", "int4", "w8a8"])
-def test_every_plan_writes_the_text_of_ar_beyond_the_window(model: Path, bundle: Path, weights: str):
+def test_every_plan_writes_the_text_of_ar_beyond_the_window(
+    model: Path, bundle: Path, weights: str
+):
     rounded = (
-        bundle if weights == "full" else export_bundle(model, model.parent / weights, weights=weights, lookahead=3)
+        bundle
+        if weights == "full"
+        else export_bundle(model, model.parent / weights, weights=weights, lookahead=3)
     )
     for slots in (1, 2):
         check_plans(rounded, slots, ("two-pass", "fused", "fused:2,1,2"))
 
 
 def test_trees_of_drafts_write_it_too(tmp_path: Path):
-    """Rows of one depth stand at one position, and accepted ones are moved to their places in the cache."""
+    """Rows of one depth stand at one position, and accepted ones are moved to their places in the
+    cache."""
     family, config = MODELS["gemma3"]
     sizes = {"num_hidden_layers": len(LAYERS), "sliding_window": WINDOW, "vocab_size": 1024}
     model = make_model(tmp_path / "model", family, **sizes, **config)
-    weights = write_random_weights(model, tmp_path / "lookahead.safetensors", lookahead=4, head_rank=12)
+    weights = write_random_weights(
+        model, tmp_path / "lookahead.safetensors", lookahead=4, head_rank=12
+    )
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=4, lookahead_weights=weights)
     check_plans(bundle, 1, ("fused", "tree-3", "tree-5"))
 
@@ -176,13 +202,17 @@ def check_plans(bundle: Path, slots: int, plans: Sequence[str]) -> None:
     session, prompt = load(bundle, "cpu", threads=1, max_batch_size=slots), tokens(TEXT)[0].tolist()
     for sampling in SAMPLINGS:
         plain, *others = (
-            GenerateOptions(max_new_tokens=2 * WINDOW, plan=plan, ignore_eos=True, sampling=sampling)
+            GenerateOptions(
+                max_new_tokens=2 * WINDOW, plan=plan, ignore_eos=True, sampling=sampling
+            )
             for plan in ("ar", *plans)
         )
         text = run_tokens(session, prompt, plain).token_ids
         assert len(text) == 2 * WINDOW
         for fast in others:
-            difference = first_difference(session, prompt, fast, text, run_tokens(session, prompt, fast).token_ids)
+            difference = first_difference(
+                session, prompt, fast, text, run_tokens(session, prompt, fast).token_ids
+            )
             assert difference is None or difference.is_near_tie, f"{fast.plan}: {difference}"
 
 

@@ -1,4 +1,5 @@
-"""The default model, real prompts: the runtime's text is Hugging Face's, and every plan's text is plain decoding's."""
+"""The default model, real prompts: the runtime's text is Hugging Face's, and every plan's text is
+plain decoding's."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ SAMPLING = [(0.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)]
 TOKENS = 64
 References = dict[int, tuple[list[int], list[int]]]
 OFTEN, LONG = range(0, len(PROMPTS), 3), (3, 4)
-"""The prompts that are compared with Hugging Face without --all, and those whose answers every plan writes."""
+"""The prompts that are compared with Hugging Face without --all, and those whose answers every plan
+writes."""
 
 
 @pytest.fixture(scope="module")
 def references(request: pytest.FixtureRequest) -> References:
-    """Prompt and greedy continuation by Hugging Face, of the prompts that tests use; torch's copy of the weights is
-    gone afterwards."""
+    """Prompt and greedy continuation by Hugging Face, of the prompts that tests use; torch's copy
+    of the weights is gone afterwards."""
     import torch
 
     from pass_exporter.model.load import load_model
@@ -47,7 +49,10 @@ def references(request: pytest.FixtureRequest) -> References:
             out = loaded.model.generate(**batch, do_sample=False, max_new_tokens=TOKENS)
         width = batch["input_ids"].shape[1]
         for prompt, mask, row in zip(prompts, batch["attention_mask"].bool(), out, strict=True):
-            found[prompt] = (row[:width][mask].tolist(), _until_end(row[width:].tolist(), loaded.eos_token_ids))
+            found[prompt] = (
+                row[:width][mask].tolist(),
+                _until_end(row[width:].tolist(), loaded.eos_token_ids),
+            )
     return {number: found[PROMPTS[number]] for number in numbers}
 
 
@@ -62,10 +67,15 @@ def session(references: References, smollm2_bundle: Path) -> Iterator[Session]:
     yield load(smollm2_bundle, "cpu", threads=THREADS)
 
 
-def assert_same(session: Session, prompt: list[int], options: GenerateOptions, a: list[int], b: list[int]) -> None:
+def assert_same(
+    session: Session, prompt: list[int], options: GenerateOptions, a: list[int], b: list[int]
+) -> None:
     difference = first_difference(session, prompt, options, a, b)
     if difference is not None:
-        print(f"\n{options.plan} L={options.lookahead} {options.sampling}, prompt {prompt[:8]}: {difference}")
+        print(
+            f"\n{options.plan} L={options.lookahead} {options.sampling}, prompt {prompt[:8]}: "
+            f"{difference}"
+        )
         assert difference.is_near_tie, str(difference)
 
 
@@ -76,7 +86,8 @@ def test_the_prompts_are_varied(session: Session):
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[pytest.mark.seldom] * (n not in OFTEN)) for n in range(len(PROMPTS))]
+    "number",
+    [pytest.param(n, marks=[pytest.mark.seldom] * (n not in OFTEN)) for n in range(len(PROMPTS))],
 )
 def test_greedy_text_is_hugging_faces(session: Session, references: References, number: int):
     ids, expected = references[number]
@@ -85,14 +96,29 @@ def test_greedy_text_is_hugging_faces(session: Session, references: References, 
     assert_same(session, ids, options, expected, run_tokens(session, ids, options).token_ids)
 
 
-@pytest.mark.parametrize(("number", "values"), list(zip([1, 17] * 2, SAMPLING, strict=True)), ids=str)
-def test_every_plans_text_is_plain_decodings(session: Session, number: int, values: tuple[float, int, float]):
+@pytest.mark.parametrize(
+    ("number", "values"), list(zip([1, 17] * 2, SAMPLING, strict=True)), ids=str
+)
+def test_every_plans_text_is_plain_decodings(
+    session: Session, number: int, values: tuple[float, int, float]
+):
     prompt, sampling = session.encode(PROMPTS[number]), SamplingParams(*values, seed=number)
-    plain_options = GenerateOptions(max_new_tokens=20, sampling=sampling, plan="ar", ignore_eos=True)
+    plain_options = GenerateOptions(
+        max_new_tokens=20, sampling=sampling, plan="ar", ignore_eos=True
+    )
     plain = run_tokens(session, prompt, plain_options).token_ids
-    plans = [("two-pass", 1), ("two-pass", 4), ("fused", 2), ("fused", 4), ("fused:4,3,2,2,1", None), ("auto", None)]
+    plans = [
+        ("two-pass", 1),
+        ("two-pass", 4),
+        ("fused", 2),
+        ("fused", 4),
+        ("fused:4,3,2,2,1", None),
+        ("auto", None),
+    ]
     for plan, lookahead in plans:
-        options = GenerateOptions(max_new_tokens=20, sampling=sampling, plan=plan, lookahead=lookahead, ignore_eos=True)
+        options = GenerateOptions(
+            max_new_tokens=20, sampling=sampling, plan=plan, lookahead=lookahead, ignore_eos=True
+        )
         assert_same(session, prompt, options, plain, run_tokens(session, prompt, options).token_ids)
 
 
@@ -119,14 +145,26 @@ def alone(session: Session) -> list[tuple[list[int], GenerateOptions, list[int]]
         sampling = SamplingParams(*SAMPLING[i % 4], seed=i)
         options = GenerateOptions(16, sampling, plan=plans[(i // 4) % 4], ignore_eos=True)
         prompt = session.encode(PROMPTS[i])
-        found.append((prompt, options, run_tokens(session, prompt, dataclasses.replace(options, plan="ar")).token_ids))
+        found.append(
+            (
+                prompt,
+                options,
+                run_tokens(session, prompt, dataclasses.replace(options, plan="ar")).token_ids,
+            )
+        )
     return found
 
 
-@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.seldom), 4])  # one at a time: other tests, too
-def test_requests_at_once_write_what_they_write_alone(session: Session, smollm2_bundle: Path, alone, slots: int):
+@pytest.mark.parametrize(
+    "slots", [pytest.param(1, marks=pytest.mark.seldom), 4]
+)  # one at a time: other tests, too
+def test_requests_at_once_write_what_they_write_alone(
+    session: Session, smollm2_bundle: Path, alone, slots: int
+):
     """Side by side; batches change shapes, and with them how sums are rounded."""
-    with load(smollm2_bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots) as batched:
+    with load(
+        smollm2_bundle, "cpu", threads=THREADS, verify=False, max_batch_size=slots
+    ) as batched:
         streams = [batched.generate_ids(prompt, options) for prompt, options, _ in alone]
         for (prompt, options, expected), stream in zip(alone, streams, strict=True):
             assert_same(session, prompt, options, expected, stream.result().token_ids)

@@ -1,4 +1,5 @@
-"""Every graph builds ahead of time in TensorRT-RTX, without a GPU, and the manifest says what was built."""
+"""Every graph builds ahead of time in TensorRT-RTX, without a GPU, and the manifest says what was
+built."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def no_report(_done: int, _steps: int) -> None:
 
 @pytest.fixture(scope="module")
 def tails_built_once() -> Iterator[None]:
-    """Tails are the same graphs in every format: each is built once for the same sizes and targets."""
+    """Tails are the same graphs in every format: each is built once for the same sizes and
+    targets."""
     build, built = EngineBuilder.build, dict[tuple[bytes, str, tuple[str, ...]], bytes]()
 
     def build_once(self: EngineBuilder, source: Source, step: Step) -> bytes:
@@ -75,11 +77,18 @@ def tails_built_once() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("tails_built_once")
 @pytest.mark.parametrize("kind", FORMATS)
-def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path, tmp_path: Path, kind: str):
+def test_bundles_build_for_every_target(
+    tiny_model: Path, adapter_weights: Path, tmp_path: Path, kind: str
+):
     """With an adapter; profiles, files and aliases of the manifest are what was built."""
-    bundle = export_bundle(tiny_model, tmp_path / kind, lookahead=2, lookahead_weights=adapter_weights, **FORMATS[kind])
+    bundle = export_bundle(
+        tiny_model, tmp_path / kind, lookahead=2, lookahead_weights=adapter_weights, **FORMATS[kind]
+    )
     manifest = read_manifest(bundle)
-    first = max(MIN_COMPUTE_CAPABILITY.get(name, 0) for name in (manifest.model.dtype, manifest.model.weights))
+    first = max(
+        MIN_COMPUTE_CAPABILITY.get(name, 0)
+        for name in (manifest.model.dtype, manifest.model.weights)
+    )
     targets = tuple(target for target in RTX.targets if int(target[2:]) >= first)
     batches = (1, 4) if kind == "fp16" else (1,)
     config = EngineConfig("tensorrt-rtx", max_batch_size=batches[-1], compute_capability=targets)
@@ -89,7 +98,11 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
     assert manifest.engines == (built,)
     assert built.targets == targets
     assert built.capacities == (512, 768)
-    graphs = [manifest.plan(plan.tail).tails[sampler].file for plan in engine_plans(manifest) for sampler in SAMPLERS]
+    graphs = [
+        manifest.plan(plan.tail).tails[sampler].file
+        for plan in engine_plans(manifest)
+        for sampler in SAMPLERS
+    ]
     assert [engine.graph for engine in built.engines] == [
         *graphs,
         manifest.logprobs.file,
@@ -100,14 +113,25 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
         info = file_info(built.path(bundle) / engine.file)
         assert (engine.sha256, engine.bytes) == (info.sha256, info.bytes)
     *_, logprobs, processors, trunk = built.engines
-    caches = [f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)]
+    caches = [
+        f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)
+    ]
     assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
     admitted = {profile.sizes["width"][0] for profile in trunk.profiles}
-    assert admitted == {RTX.least_width, *(p.width for p in engine_plans(manifest) if p.width > 1), 256, 32}
+    assert admitted == {
+        RTX.least_width,
+        *(p.width for p in engine_plans(manifest) if p.width > 1),
+        256,
+        32,
+    }
     for batch in batches:
         for columns in built.capacities:
             for plan in engine_plans(manifest):
-                sizes = {"batch": batch, "columns": columns, "lookahead_rows": len(plan.lookahead_rows)}
+                sizes = {
+                    "batch": batch,
+                    "columns": columns,
+                    "lookahead_rows": len(plan.lookahead_rows),
+                }
                 sizes |= {"width": max(plan.width, RTX.least_width), "logit_rows": plan.width}
                 assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
                 told = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
@@ -115,7 +139,9 @@ def test_bundles_build_for_every_target(tiny_model: Path, adapter_weights: Path,
                 if not plan.parents:
                     lists = told | {"processed_rows": plan.drafts + 1}
                     for size in TOKEN_LIST_SIZES:
-                        assert any(p.admits(lists | {"touched": size}) for p in processors.profiles), plan.name
+                        assert any(
+                            p.admits(lists | {"touched": size}) for p in processors.profiles
+                        ), plan.name
 
 
 def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
@@ -127,14 +153,22 @@ def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
     path = tmp_path / "tail.onnx"
     ir.save(build_tail(fused_plan([2, 2, 2]), "truncated", 50_257), path)
     graph = graph_info(ir.load(path), path.name)
-    sizes = {"batch": (1, 2, 4), "positions": (800, 800, 800), "width": (9, 9, 9), "lookahead_rows": (6, 6, 6)}
-    source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, (Profile(sizes=sizes),), {})
+    sizes = {
+        "batch": (1, 2, 4),
+        "positions": (800, 800, 800),
+        "width": (9, 9, 9),
+        "lookahead_rows": (6, 6, 6),
+    }
+    source = Source(
+        graph, path.read_bytes(), path, graph.inputs, graph.outputs, (Profile(sizes=sizes),), {}
+    )
     assert EngineBuilder(RTX, ("sm89",)).build(source, no_report)
 
 
 @pytest.fixture(scope="module")
 def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trunk of SmolLM2's width in fp16 with an adapter: weights do not matter to a builder, so they are random."""
+    """A trunk of SmolLM2's width in fp16 with an adapter: weights do not matter to a builder, so
+    they are random."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -163,18 +197,26 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
     windows = [(2, 1, 0), (5, 5, 4), (5, 5, 0), (25, 25, 20), (256, 1, 0)]
     profiles = tuple(
         Profile(
-            sizes={name: (n, n, n) for name, n in zip(("width", "logit_rows", "lookahead_rows"), window, strict=True)}
+            sizes={
+                name: (n, n, n)
+                for name, n in zip(("width", "logit_rows", "lookahead_rows"), window, strict=True)
+            }
             | {"batch": (1, 1, 1), COLUMNS: (512, 512, 512)}
         )
         for window in windows
     )
     fixed = [
-        [t.model_copy(update={"shape": tuple(2048 if n == "capacity" else n for n in t.shape)}) for t in tensors]
+        [
+            t.model_copy(update={"shape": tuple(2048 if n == "capacity" else n for n in t.shape)})
+            for t in tensors
+        ]
         for tensors in (graph.inputs, graph.outputs)
     ]
     inputs = (*fixed[0], Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
     model = trunk_for_tensorrt(smollm2_shaped, 2048)
-    source = Source(graph, model, smollm2_shaped, inputs, tuple(fixed[1]), profiles, aliases(smollm2_shaped))
+    source = Source(
+        graph, model, smollm2_shaped, inputs, tuple(fixed[1]), profiles, aliases(smollm2_shaped)
+    )
     engine = EngineBuilder(RTX, ("sm120",)).build(source, no_report)
     weights = smollm2_shaped.with_name("trunk.onnx.data").stat().st_size
     assert weights < len(engine) < 1.5 * weights
@@ -183,8 +225,8 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
-    """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show. For one sequence
-    and several, and with the padded windows of plain decoding."""
+    """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show.
+    For one sequence and several, and with the padded windows of plain decoding."""
     from pass_exporter.bundle import write_tails
     from pass_runtime.bundle.plan import bundle_plans
 
@@ -195,10 +237,17 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
         for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":
                 path = tmp_path / graph.file
-                plan, profiles = plans[info.name], tail_profiles(plans[info.name], 8192, max_batch_size=4)
-                inputs, outputs = (widened(ts, plan, RTX.least_width) for ts in (graph.inputs, graph.outputs))
+                plan, profiles = (
+                    plans[info.name],
+                    tail_profiles(plans[info.name], 8192, max_batch_size=4),
+                )
+                inputs, outputs = (
+                    widened(ts, plan, RTX.least_width) for ts in (graph.inputs, graph.outputs)
+                )
                 narrow = plan.width < RTX.least_width
-                model = tail_for_tensorrt(path, plan, RTX.least_width) if narrow else path.read_bytes()
+                model = (
+                    tail_for_tensorrt(path, plan, RTX.least_width) if narrow else path.read_bytes()
+                )
                 source = Source(graph, model, path, inputs, outputs, profiles, {})
                 assert len(builder.build(source, no_report)) > 0, graph.file
 
@@ -210,24 +259,33 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
 
     graph = write_logprobs(tmp_path, vocab_size=SMOLLM2_SHAPE["vocab_size"])
     path = tmp_path / graph.file
-    windows = [(batch, plan.width, plan.max_emitted) for plan in bundle_plans(4)[-3:] for batch in (1, 4)]
+    windows = [
+        (batch, plan.width, plan.max_emitted) for plan in bundle_plans(4)[-3:] for batch in (1, 4)
+    ]
     profiles = tuple(
-        Profile(sizes={"batch": (b, b, b), "width": (w, w, w), "max_emitted": (e, e, e)}) for b, w, e in windows
+        Profile(sizes={"batch": (b, b, b), "width": (w, w, w), "max_emitted": (e, e, e)})
+        for b, w, e in windows
     )
     source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
     assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"]
+)
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
-    """The trunk gives hidden rows, also of windows that have none; candidates are a part of the vocabulary, so there is
-    a tree of drafts."""
+    """The trunk gives hidden rows, also of windows that have none; candidates are a part of the
+    vocabulary, so there is a tree of drafts."""
     model = make_model(tmp_path / "model", vocab_size=1024)
     weights = write_random_weights(model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=12)
-    bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, dtype="fp16")
+    bundle = export_bundle(
+        model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights, dtype="fp16"
+    )
     built = build_engines(
-        bundle, EngineConfig("tensorrt-rtx", max_batch_size=4, compute_capability=("sm89",)), SilentProgress()
+        bundle,
+        EngineConfig("tensorrt-rtx", max_batch_size=4, compute_capability=("sm89",)),
+        SilentProgress(),
     ).engines
     manifest = read_manifest(bundle)
     assert manifest.engines == (built,) and manifest.lookahead.head is not None
@@ -254,11 +312,18 @@ def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
             if rule == "match" or sampler != "greedy":
                 path = tmp_path / graph.file
                 profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
-                source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
-                assert len(builder.build(source, no_report)) > 2 * vocab * 96, "the engine holds the table"
+                source = Source(
+                    graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}
+                )
+                assert len(builder.build(source, no_report)) > 2 * vocab * 96, (
+                    "the engine holds the table"
+                )
 
 
 def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):
     """Draft and verify windows are one where no row is special."""
-    counts = [len(trunk_profiles(read_manifest(bundle), (512,))) for bundle in (tiny_bundle, adapter_bundle)]
+    counts = [
+        len(trunk_profiles(read_manifest(bundle), (512,)))
+        for bundle in (tiny_bundle, adapter_bundle)
+    ]
     assert counts == [5, 6]

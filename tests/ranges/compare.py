@@ -23,8 +23,9 @@ def test_these_are_the_two_ends():
 
 @pytest.mark.parametrize("name", BUNDLES)
 def test_the_tokens_are_those_of_the_newest_versions(name: str):
-    """In int4 ONNX Runtime rounds rows to 8 bits, so the last bit of another version's sums can move a logit by 0.1 and
-    decide a token. There most texts must be the same, and all logits be near."""
+    """In int4 ONNX Runtime rounds rows to 8 bits, so the last bit of another version's sums can
+    move a logit by 0.1 and decide a token. There most texts must be the same, and all logits be
+    near."""
     parted = []
     with load(directory() / name, "cpu") as session:
         prompt = session.encode(PROMPT)

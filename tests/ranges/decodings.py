@@ -1,4 +1,5 @@
-"""What both ends of the version ranges decode: bundles, requests, and the file where the newest end's tokens are."""
+"""What both ends of the version ranges decode: bundles, requests, and the file where the newest
+end's tokens are."""
 
 from __future__ import annotations
 

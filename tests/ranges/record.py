@@ -1,5 +1,5 @@
-"""The newest end: export bundles and write down what they decode to. Run by scripts/test.sh ranges, for its fixtures
-through pytest."""
+"""The newest end: export bundles and write down what they decode to. Run by scripts/test.sh ranges,
+for its fixtures through pytest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from pass_runtime.measuring.lossless import run_tokens
 
 
 def test_record(
-    tiny_model: Path, tiny_bundle: Path, random_bundle: Path, adapter_bundle: Path, head_bundle: Path, tmp_path: Path
+    tiny_model: Path,
+    tiny_bundle: Path,
+    random_bundle: Path,
+    adapter_bundle: Path,
+    head_bundle: Path,
+    tmp_path: Path,
 ):
     int4 = export_bundle(tiny_model, tmp_path / "int4", lookahead=6, weights="int4")
     found, logits = {}, {}
@@ -27,7 +32,10 @@ def test_record(
         shutil.copytree(bundle, target)
         with load(target, "cpu") as session:
             prompt = session.encode(PROMPT)
-            found[name] = {key: run_tokens(session, prompt, options).token_ids for key, options in requests().items()}
+            found[name] = {
+                key: run_tokens(session, prompt, options).token_ids
+                for key, options in requests().items()
+            }
             logits[name] = logits_after(session, found[name])
     assert len({tuple(tokens) for decoded in found.values() for tokens in decoded.values()}) >= 6
     record = {"onnxruntime": onnxruntime.__version__, "tokens": found, "logits": logits}

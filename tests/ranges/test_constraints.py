@@ -1,4 +1,5 @@
-"""constraints.txt has one version of everything that pyproject.toml asks for, and it is in the range asked for."""
+"""constraints.txt has one version of everything that pyproject.toml asks for, and it is in the
+range asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ SAFE_FROM_THE_NEWEST = "jinja2"
 """Templates leave the sandbox of all versions but the newest."""
 
 REQUIREMENTS = sorted(
-    {line for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for line in group}
+    {
+        line
+        for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+        for line in group
+    }
 )
 
 
@@ -40,7 +45,9 @@ def test_it_is_pinned_inside_its_range(line: str):
         assert constraints()[name] in requirement.specifier
 
 
-@pytest.mark.parametrize("line", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["cpu"]])
+@pytest.mark.parametrize(
+    "line", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["cpu"]]
+)
 def test_the_runtime_pins_nobody(line: str):
     """A lower bound, which scripts/test.sh ranges installs; and room above it."""
     specifiers = Requirement(line).specifier
@@ -51,7 +58,8 @@ def test_the_runtime_pins_nobody(line: str):
 
 
 def test_only_cpu_and_gpu_bring_an_onnxruntime():
-    """One each: the two packages write the same files. The peer onnxruntime-genai is another package."""
+    """One each: the two packages write the same files. The peer onnxruntime-genai is another
+    package."""
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     found = {name: [Requirement(line).name for line in lines] for name, lines in groups.items()}
     names = {name: [each for each in lines if each in PACKAGES] for name, lines in found.items()}

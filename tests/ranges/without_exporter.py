@@ -1,6 +1,8 @@
-"""pytest plugin in place of tests/conftest.py where there is no exporter: bundles that record.py left.
+"""pytest plugin in place of tests/conftest.py where there is no exporter: bundles that record.py
+left.
 
-Test files that import what is not installed there are left out, and so are tests that need a torch model.
+Test files that import what is not installed there are left out, and so are tests that need a torch
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ NEEDS_EXPORTER = re.compile(
     re.MULTILINE,
 )
 
-if version("click").startswith("8.1."):  # later ones always keep stderr apart, and have no such argument
+if version("click").startswith(
+    "8.1."
+):  # later ones always keep stderr apart, and have no such argument
     click.testing.CliRunner = functools.partial(click.testing.CliRunner, mix_stderr=False)  # type: ignore[misc,assignment]
 
 

@@ -29,5 +29,9 @@ def _ancestors(node: ir.Node) -> set[ir.Node]:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo += [value.producer() for value in node.inputs if value is not None and value.producer() is not None]
+            todo += [
+                value.producer()
+                for value in node.inputs
+                if value is not None and value.producer() is not None
+            ]
     return found

@@ -1,5 +1,6 @@
-"""The fastest fused plan of all there are, by what passes cost and how often drafts are accepted: what a menu is
-compared with. `cumulative[i]` is the probability that drafts 1..i of a pass are all accepted."""
+"""The fastest fused plan of all there are, by what passes cost and how often drafts are accepted:
+what a menu is compared with. `cumulative[i]` is the probability that drafts 1..i of a pass are all
+accepted."""
 
 from __future__ import annotations
 
@@ -13,19 +14,21 @@ import numpy.typing as npt
 from pass_runtime.tuning.estimates import Floats
 
 EVERY = 3
-"""Up to this many drafts every shape is tried, 192 with three; with more those whose sizes fall, and the same with a
-full last group."""
+"""Up to this many drafts every shape is tried, 192 with three; with more those whose sizes fall,
+and the same with a full last group."""
 
 
 def fused_tokens(groups: npt.NDArray[np.int64], cumulative: Floats) -> Floats:
     """[N,D+1] group sizes -> [N] expected tokens per pass.
 
-    The numbers of drafts that successive passes accept are a Markov chain: a pass that accepts `a` leaves groups[a]
-    drafts, of which the next accepts a' or more with probability cumulative[a'], if there are so many. The stationary
-    distribution x of the chain solves x T = x.
+    The numbers of drafts that successive passes accept are a Markov chain: a pass that accepts `a`
+    leaves groups[a] drafts, of which the next accepts a' or more with probability cumulative[a'],
+    if there are so many. The stationary distribution x of the chain solves x T = x.
     """
     count, depth = groups.shape
-    reached = np.where(np.arange(depth) <= np.arange(depth)[:, None], cumulative[:depth], 0.0)  # [drafts, accepted]
+    reached = np.where(
+        np.arange(depth) <= np.arange(depth)[:, None], cumulative[:depth], 0.0
+    )  # [drafts, accepted]
     exactly = reached - np.append(reached[:, 1:], np.zeros((depth, 1)), axis=1)
     equations = np.swapaxes(exactly[groups], 1, 2) - np.eye(depth)
     equations[:, -1] = 1.0  # one equation is redundant; the probabilities add up to one
@@ -48,8 +51,11 @@ def shapes(drafts: int) -> npt.NDArray[np.int64]:
     return np.array([*falling, *again], np.int64)
 
 
-def best_shape(cumulative: Floats, seconds: Callable[[int, int], float]) -> tuple[float, tuple[int, ...]]:
-    """The most tokens per second of any shape, and its group sizes. seconds(width, drafts): the time of a pass."""
+def best_shape(
+    cumulative: Floats, seconds: Callable[[int, int], float]
+) -> tuple[float, tuple[int, ...]]:
+    """The most tokens per second of any shape, and its group sizes. seconds(width, drafts): the
+    time of a pass."""
     best: tuple[float, tuple[int, ...]] = (0.0, ())
     for drafts in range(1, len(cumulative)):
         groups = shapes(drafts)

@@ -10,15 +10,16 @@ BATCHES = (1, 2, 3)
 PLANS = ("ar", "two-pass", "fused", "fused:3,1,0,2", "auto")
 DRAFTS = ("lookahead", "ngram", "both")
 LEFT = (0, 1, 2, 3)
-"""Entries of the cache that the prompt leaves. None at first: what a session learns from such a request must not spoil
-the later ones."""
+"""Entries of the cache that the prompt leaves. None at first: what a session learns from such a
+request must not spoil the later ones."""
 UNLIMITED = 1000
 """More tokens than any of the capacities."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that begin together, all with this plan and this source of drafts. prompts: how long theirs are."""
+    """Requests that begin together, all with this plan and this source of drafts. prompts: how long
+    theirs are."""
 
     plan: str
     draft: str | None
@@ -26,7 +27,8 @@ class Case:
 
 
 def cases(capacity: int, batch: int) -> Iterator[Case]:
-    """Prompts that leave 0 to 3 entries, beside a prompt of one token and one that leaves another number of them."""
+    """Prompts that leave 0 to 3 entries, beside a prompt of one token and one that leaves another
+    number of them."""
     for left in LEFT:
         near = [max(1, capacity - entries) for entries in (left, (left + 2) % 4)]
         for plan in PLANS:
@@ -41,4 +43,6 @@ def prompt_of(length: int) -> list[int]:
 
 def texts_needed(capacity: int) -> Sequence[int]:
     """The lengths of all prompts of a capacity."""
-    return sorted({length for batch in BATCHES for case in cases(capacity, batch) for length in case.prompts})
+    return sorted(
+        {length for batch in BATCHES for case in cases(capacity, batch) for length in case.prompts}
+    )

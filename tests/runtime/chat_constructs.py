@@ -1,4 +1,5 @@
-"""What published chat templates do, by family, in templates of our own, and conversations to try them with."""
+"""What published chat templates do, by family, in templates of our own, and conversations to try
+them with."""
 
 from __future__ import annotations
 
@@ -29,7 +30,14 @@ SPECIAL = (
     "<｜Assistant｜>",
     "<|image|>",
 )
-ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+ADDED = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 """Added tokens that are not special ones."""
 
 LOOP = "{% for m in messages %}BODY{% endfor %}"
@@ -42,21 +50,26 @@ def turns(body: str, ask: str = ASK) -> str:
 
 def alternating(body: str) -> str:
     return turns(
-        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-        + body,
+        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation "
+        "roles must alternate user/assistant/user/assistant/...') }}{% endif %}" + body,
         "",
     )
 
 
-CHATML = "{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% endif %}<|im_end|>\n"
+CHATML = (
+    "{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% "
+    "endif %}<|im_end|>\n"
+)
 CONSTRUCTS: dict[str, str] = {
     # Llama 2 and 3
     "llama: header and trim": "{{ bos_token }}"
-    + turns("{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' }}"),
+    + turns(
+        "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim "
+        "+ '<|eot_id|>' }}"
+    ),
     "llama: the first turn has the start token": turns(
-        "{% set text = '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>' ~ m.content %}"
-        "{% if loop.index0 == 0 %}{% set text = bos_token ~ text %}{% endif %}{{ text }}{{ eos_token }}"
+        "{% set text = '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>' ~ m.content %}{% if "
+        "loop.index0 == 0 %}{% set text = bos_token ~ text %}{% endif %}{{ text }}{{ eos_token }}"
     ),
     "llama: a date from outside or from now": """
 {%- if not date_string is defined %}
@@ -79,7 +92,8 @@ CONSTRUCTS: dict[str, str] = {
     "llama: one call only": turns(
         "{% if 'tool_calls' in m %}{% if not m.tool_calls | length == 1 %}"
         "{{ raise_exception('single tool-calls only') }}"
-        '{% endif %}{% set call = m.tool_calls[0].function %}{{ \'{"name": "\' + call.name + \'", "parameters": \' }}'
+        '{% endif %}{% set call = m.tool_calls[0].function %}{{ \'{"name": "\' + call.name + '
+        '\'", "parameters": \' }}'
         "{{ call.arguments | tojson }}{{ '}' }}{% elif m.role == 'tool' or m.role == 'ipython' %}"
         "{% if m.content is mapping or m.content is iterable %}{{ m.content | tojson }}{% else %}"
         "{{ m.content }}{% endif %}"
@@ -96,9 +110,10 @@ CONSTRUCTS: dict[str, str] = {
     {%- elif m.role == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}
 {%- endfor %}""",
     "llama 4: pieces of a message": turns(
-        "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for content in m['content'] %}"
-        "{% if content['type'] == 'image' %}{{ '<|image|>' }}{% elif content['type'] == 'text' %}"
-        "{{ content['text'] | trim }}{% endif %}{% endfor %}{% endif %}{{ '<|eot_id|>' }}"
+        "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for content in "
+        "m['content'] %}{% if content['type'] == 'image' %}{{ '<|image|>' }}{% elif "
+        "content['type'] == 'text' %}{{ content['text'] | trim }}{% endif %}{% endfor %}{% endif "
+        "%}{{ '<|eot_id|>' }}"
     ),
     # Qwen 2.5 and 3, Hermes
     "chatml": turns(CHATML),
@@ -131,17 +146,19 @@ CONSTRUCTS: dict[str, str] = {
 {%- endfor %}
 {{- ns.last_query_index }} {{ messages[ns.last_query_index].content }}""",
     "qwen 3: thoughts are taken out of earlier turns": turns(
-        "{% set content = m.content if m.content is string else '' %}{% set thoughts = '' %}"
-        "{% if m.reasoning_content is string %}{% set thoughts = m.reasoning_content %}"
-        "{% elif '</think>' in content %}"
-        "{% set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
-        "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
-        "{% if loop.last or (not loop.last and thoughts) %}"
-        "{{ '<think>\n' + thoughts.strip('\\n') + '\n</think>\n\n' }}"
-        "{% endif %}{{ content }}<|im_end|>"
+        "{% set content = m.content if m.content is string else '' %}{% set thoughts = '' %}{% if "
+        "m.reasoning_content is string %}{% set thoughts = m.reasoning_content %}{% elif "
+        "'</think>' in content %}{% set thoughts = "
+        "content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}{% set "
+        "content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}{% if loop.last or "
+        "(not loop.last and thoughts) %}{{ '<think>\n' + thoughts.strip('\\n') + '\n</think>\n\n' "
+        "}}{% endif %}{{ content }}<|im_end|>"
     ),
     "qwen 3: a switch": turns(CHATML)
-    + "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}",
+    + (
+        "{% if enable_thinking is defined and enable_thinking is false %}{{ "
+        "'<think>\n\n</think>\n\n' }}{% endif %}"
+    ),
     "hermes: types of a schema, by recursion": """
 {%- macro type_of(schema) -%}
     {%- if schema.type == 'array' -%}{{ 'List[' ~ type_of(schema['items']) ~ ']' }}
@@ -159,15 +176,15 @@ CONSTRUCTS: dict[str, str] = {
 {%- for tool in tools or [] %}{{ tool.function.name ~ '(' ~ type_of(tool.function.parameters) ~ ')\n' }}{%
     endfor %}""",
     "hermes: a nested loop's last": turns(
-        "{% if m.tool_calls is defined and m.tool_calls is not none %}{% for call in m.tool_calls %}"
-        "{{ '<tool_call>' ~ call.function | tojson ~ '</tool_call>' }}{{ '' if loop.last else '\n' }}{% endfor %}"
-        "{% endif %}{{ m.content }}"
+        "{% if m.tool_calls is defined and m.tool_calls is not none %}{% for call in m.tool_calls "
+        "%}{{ '<tool_call>' ~ call.function | tojson ~ '</tool_call>' }}{{ '' if loop.last else "
+        "'\n' }}{% endfor %}{% endif %}{{ m.content }}"
     ),
     # Mistral
     "mistral v1: strict alternation": "{{ bos_token }}"
     + alternating(
-        "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ m.content + eos_token }}"
-        "{% endif %}"
+        "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ m.content "
+        "+ eos_token }}{% endif %}"
     ),
     "mistral v3: tools beside the last user message": """
 {%- set user_messages = messages | selectattr('role', 'equalto', 'user') | list %}
@@ -187,10 +204,10 @@ CONSTRUCTS: dict[str, str] = {
     {%- if m.content is defined %}{{- '[INST]' ~ m.content }}{% endif %}
 {%- endfor %}""",
     "mistral v3: ids of calls": turns(
-        "{% if m.tool_calls is defined %}[TOOL_CALLS] [{% for call in m.tool_calls %}"
-        "{% set out = call.function | tojson %}"
-        "{{ out[:-1] }}{% if not call.id is defined or call.id | length != 9 %}{{ raise_exception('9 characters') }}"
-        "{% endif %}{{ ', \"id\": \"' + call.id + '\"}' }}{% endfor %}]{% endif %}{{ eos_token }}",
+        "{% if m.tool_calls is defined %}[TOOL_CALLS] [{% for call in m.tool_calls %}{% set out = "
+        "call.function | tojson %}{{ out[:-1] }}{% if not call.id is defined or call.id | length "
+        "!= 9 %}{{ raise_exception('9 characters') }}{% endif %}{{ ', \"id\": \"' + call.id + "
+        "'\"}' }}{% endfor %}]{% endif %}{{ eos_token }}",
         "",
     ),
     "mistral tekken: turns that alternate but for tools": """
@@ -225,18 +242,20 @@ CONSTRUCTS: dict[str, str] = {
 {%- endfor %}""",
     "gemma: no system": "{% if messages[0]['role'] == 'system' %}"
     "{{ raise_exception('System role not supported') }}{% endif %}"
-    + turns("{{ '<start_of_turn>' + m['role'] + '\n' + m['content'] | trim + '<end_of_turn>\n' }}", ""),
+    + turns(
+        "{{ '<start_of_turn>' + m['role'] + '\n' + m['content'] | trim + '<end_of_turn>\n' }}", ""
+    ),
     # Phi
     "phi 3: a chain of ifs": turns(
-        "{% if m['role'] == 'system' and m['content'] %}{{ '<|system|>\n' + m['content'] + '<|end|>\n' }}"
-        "{% elif m['role'] == 'user' %}{{ '<|user|>\n' + m['content'] + '<|end|>\n' }}"
-        "{% elif m['role'] == 'assistant' %}"
-        "{{ '<|assistant|>\n' + m['content'] + '<|end|>\n' }}{% endif %}",
+        "{% if m['role'] == 'system' and m['content'] %}{{ '<|system|>\n' + m['content'] + "
+        "'<|end|>\n' }}{% elif m['role'] == 'user' %}{{ '<|user|>\n' + m['content'] + '<|end|>\n' "
+        "}}{% elif m['role'] == 'assistant' %}{{ '<|assistant|>\n' + m['content'] + '<|end|>\n' "
+        "}}{% endif %}",
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
     ),
     "phi 4 mini: a token out of a role": turns(
-        "{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ m['tools'] }}{% endif %}"
-        "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
+        "{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ m['tools'] "
+        "}}{% endif %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     ),
     "phi 4: the end after all": turns(
         "{{ m.role ~ ':' ~ m.content }}", "{{ '' if add_generation_prompt else eos_token }}"
@@ -244,8 +263,8 @@ CONSTRUCTS: dict[str, str] = {
     # GLM
     "glm 4: an observation": "[gMASK]<sop>"
     + turns(
-        "{% if m.role == 'tool' %}{{ '<|observation|>\n' ~ m.content }}{% else %}{{ '<|' ~ m.role ~ '|>' }}"
-        "{{ m.metadata | default('') }}{{ '\n' ~ m.content }}{% endif %}",
+        "{% if m.role == 'tool' %}{{ '<|observation|>\n' ~ m.content }}{% else %}{{ '<|' ~ m.role "
+        "~ '|>' }}{{ m.metadata | default('') }}{{ '\n' ~ m.content }}{% endif %}",
         "<|assistant|>",
     ),
     "glm 4.5: what is visible": """
@@ -267,10 +286,10 @@ CONSTRUCTS: dict[str, str] = {
     {%- if loop.index0 > ns.last_user_index and m.reasoning_content %}{{ m.reasoning_content.strip() }}{% endif %}
 {%- endfor %}""",
     "glm 4.5: arguments by name": turns(
-        "{% for call in m.tool_calls or [] %}{% set _args = call.function.arguments %}{% for k, v in _args.items() %}"
-        "{{ '<arg_key>' ~ k ~ '</arg_key>\n<arg_value>' }}"
-        "{{ v | tojson(ensure_ascii=False) if v is not string else v }}"
-        "{{ '</arg_value>\n' }}{% endfor %}{% endfor %}"
+        "{% for call in m.tool_calls or [] %}{% set _args = call.function.arguments %}{% for k, v "
+        "in _args.items() %}{{ '<arg_key>' ~ k ~ '</arg_key>\n<arg_value>' }}{{ v | "
+        "tojson(ensure_ascii=False) if v is not string else v }}{{ '</arg_value>\n' }}{% endfor "
+        "%}{% endfor %}"
     ),
     # DeepSeek
     "deepseek: all systems first": """
@@ -284,25 +303,27 @@ CONSTRUCTS: dict[str, str] = {
     {{- '<｜User｜>' + message.content if message.role == 'user' else '<｜Assistant｜>' ~ message.content }}
 {%- endfor %}""",
     "deepseek r1: the answer behind the thoughts": turns(
-        "{% if m['role'] == 'assistant' and m['content'] is not none %}{% set content = m['content'] %}"
-        "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
-        "{{ '<｜Assistant｜>' + content + eos_token }}{% endif %}",
+        "{% if m['role'] == 'assistant' and m['content'] is not none %}{% set content = "
+        "m['content'] %}{% if '</think>' in content %}{% set content = "
+        "content.split('</think>')[-1] %}{% endif %}{{ '<｜Assistant｜>' + content + eos_token }}{% "
+        "endif %}",
         "{{ '<｜Assistant｜><think>\n' }}",
     ),
     "deepseek v3: a call with a code block": turns(
-        "{% for tool in m['tool_calls'] if m['tool_calls'] is defined %}"
-        "{{ tool['type'] + '<sep>' + tool['function']['name'] + '\n```json\n' + tool['function']['arguments'] | tojson "
-        "+ '\n```' }}{% endfor %}"
+        "{% for tool in m['tool_calls'] if m['tool_calls'] is defined %}{{ tool['type'] + '<sep>' "
+        "+ tool['function']['name'] + '\n```json\n' + tool['function']['arguments'] | tojson + "
+        "'\n```' }}{% endfor %}"
     ),
     # OLMo, Granite, Command-R and others
     "olmo: the end of the last turn": "{{ bos_token }}"
     + turns(
-        "{{ '<|' ~ m.role ~ '|>\n' }}{% if m['role'] == 'assistant' and not loop.last %}"
-        "{{ m['content'] + eos_token + '\n' }}"
-        "{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}{{ m['content'] ~ '\n' }}"
-        "{% endif %}"
+        "{{ '<|' ~ m.role ~ '|>\n' }}{% if m['role'] == 'assistant' and not loop.last %}{{ "
+        "m['content'] + eos_token + '\n' }}{% elif m['role'] == 'assistant' %}{{ m['content'] + "
+        "eos_token }}{% else %}{{ m['content'] ~ '\n' }}{% endif %}"
     ),
-    "olmo: sorted JSON": "{% if tools %}{{ tools | tojson(sort_keys=true, separators=(',', ':')) }}{% endif %}"
+    "olmo: sorted JSON": (
+        "{% if tools %}{{ tools | tojson(sort_keys=true, separators=(',', ':')) }}{% endif %}"
+    )
     + turns(CHATML),
     "granite: a system message from parts": """
 {%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}{%-
@@ -318,9 +339,9 @@ CONSTRUCTS: dict[str, str] = {
 {%- if documents %}{%- for document in documents %}
     {{- 'Document ' + loop.index0 | string + '\n' + document['text'] }}{%- if not loop.last %}{{- '\n\n' }}{%- endif %}
 {%- endfor %}{%- endif %}{{ loop_messages | length }}""",
-    "granite: none and undefined": "{{ tools is defined }}{{ tools is none }}{{ documents is defined }}"
-    "{{ documents is none }}"
-    "{{ controls is defined }}{{ messages[0].tool_calls is defined }}{{ cls_token is defined }}{{ mask_token }}",
+    "granite: none and undefined": "{{ tools is defined }}{{ tools is none }}{{ documents is "
+    "defined }}{{ documents is none }}{{ controls is defined }}{{ messages[0].tool_calls is "
+    "defined }}{{ cls_token is defined }}{{ mask_token }}",
     "command-r: documents": """
 {%- if documents %}{% for doc in documents %}
 {{ 'Document: ' }}{{ loop.index0 }}
@@ -340,41 +361,53 @@ CONSTRUCTS: dict[str, str] = {
             ' = None' if name not in tool.function.parameters.required }}
     {%- endfor %}
 {%- endfor %}""",
-    "all tokens of the tokenizer": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}{{ sep_token }}"
-    "{{ image_token }}",
+    "all tokens of the tokenizer": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token "
+    "}}{{ sep_token }}{{ image_token }}",
     "tools or none": "{% if tools is not none %}{{ tools | length }}{% else %}no tools{% endif %}",
-    "tojson in order": turns("{{ m | tojson(true, 1) }}{{ m | tojson(false, none, (', ', ': '), true) }}"),
-    "tojson and quotes": turns("{{ m.content | tojson }}{{ m.content | string | tojson(indent='\t') }}"),
+    "tojson in order": turns(
+        "{{ m | tojson(true, 1) }}{{ m | tojson(false, none, (', ', ': '), true) }}"
+    ),
+    "tojson and quotes": turns(
+        "{{ m.content | tojson }}{{ m.content | string | tojson(indent='\t') }}"
+    ),
     "generation, with a name of its own": "{% set x = 1 %}"
     + turns(
-        "{% if m.role == 'assistant' %}{% generation %}{% set x = 2 %}{{ m.content ~ x }}{% endgeneration %}"
-        "{% endif %}{{ x }}"
+        "{% if m.role == 'assistant' %}{% generation %}{% set x = 2 %}{{ m.content ~ x }}{% "
+        "endgeneration %}{% endif %}{{ x }}"
     ),
     "loop controls": turns(
-        "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 %}{% break %}"
-        "{% endif %}"
+        "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 "
+        "%}{% break %}{% endif %}"
     ),
     "the turns before and after": turns(
-        "{{ loop.previtem.role if loop.previtem is defined }}>{{ m.role }}>{{ loop.nextitem.role if not loop.last }}"
-        "{{ loop.changed(m.role) }}{{ loop.cycle('a', 'b') }}{{ loop.revindex0 }}"
+        "{{ loop.previtem.role if loop.previtem is defined }}>{{ m.role }}>{{ loop.nextitem.role "
+        "if not loop.last }}{{ loop.changed(m.role) }}{{ loop.cycle('a', 'b') }}{{ loop.revindex0 "
+        "}}"
     ),
     "slices and measures": turns(
         "{{ m.content[:10] }}|{{ m.content[-3:] }}|{{ m.content | length }}|{{ m.content[::2] }}"
     ),
-    "thoughts by any name": turns("{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning is defined }}"),
-    "fields that are none": turns("{{ m.keys() | list | sort }}{{ 'content' in m }}{{ m.content is defined }}"),
+    "thoughts by any name": turns(
+        "{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning is defined }}"
+    ),
+    "fields that are none": turns(
+        "{{ m.keys() | list | sort }}{{ 'content' in m }}{{ m.content is defined }}"
+    ),
     "groups": "{% for role, group in messages | groupby('role') %}{{ role }}: "
     "{{ group | map(attribute='content') | join(' / ') }}\n{% endfor %}",
     "space control": "  {% for m in messages %}\n  {{ m.role }}\n    {%- if m.content %}\n x "
     "{% endif %}  \n {#- c -#} \n{% endfor %}\n",
-    "a dict and a namespace": "{% set d = dict(a=1, **{'b': 2}) %}{{ d }}{% set ns = namespace(d, c=[]) %}"
-    "{% set ns.c = ns.c + [ns.a] %}"
-    "{{ ns.c }}{{ dict.fromkeys('ab', 0) }}{{ d.items() | list }}",
-    "a call block": "{% macro turn(role) %}<|im_start|>{{ role }}\n{{ caller() }}<|im_end|>{% endmacro %}"
+    "a dict and a namespace": "{% set d = dict(a=1, **{'b': 2}) %}{{ d }}{% set ns = namespace(d, "
+    "c=[]) %}{% set ns.c = ns.c + [ns.a] %}{{ ns.c }}{{ dict.fromkeys('ab', 0) }}{{ d.items() | "
+    "list }}",
+    "a call block": (
+        "{% macro turn(role) %}<|im_start|>{{ role }}\n{{ caller() }}<|im_end|>{% endmacro %}"
+    )
     + turns("{% call turn(m.role) %}{{ m.content }}{% endcall %}"),
     "set blocks and filters": turns(
-        "{% set text %}{{ m.content }}{% endset %}{{ text | upper | replace('A', 'b') | wordcount }}{% filter lower %}"
-        "{{ m.role }}ÄB{% endfilter %}{{ m.content | default('none', true) }}{{ m.content | e }}"
+        "{% set text %}{{ m.content }}{% endset %}{{ text | upper | replace('A', 'b') | wordcount "
+        "}}{% filter lower %}{{ m.role }}ÄB{% endfilter %}{{ m.content | default('none', true) "
+        "}}{{ m.content | e }}"
     ),
 }
 
@@ -390,18 +423,37 @@ SCHEMA = {
     },
     "required": ["city"],
 }
-FUNCTION = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}
+FUNCTION = {
+    "type": "function",
+    "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA},
+}
 CALL = {
     "id": "abcdefghi",
     "type": "function",
-    "function": {"name": "weather", "arguments": {"city": "Köln", "days": [1, None, True], "deep": {"x": 1.5}}},
+    "function": {
+        "name": "weather",
+        "arguments": {"city": "Köln", "days": [1, None, True], "deep": {"x": 1.5}},
+    },
 }
 TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "one message": ([USER], {}),
     "system": ([SYSTEM, USER], {}),
-    "turns": ([USER, {"role": "assistant", "content": " Warm.\n"}, {"role": "user", "content": "And in Oslo? "}], {}),
-    "turns with system": ([SYSTEM, USER, {"role": "assistant", "content": "21"}, USER], {"enable_thinking": False}),
-    "empty": ([{"role": "user", "content": ""}, {"role": "assistant", "content": ""}, USER], {"enable_thinking": True}),
+    "turns": (
+        [
+            USER,
+            {"role": "assistant", "content": " Warm.\n"},
+            {"role": "user", "content": "And in Oslo? "},
+        ],
+        {},
+    ),
+    "turns with system": (
+        [SYSTEM, USER, {"role": "assistant", "content": "21"}, USER],
+        {"enable_thinking": False},
+    ),
+    "empty": (
+        [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}, USER],
+        {"enable_thinking": True},
+    ),
     "unicode": (
         [{"role": "user", "content": "  Grüße 🦊 ｜ \u200d\u00a0 e\u0301 中文\t\r\n"}],
         {"date_string": "26 Jul 2024"},
@@ -414,7 +466,12 @@ TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
             SYSTEM,
             USER,
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "abcdefghi", "name": "weather", "content": '{"degrees": 21}'},
+            {
+                "role": "tool",
+                "tool_call_id": "abcdefghi",
+                "name": "weather",
+                "content": '{"degrees": 21}',
+            },
             {"role": "tool", "tool_call_id": "abcdefghi", "name": "weather", "content": "<none>"},
             {"role": "assistant", "content": "21 degrees."},
             {"role": "user", "content": "Thanks"},
@@ -422,20 +479,35 @@ TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         {"tools": [FUNCTION, FUNCTION]},
     ),
     "thoughts in a field": (
-        [USER, {"role": "assistant", "content": "21", "reasoning_content": "\nIt is summer.\n"}, USER],
+        [
+            USER,
+            {"role": "assistant", "content": "21", "reasoning_content": "\nIt is summer.\n"},
+            USER,
+        ],
         {},
     ),
-    "thoughts by another name": ([USER, {"role": "assistant", "content": "2", "reasoning": "So", "name": None}], {}),
+    "thoughts by another name": (
+        [USER, {"role": "assistant", "content": "2", "reasoning": "So", "name": None}],
+        {},
+    ),
     "thoughts in the text": (
         [USER, {"role": "assistant", "content": "<think>\nSo.\n</think>\n\n21"}, USER],
         {"thinking": True},
     ),
     "documents": (
         [USER],
-        {"documents": [{"title": "Ä", "text": "One."}, {"title": "B", "text": "Two."}], "tools": [FUNCTION]},
+        {
+            "documents": [{"title": "Ä", "text": "One."}, {"title": "B", "text": "Two."}],
+            "tools": [FUNCTION],
+        },
     ),
     "parts": (
-        [{"role": "user", "content": [{"type": "text", "text": " How "}, {"type": "text", "text": "warm?"}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": " How "}, {"type": "text", "text": "warm?"}],
+            }
+        ],
         {},
     ),
     "roles that do not alternate": ([USER, USER], {}),

@@ -30,7 +30,11 @@ class Gpu:
     """A fake device, its library, and a bundle with engines for it."""
 
     def __init__(
-        self, bundle: Path, monkeypatch: pytest.MonkeyPatch, library: LibraryName = "tensorrt", **device: object
+        self,
+        bundle: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        library: LibraryName = "tensorrt",
+        **device: object,
     ) -> None:
         self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
         self.manifest: Manifest = read_manifest(bundle)
@@ -40,8 +44,12 @@ class Gpu:
 
     def open(self, **options: int) -> Session:
         """options: max_batch_size, capacity."""
-        backend = TrtBackend.open(self.bundle, self.manifest, self.library, api=self.cuda, **options)
-        return Session(self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE)))
+        backend = TrtBackend.open(
+            self.bundle, self.manifest, self.library, api=self.cuda, **options
+        )
+        return Session(
+            self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE))
+        )
 
     def assert_empty(self) -> None:
         cuda = self.cuda
@@ -61,8 +69,11 @@ def session(gpu: Gpu) -> Iterator[Session]:
         yield session
 
 
-def with_engines(bundle: Path, directory: Path, least_width: int = 1, max_batch_size: int = 1) -> Path:
-    """A copy of `bundle` in `directory`, with engines whose narrowest window has `least_width` rows."""
+def with_engines(
+    bundle: Path, directory: Path, least_width: int = 1, max_batch_size: int = 1
+) -> Path:
+    """A copy of `bundle` in `directory`, with engines whose narrowest window has `least_width`
+    rows."""
     copy = directory / "bundle"
     shutil.copytree(bundle, copy)
     add_fake_engines(copy, CAPACITY, least_width, max_batch_size)
@@ -70,14 +81,19 @@ def with_engines(bundle: Path, directory: Path, least_width: int = 1, max_batch_
 
 
 def tokens(
-    session: Session, sampling: SamplingParams = SAMPLINGS[0], plan: str = "ar", count: int = 40, **options: object
+    session: Session,
+    sampling: SamplingParams = SAMPLINGS[0],
+    plan: str = "ar",
+    count: int = 40,
+    **options: object,
 ) -> TokenStream:
     request = GenerateOptions(count, sampling, plan=plan, ignore_eos=True, **options)  # type: ignore[arg-type]
     return run_tokens(session, PROMPT, request)
 
 
 def submit_together(session: Session, asked: Sequence[Asked]) -> list[TokenStream]:
-    """All in the queue before any of them is looked at, so that they always meet in the same passes."""
+    """All in the queue before any of them is looked at, so that they always meet in the same
+    passes."""
     return session._worker.call(lambda: [session.generate_ids(*one) for one in asked])
 
 

@@ -1,10 +1,12 @@
-"""CUDA and TensorRT as far as the backend calls them, on the CPU: device memory is host memory that is watched, and an
-engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it was given.
+"""CUDA and TensorRT as far as the backend calls them, on the CPU: device memory is host memory that
+is watched, and an engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it
+was given.
 
-What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, shapes outside the profile, a
-cache output that is not bound over its input, synchronizing and allocating inside a capture, capturing a context that
-was given other shapes since it ran, replaying a graph whose context has been bound anew or is gone, use after free.
-Work is done when somebody waits for it, as late as a device may do it: what is read or overwritten before that is junk.
+What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, shapes
+outside the profile, a cache output that is not bound over its input, synchronizing and allocating
+inside a capture, capturing a context that was given other shapes since it ran, replaying a graph
+whose context has been bound anew or is gone, use after free. Work is done when somebody waits for
+it, as late as a device may do it: what is read or overwritten before that is junk.
 """
 
 from __future__ import annotations
@@ -60,16 +62,21 @@ class Handle:
 class FakeCuda:
     """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done.
 
-    fail_malloc: counts down with every allocation; the one that makes it 0 fails. sticky: once set, every function
-    returns that code and does nothing. fail_capture: the name of a function of captures that fails. devices: how many
-    GPUs there are; worked: the numbers of those that anything was asked of, by the device of the calling thread.
+    fail_malloc: counts down with every allocation; the one that makes it 0 fails. sticky: once set,
+    every function returns that code and does nothing. fail_capture: the name of a function of
+    captures that fails. devices: how many GPUs there are; worked: the numbers of those that
+    anything was asked of, by the device of the calling thread.
     """
 
     sticky = 0
     OF_NO_DEVICE = frozenset(
         f"cuda{name}"
         for name in (
-            *("GetDevice", "SetDevice", "GetDeviceCount"),  # what follows names the device in its arguments
+            *(
+                "GetDevice",
+                "SetDevice",
+                "GetDeviceCount",
+            ),  # what follows names the device in its arguments
             *("DeviceAttr", "DeviceGetAttribute", "GetDeviceProperties"),
         )
     )
@@ -77,13 +84,17 @@ class FakeCuda:
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda") and self.sticky:
             return lambda *_: (
-                (self.sticky,) if name in ("cudaStreamSynchronize", "cudaGetLastError") else (self.sticky, None)
+                (self.sticky,)
+                if name in ("cudaStreamSynchronize", "cudaGetLastError")
+                else (self.sticky, None)
             )
         if name.startswith("cuda") and name not in FakeCuda.OF_NO_DEVICE:
             self.work()
         return super().__getattribute__(name)
 
-    def __init__(self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0), devices: int = 1) -> None:
+    def __init__(
+        self, limit: int = 1 << 30, target: tuple[int, int] = (9, 0), devices: int = 1
+    ) -> None:
         self.limit, self.target, self.devices = limit, target, devices
         self.worked: set[int] = set()
         self.of_thread = threading.local()
@@ -96,7 +107,9 @@ class FakeCuda:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.capturing: list[Callable[[], None]] | None = None
         self.error = Code.SUCCESS  # of the last call that failed, until somebody asks
-        self.undestroyed = 0  # graphs that were captured, and not destroyed after they were instantiated
+        self.undestroyed = (
+            0  # graphs that were captured, and not destroyed after they were instantiated
+        )
         self.mallocs = self.launches = self.captures = self.launched_outside_a_graph = 0
         self._handles = iter(range(1, 1 << 30))
 
@@ -117,7 +130,10 @@ class FakeCuda:
         return sum(block.nbytes for block in self.blocks.values())
 
     def on_device(self, address: int, size: int) -> bool:
-        return any(start <= address and address + size <= start + b.nbytes for start, b in self.blocks.items())
+        return any(
+            start <= address and address + size <= start + b.nbytes
+            for start, b in self.blocks.items()
+        )
 
     def submit(self, work: Callable[[], None]) -> None:
         if self.capturing is not None:
@@ -210,11 +226,21 @@ class FakeCuda:
         return (Code.SUCCESS,)
 
     def cudaMemcpy2DAsync(
-        self, target: int, pitch: int, source: int, source_pitch: int, width: int, height: int, kind: int, stream: int
+        self,
+        target: int,
+        pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+        kind: int,
+        stream: int,
     ):
         assert stream in self.streams and kind == 3 and width <= min(pitch, source_pitch)
         for start, step in ((target, pitch), (source, source_pitch)):
-            assert height == 0 or self.on_device(start, (height - 1) * step + width), "not the device's memory"
+            assert height == 0 or self.on_device(start, (height - 1) * step + width), (
+                "not the device's memory"
+            )
 
         def copy() -> None:
             for row in range(height):
@@ -275,17 +301,20 @@ class FakeCuda:
 
 
 class FakeTensorRT:
-    """The module `tensorrt`, running against `cuda`. Counters tell how many contexts were made, and how often one was
-    given a shape.
+    """The module `tensorrt`, running against `cuda`. Counters tell how many contexts were made, and
+    how often one was given a shape.
 
-    fail_run: counts down with every execution, captured ones too; the one that makes it 0 fails. refuses: what contexts
-    and the runtime refuse to do, by the function's name. compiled: how many kernels were compiled while engines ran,
-    which a TensorRT-RTX does (`FakeTensorRTX`). scratch: bytes that engines need which are loaded from now on.
+    fail_run: counts down with every execution, captured ones too; the one that makes it 0 fails.
+    refuses: what contexts and the runtime refuse to do, by the function's name. compiled: how many
+    kernels were compiled while engines ran, which a TensorRT-RTX does (`FakeTensorRTX`). scratch:
+    bytes that engines need which are loaded from now on.
     """
 
     __version__, __name__ = VERSION, "tensorrt"
     TensorIOMode = enum.Enum("TensorIOMode", "INPUT OUTPUT")
-    ExecutionContextAllocationStrategy = enum.Enum("ExecutionContextAllocationStrategy", "STATIC USER_MANAGED")
+    ExecutionContextAllocationStrategy = enum.Enum(
+        "ExecutionContextAllocationStrategy", "STATIC USER_MANAGED"
+    )
 
     class ILogger:
         ERROR, INTERNAL_ERROR, WARNING, INFO = 1, 2, 3, 4
@@ -302,7 +331,11 @@ class FakeTensorRT:
     def _deserialize(self, data: Any) -> FakeEngine | None:
         assert isinstance(data, mmap.mmap), "an engine is read into memory"
         self.cuda.work()
-        return None if self.fails("deserialize_cuda_engine") else FakeEngine(self, json.loads(bytes(data)))
+        return (
+            None
+            if self.fails("deserialize_cuda_engine")
+            else FakeEngine(self, json.loads(bytes(data)))
+        )
 
     def fails(self, function: str) -> bool:
         """Whether `function` is to be refused; if so, it is logged."""
@@ -313,7 +346,8 @@ class FakeTensorRT:
 
 
 class FakeTensorRTX(FakeTensorRT):
-    """The module `tensorrt_rtx`, which compiles kernels for the shapes that a context runs with first."""
+    """The module `tensorrt_rtx`, which compiles kernels for the shapes that a context runs with
+    first."""
 
     __name__ = "tensorrt_rtx"
     DynamicShapesKernelSpecializationStrategy = enum.Enum(
@@ -343,7 +377,9 @@ class FakeRuntimeConfig:
 
     def __init__(self, library: FakeTensorRTX) -> None:
         self.allocation = library.ExecutionContextAllocationStrategy.STATIC
-        self.dynamic_shapes_kernel_specialization_strategy = library.DynamicShapesKernelSpecializationStrategy.LAZY
+        self.dynamic_shapes_kernel_specialization_strategy = (
+            library.DynamicShapesKernelSpecializationStrategy.LAZY
+        )
         self.cache: FakeRuntimeCache | None = None
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
@@ -410,7 +446,9 @@ class FakeContext:
         self.profile, self.scratch = 0, 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
-        self.ran: dict[str, tuple[int, ...]] = {}  # the shapes of the last run that was none of a capture
+        self.ran: dict[
+            str, tuple[int, ...]
+        ] = {}  # the shapes of the last run that was none of a capture
         self.bound = 0  # counts whatever changes what it would run, or where
 
     def set_device_memory(self, address: int, size: int) -> None:
@@ -447,8 +485,12 @@ class FakeContext:
             return False
         assert address % ALIGNMENT == 0, f"{name} is not aligned"
         for pair in self.engine.plan["aliases"].items():
-            other = next((self.addresses.get(one) for one in pair if name in pair and one != name), None)
-            assert other in (None, address), f"{name} would not be where the tensor is that it shares memory with"
+            other = next(
+                (self.addresses.get(one) for one in pair if name in pair and one != name), None
+            )
+            assert other in (None, address), (
+                f"{name} would not be where the tensor is that it shares memory with"
+            )
         self.addresses[name] = address
         self.bound += 1
         return True
@@ -460,7 +502,9 @@ class FakeContext:
         library.fail_run -= 1
         if library.fail_run == 0 or self.cuda.sticky or library.fails("execute_async_v3"):
             return False
-        assert self.cuda.error == 0, "an engine that asks how its launch went would see an older failure"
+        assert self.cuda.error == 0, (
+            "an engine that asks how its launch went would see an older failure"
+        )
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
         assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
         shapes, addresses = dict(self.shapes), dict(self.addresses)
@@ -474,7 +518,8 @@ class FakeContext:
         return True
 
     def _replay(self) -> Callable[[], None]:
-        """The work of a captured graph. It uses what belongs to this context, and does not keep it alive."""
+        """The work of a captured graph. It uses what belongs to this context, and does not keep it
+        alive."""
         context, bound = weakref.ref(self), self.bound
 
         def work() -> None:
@@ -503,7 +548,8 @@ class FakeContext:
 
 
 class FakeRTXContext(FakeContext):
-    """One that compiles a kernel for every set of shapes: before it runs them, or (as by default) some time later."""
+    """One that compiles a kernel for every set of shapes: before it runs them, or (as by default)
+    some time later."""
 
     def __init__(self, engine: FakeEngine, config: FakeRuntimeConfig) -> None:
         super().__init__(engine)
@@ -530,7 +576,11 @@ class FakeRTXContext(FakeContext):
 
 
 def add_fake_engines(
-    bundle: Path, capacity: int, least_width: int = 1, max_batch_size: int = 1, library: LibraryName = "tensorrt"
+    bundle: Path,
+    capacity: int,
+    least_width: int = 1,
+    max_batch_size: int = 1,
+    library: LibraryName = "tensorrt",
 ) -> Manifest:
     """Give `bundle` an engine set that FakeTensorRT, or FakeTensorRTX, can load."""
     manifest = read_manifest(bundle)
@@ -551,7 +601,9 @@ def add_fake_engines(
     directory.mkdir(parents=True)
     sources = graph_sources(bundle, manifest, columns, max_batch_size, least_width)
     files = tuple(_write_plan(bundle, directory, source) for source in sources)
-    manifest = manifest.model_copy(update={"engines": (engines.model_copy(update={"engines": files}),)})
+    manifest = manifest.model_copy(
+        update={"engines": (engines.model_copy(update={"engines": files}),)}
+    )
     (bundle / FILE_NAME).write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest
 
@@ -559,7 +611,10 @@ def add_fake_engines(
 def _write_plan(bundle: Path, directory: Path, source: Source) -> EngineFile:
     path = bundle / f".{source.graph.file}"  # beside the external data
     path.write_bytes(source.model)
-    described = [{t.name: {"dtype": t.dtype, "shape": t.shape} for t in ts} for ts in (source.inputs, source.outputs)]
+    described = [
+        {t.name: {"dtype": t.dtype, "shape": t.shape} for t in ts}
+        for ts in (source.inputs, source.outputs)
+    ]
     plan = {
         "onnx": str(path),
         "inputs": described[0],

@@ -1,10 +1,11 @@
-"""ONNX Runtime on the CPU that treats graphs as its CUDA provider does with `enable_cuda_graph`, by the numbers that
-runs give them (`gpu_graph_id`).
+"""ONNX Runtime on the CPU that treats graphs as its CUDA provider does with `enable_cuda_graph`, by
+the numbers that runs give them (`gpu_graph_id`).
 
-The first run of a number in a thread is two runs of the graph, for what they allocate, then the capture, which computes
-nothing, and a launch of what was captured (`InferenceSession::Run`, "Start another run for necessary memory allocation
-or graph capture", and `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the thread (`PerThreadContext`).
-A run with the number -1 is one run of the graph.
+The first run of a number in a thread is two runs of the graph, for what they allocate, then the
+capture, which computes nothing, and a launch of what was captured (`InferenceSession::Run`, "Start
+another run for necessary memory allocation or graph capture", and
+`CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the thread (`PerThreadContext`). A run
+with the number -1 is one run of the graph.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ BACKENDS = "pass_runtime.backends.ort"
 
 
 class FakeCaptures:
-    """captured: (session, thread, number) of what was captured, of which a session counts by what it is. refused: what
-    is in names of files whose captures fail. replays: how many runs were launches of something captured before."""
+    """captured: (session, thread, number) of what was captured, of which a session counts by what
+    it is. refused: what is in names of files whose captures fail. replays: how many runs were
+    launches of something captured before."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured: set[tuple[int, threading.Thread, int]] = set()
@@ -34,7 +36,9 @@ class FakeCaptures:
         self.replays = self.eager = 0
         self._run = ort.InferenceSession.run_with_iobinding
         monkeypatch.setattr(f"{BACKENDS}.backend.CAPTURE_DEVICES", ("cpu",))
-        monkeypatch.setattr(ort.InferenceSession, "run_with_iobinding", lambda *given: self.run(*given))
+        monkeypatch.setattr(
+            ort.InferenceSession, "run_with_iobinding", lambda *given: self.run(*given)
+        )
         for module in MODULES:
             monkeypatch.setattr(f"{BACKENDS}.{module}.open_session", self.open)
 
@@ -44,7 +48,9 @@ class FakeCaptures:
         self.files[id(session)] = path.name
         return session
 
-    def run(self, session: ort.InferenceSession, binding: ort.IOBinding, options: ort.RunOptions) -> None:
+    def run(
+        self, session: ort.InferenceSession, binding: ort.IOBinding, options: ort.RunOptions
+    ) -> None:
         number = int(options.get_run_config_entry("gpu_graph_id"))
         if number == -1:
             self.eager += 1
@@ -57,7 +63,9 @@ class FakeCaptures:
             for _ in range(RUNS_BEFORE):
                 self._run(session, binding, options)
             if any(name in self.files[id(session)] for name in self.refused):
-                raise RuntimeError("CUDA failure 901: operation failed due to a previous error during capture")
+                raise RuntimeError(
+                    "CUDA failure 901: operation failed due to a previous error during capture"
+                )
             self.captured.add(key)
         self._run(session, binding, options)
 

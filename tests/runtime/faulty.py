@@ -41,14 +41,17 @@ class FaultyMemory(HostMemory):
 
 
 class FaultyBackend(OrtBackend):
-    """The real backend. `fuses` by the name of the method that they make fail, before or after its work is done."""
+    """The real backend. `fuses` by the name of the method that they make fail, before or after its
+    work is done."""
 
     _opened: dict[Path, tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
 
     def __init__(self, bundle: Path, *, slots: int = 2, memory: HostMemory | None = None) -> None:
         self.fuses: dict[str, Fuse] = {}
         self.late = False
-        super().__init__(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots, memory=memory)
+        super().__init__(
+            bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots, memory=memory
+        )
         self._tails = self._opened[bundle][1]
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
@@ -76,4 +79,6 @@ class FaultyBackend(OrtBackend):
 
 def session_of(backend: OrtBackend, max_queue: int = 1024, prefix_cache: bool = True) -> Session:
     tokenizer = Tokenizer.from_file(str(backend.bundle / "tokenizer.json"))
-    return Session(backend.manifest, backend, tokenizer, max_queue=max_queue, prefix_cache=prefix_cache)
+    return Session(
+        backend.manifest, backend, tokenizer, max_queue=max_queue, prefix_cache=prefix_cache
+    )

@@ -1,4 +1,5 @@
-"""What a command hands on to the calls that do its work, as names and values: `LoadOptions.threads`, `listen.port`."""
+"""What a command hands on to the calls that do its work, as names and values:
+`LoadOptions.threads`, `listen.port`."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ ANYTHING_ELSE = "*"
 
 @dataclass(frozen=True)
 class Case:
-    """An option is given to a command. expected: what changes, by name. base: the command line without the option; None
-    for the command's own. Without `given` it is the other way around: `base` is the line that differs."""
+    """An option is given to a command. expected: what changes, by name. base: the command line
+    without the option; None for the command's own. Without `given` it is the other way around:
+    `base` is the line that differs."""
 
     given: list[Any]
     expected: Found
@@ -37,8 +39,8 @@ class Calls:
         self.found: Found = {}
 
     def replace(self, target: str, result: Any = None, *, noted: bool = True) -> None:
-        """target: module.function, which is not called. result: what stands in for its result; where it can be called,
-        it gets the arguments by name. noted: whether its arguments are."""
+        """target: module.function, which is not called. result: what stands in for its result;
+        where it can be called, it gets the arguments by name. noted: whether its arguments are."""
         module, _, name = target.rpartition(".")
         signature = inspect.signature(getattr(import_module(module), name))
 
@@ -51,7 +53,8 @@ class Calls:
         self._patch.setattr(target, stand_in)
 
     def note(self, name: str, value: Any, *, inner: bool = False) -> None:
-        """The fields of a dataclass are noted one by one, by its name, or by `name` in another one's."""
+        """The fields of a dataclass are noted one by one, by its name, or by `name` in another
+        one's."""
         if is_dataclass(value) and not isinstance(value, StandIn):
             above = name if inner else type(value).__name__
             for each in fields(value):
@@ -62,7 +65,8 @@ class Calls:
 
 @dataclass
 class StandIn:
-    """Stands in for a session, or anything else whose methods are called. Every result is the stand-in itself."""
+    """Stands in for a session, or anything else whose methods are called. Every result is the
+    stand-in itself."""
 
     calls: Calls
     attributes: Found = field(default_factory=dict)
@@ -96,17 +100,27 @@ def handed_on(main: click.Command, line: list[Any], prepare: Callable[[Calls], N
 
 
 def option_names(command: click.Command) -> set[str]:
-    return {parameter.name for parameter in command.params if parameter.name != "version" and parameter.expose_value}
+    return {
+        parameter.name
+        for parameter in command.params
+        if parameter.name != "version" and parameter.expose_value
+    }
 
 
 def changes(
-    main: click.Command, words: list[Any], base: list[Any], case: Case, prepare: Callable[[Calls], None]
+    main: click.Command,
+    words: list[Any],
+    base: list[Any],
+    case: Case,
+    prepare: Callable[[Calls], None],
 ) -> Found:
     """What the option changes. words: those of the command itself. base: its own line."""
     other = base if case.base is None else case.base
     lines = (other, other + case.given) if case.given else (base, other)
     before, after = (handed_on(main, [*words, *line], prepare) for line in lines)
-    changed = {name: after.get(name) for name in before | after if before.get(name) != after.get(name)}
+    changed = {
+        name: after.get(name) for name in before | after if before.get(name) != after.get(name)
+    }
     if ANYTHING_ELSE in case.expected:
         changed = {name: changed.get(name) for name in case.expected}
     return changed

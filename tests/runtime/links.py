@@ -5,12 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-KINDS = {"all": lambda _: True, "weights": lambda name: name.endswith(".data"), "graphs": lambda n: n.endswith(".onnx")}
+KINDS = {
+    "all": lambda _: True,
+    "weights": lambda name: name.endswith(".data"),
+    "graphs": lambda n: n.endswith(".onnx"),
+}
 """Which files are links, by name."""
 
 
 def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) -> Path:
-    """A copy of a bundle in which some files are links into folders of their own, through another link."""
+    """A copy of a bundle in which some files are links into folders of their own, through another
+    link."""
     found = directory / "bundle"
     found.mkdir()
     for i, path in enumerate(sorted(bundle.iterdir())):
@@ -21,5 +26,7 @@ def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) ->
         folder.mkdir()
         shutil.copy(path, folder / "content")
         (folder / "link").symlink_to("content")
-        (found / path.name).symlink_to(folder / "link" if absolute else Path("..") / f"{i}" / "link")
+        (found / path.name).symlink_to(
+            folder / "link" if absolute else Path("..") / f"{i}" / "link"
+        )
     return found

@@ -1,4 +1,5 @@
-"""Machines that exist as formulas: pass times to decide by, and passes that take as long as a formula says."""
+"""Machines that exist as formulas: pass times to decide by, and passes that take as long as a
+formula says."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from pass_runtime.bundle.plan import Cycle, Plan, ar_plan, fused_cycle, make_cyc
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.draft_policy import ExpectedRate, Situation
 from pass_runtime.decode.sequence import Request, SequenceState, Slot
-from pass_runtime.tuning.estimates import PassShape, PassTimes, cumulative_acceptance, probe_plans, shape_of
+from pass_runtime.tuning.estimates import (
+    PassShape,
+    PassTimes,
+    cumulative_acceptance,
+    probe_plans,
+    shape_of,
+)
 from pass_runtime.tuning.tuner import Tuner
 
 
@@ -29,10 +36,16 @@ class Given(PassTimes):
 Tail = Callable[[int], float]
 
 
-def timed(trunk: Mapping[int, float], tail: Tail = lambda rows: 0.0, kind: type[PassTimes] = PassTimes) -> PassTimes:
-    """Times with these seconds of the trunk by rows, and of the tail by sampled rows. Look-ahead rows cost what others
-    do, and a draft what a sampled row does."""
-    shapes = [shape for rows in trunk for shape in {PassShape(rows, rows, 0), PassShape(rows, 1, rows - 1)}]
+def timed(
+    trunk: Mapping[int, float], tail: Tail = lambda rows: 0.0, kind: type[PassTimes] = PassTimes
+) -> PassTimes:
+    """Times with these seconds of the trunk by rows, and of the tail by sampled rows. Look-ahead
+    rows cost what others do, and a draft what a sampled row does."""
+    shapes = [
+        shape
+        for rows in trunk
+        for shape in {PassShape(rows, rows, 0), PassShape(rows, 1, rows - 1)}
+    ]
     return kind({shape: (trunk[shape.rows], tail(shape.rows)) for shape in shapes})
 
 
@@ -47,8 +60,9 @@ DEAR = times_of({1: 1.0, 25: 25.0})
 
 @dataclass(frozen=True)
 class Machine:
-    """What a pass costs: a trunk by rows, an adapter and look-ahead rows, a tail by sampled rows and drafts. noise: the
-    relative deviation of a pass. pauses: the share of passes that take ten times as long."""
+    """What a pass costs: a trunk by rows, an adapter and look-ahead rows, a tail by sampled rows
+    and drafts. noise: the relative deviation of a pass. pauses: the share of passes that take ten
+    times as long."""
 
     trunk: Callable[[int], float]
     adapter: float = 0.0
@@ -69,14 +83,20 @@ class Machine:
         return sum(self.parts(shape_of(plan, batch)))
 
     def factor(self, chance: random.Random) -> float:
-        return math.exp(abs(chance.gauss(0, self.noise))) * (10.0 if chance.random() < self.pauses else 1.0)
+        return math.exp(abs(chance.gauss(0, self.noise))) * (
+            10.0 if chance.random() < self.pauses else 1.0
+        )
 
-    def times(self, lookahead: int = 4, batch: int = 1, chance: random.Random | None = None) -> PassTimes:
+    def times(
+        self, lookahead: int = 4, batch: int = 1, chance: random.Random | None = None
+    ) -> PassTimes:
         """What timed passes of this machine say."""
         chance = chance or random.Random(0)
         shapes = [shape_of(plan, batch) for plan in probe_plans(lookahead, batch)]
         least = {shape: min(self.factor(chance) for _ in range(3)) for shape in shapes}
-        return PassTimes({s: (least[s] * self.parts(s)[0], least[s] * self.parts(s)[1]) for s in shapes})
+        return PassTimes(
+            {s: (least[s] * self.parts(s)[0], least[s] * self.parts(s)[1]) for s in shapes}
+        )
 
 
 def steps(base: float, tile: int, each: float) -> Callable[[int], float]:
@@ -85,16 +105,23 @@ def steps(base: float, tile: int, each: float) -> Callable[[int], float]:
 
 
 def points(seconds: Mapping[int, float]) -> Callable[[int], float]:
-    """Between these points rows cost what the line between them says, and beyond them what the last two say."""
+    """Between these points rows cost what the line between them says, and beyond them what the last
+    two say."""
     rows, values = list(seconds), list(seconds.values())
     slope = (values[-1] - values[-2]) / (rows[-1] - rows[-2])
     return lambda at: float(np.interp(at, rows, values)) + slope * max(0, at - rows[-1])
 
 
 MACHINES = {
-    "w8a8 on a CPU": Machine(points({1: 10.4, 2: 11.7, 3: 12.6, 5: 14.7, 9: 18.9, 25: 33.4}), 1.1, 0, 0.8, 0.5, 0.35),
-    "int4 on a CPU": Machine(points({1: 9.7, 2: 12.0, 3: 13.7, 5: 17.3, 9: 25.3, 25: 54.3}), 0.8, 0, 0.8, 0.5, 0.35),
-    "a GPU": Machine(points({1: 10.0, 16: 10.0, 17: 11.5, 32: 11.5, 33: 14.0, 64: 14.0}), 0.6, 0, 0.5, 0.02, 0.3),
+    "w8a8 on a CPU": Machine(
+        points({1: 10.4, 2: 11.7, 3: 12.6, 5: 14.7, 9: 18.9, 25: 33.4}), 1.1, 0, 0.8, 0.5, 0.35
+    ),
+    "int4 on a CPU": Machine(
+        points({1: 9.7, 2: 12.0, 3: 13.7, 5: 17.3, 9: 25.3, 25: 54.3}), 0.8, 0, 0.8, 0.5, 0.35
+    ),
+    "a GPU": Machine(
+        points({1: 10.0, 16: 10.0, 17: 11.5, 32: 11.5, 33: 14.0, 64: 14.0}), 0.6, 0, 0.5, 0.02, 0.3
+    ),
     "tiles of 8": Machine(steps(8.0, 8, 2.0), 0.3, 0, 0.5, 0.1, 0.2),
     "dear rows": Machine(lambda rows: 6 + 4.0 * rows, 0.3, 0, 0.5, 0.1, 0.2),
     "a dear head": Machine(lambda rows: 9.7 + 0.3 * rows, 4.0, 0, 0.5, 0.1, 1.5),
@@ -111,8 +138,9 @@ def decode(
     change: Callable[[Plan, float], float] = lambda plan, share: 1.0,
     cycle: Cycle | None = None,
 ) -> float:
-    """Seconds for `tokens` tokens of sequences of 150, whose drafts are accepted at these conditional rates, by `auto`
-    or a given cycle. change(plan, share): a factor on a pass where this share of the tokens is written."""
+    """Seconds for `tokens` tokens of sequences of 150, whose drafts are accepted at these
+    conditional rates, by `auto` or a given cycle. change(plan, share): a factor on a pass where
+    this share of the tokens is written."""
     chance, drawn, lookahead = random.Random(seed), random.Random(seed + 1), len(rates)
     seconds, written, ends, left = 0.0, 0, 0, 0
     window, acceptance = None, None
@@ -150,7 +178,8 @@ def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1
 
 
 def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
-    """The fastest of all cycles, if drafts are accepted at these conditional rates: no menu, no estimates."""
+    """The fastest of all cycles, if drafts are accepted at these conditional rates: no menu, no
+    estimates."""
     cumulative = cumulative_acceptance(rates)
     found = [(1 / machine.seconds(ar_plan()), make_cycle("ar", 0))]
     for drafts in range(1, len(rates) + 1):
@@ -167,8 +196,9 @@ def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
 
 @dataclass(frozen=True)
 class Place:
-    """What drafts are worth after one token of a text: how many look-ahead drafts survive that are made where it is the
-    root, and how many of `drafts` n-gram drafts, which follow a match of `matched` tokens."""
+    """What drafts are worth after one token of a text: how many look-ahead drafts survive that are
+    made where it is the root, and how many of `drafts` n-gram drafts, which follow a match of
+    `matched` tokens."""
 
     lookahead: int
     matched: int = 0
@@ -179,7 +209,16 @@ class Place:
 def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
     """Seconds for a text by `auto`, n-gram drafts included."""
     able, acceptance = Capabilities("formula", 100, (4096,), (64, 1)), tuner.new_acceptance()
-    request = Request((1, 2), SamplingParams(), len(text), "auto", None, tuner.lookahead, tuner.lookahead, frozenset())
+    request = Request(
+        (1, 2),
+        SamplingParams(),
+        len(text),
+        "auto",
+        None,
+        tuner.lookahead,
+        tuner.lookahead,
+        frozenset(),
+    )
     slot, window, at, seconds = Slot(0, SequenceState(request)), None, 0, 0.0
     while at < len(text):
         place = text[at]

@@ -1,4 +1,5 @@
-"""Requests of every kind for the tiny bundles, and what each of them is alone: plain decoding in one slot."""
+"""Requests of every kind for the tiny bundles, and what each of them is alone: plain decoding in
+one slot."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ TEXTS = (
     "def add(a, b):\n    return",
     "Über 12345 naïve",
     "import numpy as np\nfor i in range(10):\n    print(i)\n" * 2,
-    "The quick brown fox jumps over the lazy dog. def add(a, b): " * 14,  # more than the first capacity
+    "The quick brown fox jumps over the lazy dog. def add(a, b): "
+    * 14,  # more than the first capacity
 )
 SAMPLING = (
     SamplingParams(),
@@ -48,7 +50,11 @@ class Asked:
     reuse_prefix: bool = field(default=False, compare=False)
 
     def options(self, *, alone: bool = False) -> GenerateOptions:
-        how = {} if alone else {name: getattr(self, name) for name in ("draft", "lookahead", "logprobs")}
+        how = (
+            {}
+            if alone
+            else {name: getattr(self, name) for name in ("draft", "lookahead", "logprobs")}
+        )
         return GenerateOptions(
             self.tokens,
             self.sampling,
@@ -72,7 +78,9 @@ def requests(draw: st.DrawFn, most_tokens: int = 40) -> Asked:
         stop_token_ids=draw(st.sampled_from(STOP_TOKENS)),
         ignore_eos=draw(st.booleans()),
         plan=plan,
-        lookahead=draw(st.sampled_from([None, None, 0, 1, 3])) if not plan.startswith("fused:") else None,
+        lookahead=draw(st.sampled_from([None, None, 0, 1, 3]))
+        if not plan.startswith("fused:")
+        else None,
         draft=None if plan == "ar" else draw(st.sampled_from([None, "both", "ngram"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
         reuse_prefix=draw(st.booleans()),
@@ -88,7 +96,9 @@ class Alone:
 
     def tokens(self, asked: Asked) -> list[int]:
         if asked not in self._texts:
-            self._texts[asked] = self.session.generate(asked.text, asked.options(alone=True)).result().token_ids
+            self._texts[asked] = (
+                self.session.generate(asked.text, asked.options(alone=True)).result().token_ids
+            )
         return self._texts[asked]
 
     def assert_same(self, asked: Asked, got: Sequence[int], *, whole: bool = True) -> None:
@@ -97,5 +107,7 @@ class Alone:
         if not whole and list(got) == expected[: len(got)]:
             return
         prompt = self.session.encode(asked.text)
-        difference = first_difference(self.session, prompt, asked.options(alone=True), expected, got)
+        difference = first_difference(
+            self.session, prompt, asked.options(alone=True), expected, got
+        )
         assert difference is None or difference.is_near_tie, f"{asked}: {difference}"

@@ -19,7 +19,8 @@ Script = Callable[[int], int]
 
 
 def words(position: int) -> int:
-    """A text without repeats nearby and without special tokens; every script here is a function of the position."""
+    """A text without repeats nearby and without special tokens; every script here is a function of
+    the position."""
     return 2 + (position * 37 + position // 7) % 317
 
 
@@ -43,7 +44,9 @@ def reciting_session(
 ) -> Session:
     manifest = read_manifest(bundle)
     if capacity is not None:
-        manifest = manifest.model_copy(update={"model": manifest.model.model_copy(update={"max_capacity": capacity})})
+        manifest = manifest.model_copy(
+            update={"model": manifest.model.model_copy(update={"max_capacity": capacity})}
+        )
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     backend = scripted_backend(bundle, manifest, target, drafter or target, max_batch_size=slots)
     return Session(manifest, backend, tokenizer, max_queue=max_queue)
@@ -60,7 +63,9 @@ def watch_capacity(backend: Backend) -> None:
 
     def watched(kind):
         lengths = backend.buffers.read("length", (kind.batch,), np.int64)
-        assert lengths.max() + backend.capabilities.padded_width(kind.plan.width) <= backend.capacity
+        assert (
+            lengths.max() + backend.capabilities.padded_width(kind.plan.width) <= backend.capacity
+        )
         return run(kind)
 
     backend.run = watched  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""A trunk that recites: logits come from two functions of the position, everything else is the real backend.
+"""A trunk that recites: logits come from two functions of the position, everything else is the real
+backend.
 
-For tests of what surrounds a model (the loop, the tails, stop rules, statistics) where the model's words and the
-quality of its drafts must be known exactly.
+For tests of what surrounds a model (the loop, the tails, stop rules, statistics) where the model's
+words and the quality of its drafts must be known exactly.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ CERTAIN = np.float32(1e4)
 
 
 class ScriptedBackend(OrtBackend):
-    """The bundle's tails behind a trunk that predicts `target(position)` in root and draft rows, and
-    `drafter(position)` in look-ahead rows. On the CPU."""
+    """The bundle's tails behind a trunk that predicts `target(position)` in root and draft rows,
+    and `drafter(position)` in look-ahead rows. On the CPU."""
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, target: Script, drafter: Script, *, max_batch_size: int = 1
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        target: Script,
+        drafter: Script,
+        *,
+        max_batch_size: int = 1,
     ) -> None:
         self._target, self._drafter = target, drafter
         super().__init__(bundle, manifest, "cpu", threads=1, max_batch_size=max_batch_size)

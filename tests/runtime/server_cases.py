@@ -1,5 +1,5 @@
-"""Cases of the options that `pass-run serve` and scripts/serve_ray.py share: see `handed_on.py`. A file `keys` has one
-key, k."""
+"""Cases of the options that `pass-run serve` and scripts/serve_ray.py share: see `handed_on.py`. A
+file `keys` has one key, k."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ SERVER_CASES = {
             "reasoning_parser": "think",
         }.items()
     },
-    "api_key_file": Case(["--api-key-file", "keys"], {"ServeOptions.keys": ("k",), "check_exposure.keys": ("k",)}),
+    "api_key_file": Case(
+        ["--api-key-file", "keys"], {"ServeOptions.keys": ("k",), "check_exposure.keys": ("k",)}
+    ),
     "allow_no_key": Case(["--allow-no-key"], {"check_exposure.allow_no_key": True}),
     "model_name": Case(["--served-model-name", "m"], {"ServeOptions.model_name": "m"}),
     "reuse_prefix": Case(["--reuse-prefix"], {"ServeOptions.reuse_prefix": True}),
@@ -32,5 +34,7 @@ SERVER_CASES = {
         ["--speculative-max-concurrency", 2], {"LoadOptions.speculative_max_concurrency": 2}
     ),
     "no_prefix_cache": Case(["--no-prefix-cache"], {"LoadOptions.prefix_cache": False}),
-    "logprobs_mode": Case(["--logprobs-mode", "processed"], {"LoadOptions.logprobs_mode": "processed"}),
+    "logprobs_mode": Case(
+        ["--logprobs-mode", "processed"], {"LoadOptions.logprobs_mode": "processed"}
+    ),
 }

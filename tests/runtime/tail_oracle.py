@@ -1,4 +1,5 @@
-"""What tests of tails know without running one: numpy's samples, windows with some right drafts, any request."""
+"""What tests of tails know without running one: numpy's samples, windows with some right drafts,
+any request."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ NEAR_TIE = 1e-4
 def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> list[int]:
     """A token for every row: the one to stand right behind it."""
     return [
-        int(sample(logits[i][None], np.array([length + row.depth + 1]), params)[0]) for i, row in enumerate(plan.rows)
+        int(sample(logits[i][None], np.array([length + row.depth + 1]), params)[0])
+        for i, row in enumerate(plan.rows)
     ]
 
 
 def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng) -> list[int]:
-    """Drafts of which exactly the first `accepted` agree with `samples`; later ones may agree by chance."""
+    """Drafts of which exactly the first `accepted` agree with `samples`; later ones may agree by
+    chance."""
     planted = [int(token) for token in rng.integers(0, vocab, drafts)]
     planted[:accepted] = samples[:accepted]
     if accepted < drafts:
@@ -30,14 +33,19 @@ def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng
 
 
 def group_at(plan: Plan, accepted: int) -> list[int]:
-    """The look-ahead rows behind the first `accepted` drafts, found by walking up from every row."""
+    """The look-ahead rows behind the first `accepted` drafts, found by walking up from every
+    row."""
 
     def chain_depth(row: int) -> int:
         while plan.rows[row].kind is RowKind.LOOKAHEAD:
             row = plan.rows[row].parent
         return row
 
-    return [i for i, row in enumerate(plan.rows) if row.kind is RowKind.LOOKAHEAD and chain_depth(i) == accepted]
+    return [
+        i
+        for i, row in enumerate(plan.rows)
+        if row.kind is RowKind.LOOKAHEAD and chain_depth(i) == accepted
+    ]
 
 
 @st.composite

@@ -19,10 +19,14 @@ from pass_runtime.bundle.tree import TREE_SIZES
 
 LOOKAHEAD = 6
 PLANS = bundle_plans(LOOKAHEAD)
-PRUNED = [fused_plan(groups) for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))]
+PRUNED = [
+    fused_plan(groups)
+    for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))
+]
 TREES = [full_tree(size, LOOKAHEAD) for size in TREE_SIZES]
 PRUNED_TREES = [
-    tree_plan(groups, LOOKAHEAD) for groups in ((2, 0, 1, 2), (3, 3, 2, 1, 0, 2), (4, 3, 2, 2, 1, 1, 0, 2, 1))
+    tree_plan(groups, LOOKAHEAD)
+    for groups in ((2, 0, 1, 2), (3, 3, 2, 1, 0, 2), (4, 3, 2, 2, 1, 1, 0, 2, 1))
 ]
 POSITIONS = 800
 HIDDEN = 16
@@ -38,14 +42,24 @@ def random_head(vocab: int) -> HeadArrays:
         return rng.standard_normal(shape).astype(np.float32)
 
     table = matrix(vocab, rank)
-    table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(np.float16)  # or the longest would win
-    read = (matrix(HIDDEN, width) / 2, matrix(rank, width), matrix(width, width) / 3, matrix(width) / 4)
+    table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(
+        np.float16
+    )  # or the longest would win
+    read = (
+        matrix(HIDDEN, width) / 2,
+        matrix(rank, width),
+        matrix(width, width) / 3,
+        matrix(width) / 4,
+    )
     return HeadArrays(table, *read, matrix(width, rank) / 2)
 
 
 @lru_cache(maxsize=48)
-def tail_session(name: str, sampler: str, vocab: int, rule: str, head: bool = False) -> ort.InferenceSession:
-    """Pruned plans share the tail of the full one; greedy tails and those of `ar` are the exact-match rule's."""
+def tail_session(
+    name: str, sampler: str, vocab: int, rule: str, head: bool = False
+) -> ort.InferenceSession:
+    """Pruned plans share the tail of the full one; greedy tails and those of `ar` are the
+    exact-match rule's."""
     plan = next(plan for plan in (*PLANS, *TREES) if plan.name == name)
     by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
     build = build_rejection_tail if by_rejection else build_tail
@@ -62,13 +76,24 @@ def open_graph(model: ir.Model) -> ort.InferenceSession:
 def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """With what of `feed` the graph takes."""
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}), strict=True))
+    return dict(
+        zip(
+            names,
+            session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}),
+            strict=True,
+        )
+    )
 
 
-def run_in_place(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run_in_place(
+    session: ort.InferenceSession, feed: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """As `run_graph`, with outputs in the memory of the inputs where the runtime binds them so."""
     binding = session.io_binding()
-    given = {i.name: ort.OrtValue.ortvalue_from_numpy(np.array(feed[i.name])) for i in session.get_inputs()}
+    given = {
+        i.name: ort.OrtValue.ortvalue_from_numpy(np.array(feed[i.name]))
+        for i in session.get_inputs()
+    }
     shared = {written: given[read] for read, written in SHARED.items() if read in given}
     outputs = {}
     for name, value in run_graph(session, feed).items():
@@ -85,8 +110,13 @@ def run_in_place(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> 
 def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
     """What belongs to the requests of a batch. `active` [B]: all of them."""
     positions = np.arange(POSITIONS, dtype=np.int64)
-    return {stream: np.stack([noise_offsets(p.seed or 0, positions, stream) for p in params]) for stream in STREAMS} | {
-        "active": np.ones(len(params), np.int64) if active is None else np.asarray(active, np.int64),
+    return {
+        stream: np.stack([noise_offsets(p.seed or 0, positions, stream) for p in params])
+        for stream in STREAMS
+    } | {
+        "active": np.ones(len(params), np.int64)
+        if active is None
+        else np.asarray(active, np.int64),
         "temperature": np.array([p.temperature for p in params], np.float32),
         "top_k": np.array([p.top_k for p in params], np.int64),
         "top_p": np.array([p.top_p for p in params], np.float32),

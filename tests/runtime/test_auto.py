@@ -1,4 +1,5 @@
-"""--plan auto: what it concludes from given pass times and given acceptance, and that it measures without a trace."""
+"""--plan auto: what it concludes from given pass times and given acceptance, and that it measures
+without a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ GOOD = (0.7, 0.45, 0.2, 0.06)
 
 @pytest.fixture
 def slow_passes(monkeypatch):
-    """As if a pass took as long as in a real model: its decisions then take no noticeable part of it."""
+    """As if a pass took as long as in a real model: its decisions then take no noticeable part of
+    it."""
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 100.0)
 
 
@@ -66,7 +68,8 @@ def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
 
 
 def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
-    """And so is a promise that only a slow machine broke: what slows every pass changes no decision."""
+    """And so is a promise that only a slow machine broke: what slows every pass changes no
+    decision."""
     for factor, kept in ((1.0, True), (3.0, False)):
         times = timed({1: 1.0, 25: 1.3})
         tuner, promised = Tuner(times, 4, GOOD), times_of({1: 1.0, 25: 1.3})
@@ -122,13 +125,16 @@ def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
 
 
 def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
-    """Its time was estimated from those of other windows. Nothing is known of it until it is tried."""
+    """Its time was estimated from those of other windows. Nothing is known of it until it is
+    tried."""
     times, truth = timed({1: 1.0, 25: 1.0}), times_of({1: 1.0, 25: 1.0})
     tuner = Tuner(times, 4, GOOD)
     tuner.next_candidate(3, 1, [])
     for _ in range(200):
         plan = tuner.next_candidate(4, 1, []).cycle.plans[0]
-        tuner.observe(plan, 1, truth.seconds(shape_of(plan)) * (0.8 if plan.name == "fused-4" else 1.0))
+        tuner.observe(
+            plan, 1, truth.seconds(shape_of(plan)) * (0.8 if plan.name == "fused-4" else 1.0)
+        )
     assert tuner.decided.cycle == make_cycle("fused", 4)
 
 
@@ -140,15 +146,20 @@ def test_observed_rates_come_to_be_the_true_ones():
 
 
 def test_a_sequence_learns_by_itself_what_its_ngrams_are_worth():
-    """From what others taught, and faster. runtime/cpp/tests/parts_test.cpp has the same figures."""
+    """From what others taught, and faster. runtime/cpp/tests/parts_test.cpp has the same
+    figures."""
     tuner, own = Tuner(FREE, 4, GOOD), {}
     for drafted, accepted in ((4, 3), (4, 4), (2, 0)):
         tuner.ngram(3).record(drafted, accepted)
     for drafted, accepted in ((4, 0), (3, 0), (4, 1)):
         tuner.ngram(3, own).record(drafted, accepted)
     tuner.ngram(3, own).forget()
-    assert tuner.ngram(3).rates == pytest.approx([0.6150567217, 0.6668061951, 0.6668061951, 0.5835077438])
-    assert tuner.ngram(3, own).rates == pytest.approx([0.4467939632, 0.4446763813, 0.6668061951, 0.5835077438])
+    assert tuner.ngram(3).rates == pytest.approx(
+        [0.6150567217, 0.6668061951, 0.6668061951, 0.5835077438]
+    )
+    assert tuner.ngram(3, own).rates == pytest.approx(
+        [0.4467939632, 0.4446763813, 0.6668061951, 0.5835077438]
+    )
     assert tuner.ngram(2, own).rates == pytest.approx([0.6] * 4)
 
 
@@ -162,7 +173,9 @@ def test_each_kind_starts_from_what_is_stated_for_it():
         acceptance_per_position_sampled=(0.4, 0.1),
     )
     assert stated_acceptance(stated, "greedy") == (0.5, 0.4, 0.3)
-    assert stated_acceptance(stated, "sample") == stated_acceptance(stated, "truncated") == (0.4, 0.1)
+    assert (
+        stated_acceptance(stated, "sample") == stated_acceptance(stated, "truncated") == (0.4, 0.1)
+    )
     greedy_alone = stated.model_copy(update={"acceptance_per_position_sampled": ()})
     derived = Tuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).lookahead_acceptance.rates
     assert derived[:3] == pytest.approx(
@@ -185,12 +198,18 @@ def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
     names = plans_run(session)
     tuner = Tuner(times, 6, acceptance)
     session._tuners._tuners["greedy"] = tuner
-    stream = session.generate_ids([5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)).result()
+    stream = session.generate_ids(
+        [5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)
+    ).result()
     return stream, names, tuner
 
 
-@pytest.mark.parametrize("drafter", [words, wrong, right_unless(lambda position: position % 3 == 0)])
-@pytest.mark.parametrize("times", [FREE, DEAR, times_of({1: 1.0, 25: 1.6}, lambda rows: 0.1 + 0.0125 * (rows - 1))])
+@pytest.mark.parametrize(
+    "drafter", [words, wrong, right_unless(lambda position: position % 3 == 0)]
+)
+@pytest.mark.parametrize(
+    "times", [FREE, DEAR, times_of({1: 1.0, 25: 1.6}, lambda rows: 0.1 + 0.0125 * (rows - 1))]
+)
 def test_it_never_changes_the_text(tiny_bundle, drafter, times):
     stream, _, _ = auto_run(reciting_session(tiny_bundle, drafter=drafter), times, 200, GOOD)
     assert stream.token_ids == [words(position) for position in range(2, 202)]
@@ -198,19 +217,25 @@ def test_it_never_changes_the_text(tiny_bundle, drafter, times):
 
 def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle, slow_passes):
     times = times_of({1: 1.0, 49: 4.0})
-    stream, names, _ = auto_run(reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, draft="lookahead")
+    stream, names, _ = auto_run(
+        reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, draft="lookahead"
+    )
     assert names[0].startswith("fused") and names[-1] == "ar"
     assert stream.stats.accepted == 0
 
 
 def test_it_takes_up_drafts_that_are_better_than_stated(tiny_bundle, slow_passes):
     times = times_of({1: 1.0, 49: 4.0})
-    stream, names, _ = auto_run(reciting_session(tiny_bundle), times, 600, (0.6, 0.4, 0.2), draft="lookahead")
+    stream, names, _ = auto_run(
+        reciting_session(tiny_bundle), times, 600, (0.6, 0.4, 0.2), draft="lookahead"
+    )
     assert names[-1] not in names[:10] and stream.stats.tau > 2.5
 
 
 def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
-    session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
+    session = reciting_session(
+        tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong
+    )
     stream, names, tuner = auto_run(session, times_of({1: 1.0, 49: 4.0}), 100, draft="ngram")
     assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
@@ -222,7 +247,8 @@ NARROW = times_of({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})
 
 
 def test_rows_of_a_batch_are_dear_where_rows_are():
-    """Eight slots already fill the rows that are free: drafts that pay for one slot do not pay for all."""
+    """Eight slots already fill the rows that are free: drafts that pay for one slot do not pay for
+    all."""
     tuner = Tuner(NARROW, 4, GOOD)
     assert tuner.decide(4, batch=1).cycle.depth > 0
     assert Tuner(NARROW, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
@@ -245,16 +271,22 @@ def test_modes_are_kept_by_request_and_batch():
 
 
 def test_every_sequence_has_an_acceptance_of_its_own():
-    """One that drafts badly is decoded plainly while another, by the same tuner, drafts; together it is the mean."""
+    """One that drafts badly is decoded plainly while another, by the same tuner, drafts; together
+    it is the mean."""
     tuner = Tuner(times_of({1: 1.0, 25: 2.0}), 4, GOOD)
     good, bad = tuner.new_acceptance(), tuner.new_acceptance()
     for _ in range(300):
         good.record(4, 4)
         bad.record(4, 0)
-    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0] and tuner.lookahead_acceptance.rates == tuner.new_acceptance().rates
+    assert (
+        bad.rates[0] < 0.2 < 0.9 < good.rates[0]
+        and tuner.lookahead_acceptance.rates == tuner.new_acceptance().rates
+    )
     assert tuner.decide(4, 1, [bad]).cycle.name == "ar"
     assert tuner.decide(4, 1, [good]).cycle.depth == 4
-    alone = {c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_acceptance(good.rates))}
+    alone = {
+        c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_acceptance(good.rates))
+    }
     tuner.decide(4, 2, [good, bad])
     assert 1 < tuner.decided.tokens < max(alone.values())
 
@@ -308,7 +340,9 @@ def test_warm_sessions_time_nothing_while_somebody_waits(tiny_bundle):
     session._tuners._idle_pass = lambda kind: (timed.append(kind), idle_pass(kind))[1]  # type: ignore[method-assign]
     for temperature in (0.0, 1.0):
         for count in range(1, 6):
-            asked = [GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)] * count
+            asked = [
+                GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)
+            ] * count
             for generation in session.generate_all([5, 6, 7], asked):
                 generation.result()
     assert timed == []

@@ -1,4 +1,5 @@
-"""How much time `auto` takes on machines that are formulas, against plain decoding and against the best fixed plan."""
+"""How much time `auto` takes on machines that are formulas, against plain decoding and against the
+best fixed plan."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.tuner import Tuner
 
 STATED = tuple(accumulate((0.6, 0.55, 0.5, 0.5), mul))
-RATES = {"good": (0.75, 0.65, 0.55, 0.5), "fair": (0.5, 0.45, 0.4, 0.3), "none": (0.03, 0.03, 0.03, 0.03)}
+RATES = {
+    "good": (0.75, 0.65, 0.55, 0.5),
+    "fair": (0.5, 0.45, 0.4, 0.3),
+    "none": (0.03, 0.03, 0.03, 0.03),
+}
 CHANGES = {
     "steady": lambda plan, share: 1.0,
     "slower for a while": lambda plan, share: 1.6 if 0.3 < share < 0.65 else 1.0,
@@ -36,10 +41,14 @@ def decisions_take_no_time(monkeypatch):
 
 @cache
 def against(rates: str, change: str) -> tuple[list[float], list[float]]:
-    """Of every machine, the time that `auto` takes relative to the best plan's and to plain decoding's."""
+    """Of every machine, the time that `auto` takes relative to the best plan's and to plain
+    decoding's."""
     best, plain = [], []
     for seed, machine in enumerate(MACHINES.values()):
-        noisy, more = replace(machine, noise=0.03, pauses=0.005), {"seed": seed, "change": CHANGES[change]}
+        noisy, more = (
+            replace(machine, noise=0.03, pauses=0.005),
+            {"seed": seed, "change": CHANGES[change]},
+        )
         spent = decode(noisy, Tuner(noisy.times(), 4, STATED), RATES[rates], TOKENS, **more)
         plainly_spent = plainly(noisy, TOKENS, **more)
         noise = plainly(machine, TOKENS, **more) / plainly_spent
@@ -58,8 +67,14 @@ def test_auto_takes_little_more_time_than_the_best_plan(rates, change):
 
 
 def test_auto_takes_hardly_more_than_the_best_plan_on_average():
-    """Of all plans there are, on the menu or not, by costs and rates that nobody knows beforehand."""
-    assert geometric_mean(one for rates, change in product(RATES, CHANGES) for one in against(rates, change)[0]) < 1.02
+    """Of all plans there are, on the menu or not, by costs and rates that nobody knows
+    beforehand."""
+    assert (
+        geometric_mean(
+            one for rates, change in product(RATES, CHANGES) for one in against(rates, change)[0]
+        )
+        < 1.02
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=12)
@@ -78,7 +93,8 @@ def test_where_drafts_do_not_pay_little_is_lost(row, tile, adapter, noise, seed)
 
 
 def text(survive: int, tokens: int = 128) -> list[Place]:
-    """A match of 2, 3 or 4 tokens stands before every token; this many of four drafts survive, of either source."""
+    """A match of 2, 3 or 4 tokens stands before every token; this many of four drafts survive, of
+    either source."""
     return [Place(survive, 2 + at % 3, 4, survive) for at in range(tokens)]
 
 

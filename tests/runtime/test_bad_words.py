@@ -1,4 +1,5 @@
-"""Bad words are texts: a token is forbidden if the text would contain one with it, and only then."""
+"""Bad words are texts: a token is forbidden if the text would contain one with it, and only
+then."""
 
 from __future__ import annotations
 
@@ -32,17 +33,27 @@ def allowed(words: BadWords, state: int) -> list[int]:
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(listed=st.lists(LETTERS, min_size=1, max_size=4), seed=st.integers(0, 1 << 32))
 def test_what_is_forbidden_is_what_would_write_a_word(name: str, listed: list[str], seed: int):
-    """Along a random text of permitted tokens, special ones and bytes included, after a prompt that does not count."""
+    """Along a random text of permitted tokens, special ones and bytes included, after a prompt that
+    does not count."""
     draw, index = random.Random(seed), INDICES[name]
     words, state = BadWords(index, [word.encode() for word in listed]), ROOT
     tokenizer = TOKENIZERS[name]
     prompt = [tokenizer.token_to_id("ab" if name != "byte-level" else "a")]
     start, tokens = len(whole(name, prompt, cut=False)), list(prompt)
-    favoured = [t for t, text in enumerate(index.texts) if any(text and text in word.encode() for word in listed)]
+    favoured = [
+        t
+        for t, text in enumerate(index.texts)
+        if any(text and text in word.encode() for word in listed)
+    ]
     for _ in range(5):
         permitted = allowed(words, state)
-        texts = {token: whole(name, [*tokens, token], cut=True)[start:] for token in range(len(index.texts))}
-        assert permitted == [token for token, text in texts.items() if not any(word in text for word in listed)]
+        texts = {
+            token: whole(name, [*tokens, token], cut=True)[start:]
+            for token in range(len(index.texts))
+        }
+        assert permitted == [
+            token for token, text in texts.items() if not any(word in text for word in listed)
+        ]
         likely = [token for token in permitted if token in favoured]
         tokens.append(draw.choice(likely if likely and draw.random() < 0.8 else permitted))
         state = words.follow(state, tokens[-1])
@@ -54,7 +65,10 @@ def spelled(tokenizer: Tokenizer, *pieces: str) -> list[int]:
 
 def test_words_in_the_middle_of_tokens_over_tokens_and_over_special_ones():
     tokenizer = byte_fallback()
-    words = BadWords(TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size())), [b"ab", b" a.", b"\nb"])
+    words = BadWords(
+        TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size())),
+        [b"ab", b" a.", b"\nb"],
+    )
     (inside,) = spelled(tokenizer, "(ab")
     assert inside not in allowed(words, ROOT)
     for before, last in (
@@ -76,7 +90,9 @@ def test_words_in_the_middle_of_tokens_over_tokens_and_over_special_ones():
 
 def test_a_character_of_bytes_is_completed_by_the_last_one():
     tokenizer = byte_level()
-    words = BadWords(TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size())), ["€".encode()])
+    words = BadWords(
+        TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size())), ["€".encode()]
+    )
     state = words.follow(words.follow(ROOT, 0xE2), 0x82)
     assert {0xAC} == set(range(256)) - set(allowed(words, state))
     assert set(range(256)) <= set(allowed(words, words.follow(state, 0x41)))
@@ -90,8 +106,12 @@ def test_the_index_finds_what_a_search_finds():
         for _ in range(60):
             text = bytes(generator.choices(b"ab\x00\xff", k=size))
             first, end = index.beginning_with(text)
-            assert set(index.order[first:end]) == {i for i, each in enumerate(texts) if each.startswith(text)}
-            assert set(index.containing(text)) == {i for i, each in enumerate(texts) if text in each}
+            assert set(index.order[first:end]) == {
+                i for i, each in enumerate(texts) if each.startswith(text)
+            }
+            assert set(index.containing(text)) == {
+                i for i, each in enumerate(texts) if text in each
+            }
 
 
 def test_what_bad_words_may_be():

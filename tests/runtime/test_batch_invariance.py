@@ -1,4 +1,5 @@
-"""A request's text does not depend on what is decoded beside it, in which slot, when, or with which plan.
+"""A request's text does not depend on what is decoded beside it, in which slot, when, or with which
+plan.
 
 The scheduler's steps are driven by hand, so that every interleaving can be had, and had again.
 """
@@ -14,7 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from machines import times_of
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
 from reciting import assert_idle, watch_capacity
@@ -37,12 +44,14 @@ TIMES = {
 
 
 class FixedTuners:
-    """In the place of `Tuners`: pass times that nobody measured, so that `auto` decides the same every time."""
+    """In the place of `Tuners`: pass times that nobody measured, so that `auto` decides the same
+    every time."""
 
     def __init__(self, session: Session, times: PassTimes) -> None:
         lookahead = session.manifest.lookahead.length
         self._tuners = {
-            sampler: Tuner(times, lookahead, (0.6, 0.5, 0.3)) for sampler in ("greedy", "sample", "truncated")
+            sampler: Tuner(times, lookahead, (0.6, 0.5, 0.3))
+            for sampler in ("greedy", "sample", "truncated")
         }
         self._asked: set[tuple[str, int]] = set()
 
@@ -132,7 +141,11 @@ class Batches(RuleBasedStateMachine):
 @pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4"])
 def bundle(request: pytest.FixtureRequest) -> Path:
     name = request.param
-    return request.getfixturevalue(name) if name.endswith("bundle") else request.getfixturevalue("in_format")(name)
+    return (
+        request.getfixturevalue(name)
+        if name.endswith("bundle")
+        else request.getfixturevalue("in_format")(name)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +155,9 @@ def alone(bundle: Path) -> Alone:
 
 @pytest.fixture(scope="module")
 def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
-    opened = {slots: load(bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in SLOTS}
+    opened = {
+        slots: load(bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in SLOTS
+    }
     for session in opened.values():
         watch_capacity(session.backend)
     yield opened
@@ -151,8 +166,12 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
 
 
 @pytest.mark.timeout(600)
-def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)  # decisions as often as may be, whatever they take
+def test_any_interleaving(
+    sessions: dict[int, Session], alone: Alone, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        tuner_module, "DECISION_TIME_SHARE", 1e9
+    )  # decisions as often as may be, whatever they take
     run_state_machine_as_test(
         partial(Batches, sessions, alone),
         settings=settings(
@@ -189,7 +208,10 @@ def test_64_requests_from_threads(sessions: dict[int, Session], alone: Alone, sl
     found: dict[int, tuple[str | None, list[int]]] = {}
 
     def ask(numbers: list[int]) -> None:
-        streams = {number: session.generate(asked[number].text, asked[number].options()) for number in numbers}
+        streams = {
+            number: session.generate(asked[number].text, asked[number].options())
+            for number in numbers
+        }
         for number in numbers[::8]:
             streams[number].cancel()
         for number, stream in streams.items():

@@ -1,5 +1,6 @@
-"""What a session holds on its device is bounded: buffers of many shapes share memory, what is bound is forgotten when
-it was not used for long, and addresses never change, since captured graphs hold them."""
+"""What a session holds on its device is bounded: buffers of many shapes share memory, what is bound
+is forgotten when it was not used for long, and addresses never change, since captured graphs hold
+them."""
 
 from __future__ import annotations
 
@@ -42,10 +43,15 @@ def test_shapes_of_one_name_share_memory(widths: list[int]):
         address = buffers.rows_address("logits", shape, np.float32)
         assert addresses.setdefault(width, address) == address
         size = SLOTS * math.prod(shape) * 4
-        assert any(start <= address and address + size <= start + have for start, have in memory.sizes.items())
+        assert any(
+            start <= address and address + size <= start + have
+            for start, have in memory.sizes.items()
+        )
     largest = max(max(SLOTS * width * 7 * 4, 4) for width in widths)
     assert sum(memory.sizes.values()) < 4 * largest
-    assert buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()  # another name is other memory
+    assert (
+        buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()
+    )  # another name is other memory
     windows = {buffers.rows_address("input_ids", (width,), np.int64) for width in set(widths)}
     assert len(windows) == len(set(widths))  # what a pass leaves to the next one lies by itself
 
@@ -54,23 +60,43 @@ def test_only_what_no_pass_leaves_to_the_next_is_shared(tiny_bundle: Path):
     session = load(tiny_bundle, "cpu", threads=1)
     transient = session.backend.bindings.transient
     assert transient >= {"logits", "emitted", "count", "chosen_logprob", "top_ids", "top_logprobs"}
-    assert not transient & {"input_ids", "length", "next_ids", "noise_offsets", "temperature", "active"}
+    assert not transient & {
+        "input_ids",
+        "length",
+        "next_ids",
+        "noise_offsets",
+        "temperature",
+        "active",
+    }
 
 
 @pytest.mark.parametrize("kept", [256, 2], ids=["all is kept", "two are kept"])
-def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch: pytest.MonkeyPatch, kept: int):
-    """Every plan, sampler and number of sequences there is; the texts are those of a session of its own."""
+def test_memory_and_bound_graphs_stay_bounded(
+    random_bundle: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+):
+    """Every plan, sampler and number of sequences there is; the texts are those of a session of its
+    own."""
     graphs: dict[str, Counter[int]] = {}
     bind = ort_backend.bind
 
     def noted(session, device, inputs, outputs, cache, graph, *more):
-        key = f"{id(session)} {[(t.name, t.shape, t.address) for t in (*inputs, *outputs, *cache[0])]}"
+        bound = [(t.name, t.shape, t.address) for t in (*inputs, *outputs, *cache[0])]
+        key = f"{id(session)} {bound}"
         graphs.setdefault(key, Counter())[graph] += 1
         return bind(session, device, inputs, outputs, cache, graph, *more)
 
     monkeypatch.setattr(ort_backend, "bind", noted)
     monkeypatch.setattr(BoundSessions, "MAX_BOUND", kept)
-    plans = ["ar", "two-pass", "fused", "fused:1,1", "fused:1,0", "fused:1,1,1", "fused:2,1,1", "fused:2,2,1"]
+    plans = [
+        "ar",
+        "two-pass",
+        "fused",
+        "fused:1,1",
+        "fused:1,0",
+        "fused:1,1,1",
+        "fused:2,1,1",
+        "fused:2,2,1",
+    ]
     session = load(random_bundle, "cpu", threads=1, max_batch_size=2)
     memory = session.backend.memory
     sampled = [SamplingParams(), SamplingParams(0.9, seed=3)]
@@ -81,7 +107,11 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch: 
     assert found == again
     assert found == [found[i % 2] for i in range(len(found))]  # the plan changes no text
     assert len(memory._blocks) == blocks
-    assert all(len(ids) == 1 for ids in graphs.values())  # bound again, it is the graph that was captured
+    assert all(
+        len(ids) == 1 for ids in graphs.values()
+    )  # bound again, it is the graph that was captured
     assert (max(max(ids.values()) for ids in graphs.values()) > 1) == (kept == 2)
     held = session.backend
-    assert all(len(b._bound) <= kept for b in (held._bound_trunks, held._bound_tails, held._bound_prefills))
+    assert all(
+        len(b._bound) <= kept for b in (held._bound_trunks, held._bound_tails, held._bound_prefills)
+    )

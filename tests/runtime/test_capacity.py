@@ -1,4 +1,5 @@
-"""The end of the KV capacity, and the way there: buckets, narrower windows, finish_reason "length"."""
+"""The end of the KV capacity, and the way there: buckets, narrower windows, finish_reason
+"length"."""
 
 from __future__ import annotations
 
@@ -6,9 +7,22 @@ import itertools
 
 import numpy as np
 import pytest
-from reciting import assert_idle, plans_run, reciting_session, right_unless, runner_of, watch_capacity, words
+from reciting import (
+    assert_idle,
+    plans_run,
+    reciting_session,
+    right_unless,
+    runner_of,
+    watch_capacity,
+    words,
+)
 
-from pass_runtime.backends.ort.backend import CAPACITY_STEP, FIRST_CAPACITY, doubling_capacities, following_capacities
+from pass_runtime.backends.ort.backend import (
+    CAPACITY_STEP,
+    FIRST_CAPACITY,
+    doubling_capacities,
+    following_capacities,
+)
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.errors import PassError
@@ -42,7 +56,9 @@ def run(
     return stream
 
 
-@pytest.mark.parametrize("maximum", [4, FIRST_CAPACITY - 4, FIRST_CAPACITY, FIRST_CAPACITY + 4, 768, 4096, 131072])
+@pytest.mark.parametrize(
+    "maximum", [4, FIRST_CAPACITY - 4, FIRST_CAPACITY, FIRST_CAPACITY + 4, 768, 4096, 131072]
+)
 def test_capacities_double_up_to_the_models_own(maximum):
     sizes = doubling_capacities(maximum)
     assert sizes[0] == min(FIRST_CAPACITY, maximum)
@@ -51,9 +67,12 @@ def test_capacities_double_up_to_the_models_own(maximum):
         assert larger == 2 * smaller or (larger == maximum and smaller < larger < 2 * smaller)
 
 
-@pytest.mark.parametrize("maximum", [4, CAPACITY_STEP - 4, CAPACITY_STEP, CAPACITY_STEP + 4, 768, 4096, 131072])
+@pytest.mark.parametrize(
+    "maximum", [4, CAPACITY_STEP - 4, CAPACITY_STEP, CAPACITY_STEP + 4, 768, 4096, 131072]
+)
 def test_capacities_on_the_cpu_follow_the_text(maximum):
-    """Whole multiples of 64 tokens, so that sums round alike, and at most an eighth of them unused."""
+    """Whole multiples of 64 tokens, so that sums round alike, and at most an eighth of them
+    unused."""
     sizes = following_capacities(maximum)
     assert sizes[0] == min(CAPACITY_STEP, maximum)
     assert sizes[-1] == maximum
@@ -65,7 +84,8 @@ def test_capacities_on_the_cpu_follow_the_text(maximum):
 @pytest.mark.parametrize(("plan", "lookahead"), SHAPES)
 @pytest.mark.parametrize("room", range(1, 17))
 def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
-    """Every plan fills the capacity to its last entry: the last token is drawn from a cache of all 768."""
+    """Every plan fills the capacity to its last entry: the last token is drawn from a cache of all
+    768."""
     session = reciting_session(tiny_bundle)
     prompt = [5] * (CAPACITY - room)
     stream = run(session, prompt, plan, lookahead)
@@ -76,7 +96,9 @@ def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(0.9, seed=1), SamplingParams(0.9, 50, 0.9)], ids=["plain", "truncated"]
+    "params",
+    [SamplingParams(0.9, seed=1), SamplingParams(0.9, 50, 0.9)],
+    ids=["plain", "truncated"],
 )
 @pytest.mark.parametrize("room", [1, 2, 6, 7, 8, 9])
 def test_there_is_noise_up_to_the_last_position(tiny_bundle, room, params):
@@ -85,7 +107,9 @@ def test_there_is_noise_up_to_the_last_position(tiny_bundle, room, params):
     assert stream.token_ids == [words(CAPACITY - room + i) for i in range(room + 1)]
 
 
-@pytest.mark.parametrize("misses", [lambda p: True, lambda p: p % 3 == 0], ids=["hostile", "middling"])
+@pytest.mark.parametrize(
+    "misses", [lambda p: True, lambda p: p % 3 == 0], ids=["hostile", "middling"]
+)
 def test_bad_drafts_do_not_move_the_end(tiny_bundle, misses):
     session = reciting_session(tiny_bundle, drafter=right_unless(misses))
     assert run(session, [5] * 755).token_ids == [words(755 + i) for i in range(14)]
@@ -95,7 +119,8 @@ def test_the_last_windows_are_narrower(tiny_bundle):
     session = reciting_session(tiny_bundle)
     names = plans_run(session)
     run(session, [5] * (CAPACITY - 13))
-    # 754 cached entries; a cycle of L = 6 leads to 762, where a draft and 5 rows to verify fill the last 6.
+    # 754 cached entries; a cycle of L = 6 leads to 762, where a draft and 5 rows to verify fill the
+    # last 6.
     assert names == ["draft-6", "verify-6", "draft-4", "verify-4"]
 
 
@@ -141,14 +166,19 @@ def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
         return run(kind)
 
     session.backend.run = watched  # type: ignore[method-assign]
-    session.generate_ids([5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)).result()
+    session.generate_ids(
+        [5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)
+    ).result()
     assert set(seen) == {small, large}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_growing_keeps_the_cache(tiny_bundle, temperature):
-    """The real model: a cache moved to a larger one on the way, against the larger one from the start."""
-    asked = GenerateOptions(40, SamplingParams(temperature, seed=1), plan="two-pass", ignore_eos=True)
+    """The real model: a cache moved to a larger one on the way, against the larger one from the
+    start."""
+    asked = GenerateOptions(
+        40, SamplingParams(temperature, seed=1), plan="two-pass", ignore_eos=True
+    )
     session = load(tiny_bundle, "cpu", threads=1)
     small, large = session.backend.capabilities.capacities[-2:]
     prompt = np.random.default_rng(4).integers(2, 300, small - 17).tolist()
@@ -162,17 +192,22 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
     wide = load(tiny_bundle, "cpu", threads=1)
     wide.backend.resize(large, [0])
     wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
-    difference = first_difference(session, prompt, asked, grown, wide.generate_ids(prompt, asked).result().token_ids)
+    difference = first_difference(
+        session, prompt, asked, grown, wide.generate_ids(prompt, asked).result().token_ids
+    )
     assert difference is None or difference.is_near_tie, difference
 
 
 def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
-    """Passes pay for the length of the cache, so a short request does not decode in a long one's."""
+    """Passes pay for the length of the cache, so a short request does not decode in a long
+    one's."""
     session = reciting_session(tiny_bundle)
     small, *_, large = session.backend.capabilities.capacities
     middle = session.backend.capabilities.capacity(310)
     for prompt, capacity in ((300, middle), (5, small), (700, large), (300, middle), (2, small)):
-        session.generate_ids([5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)).result()
+        session.generate_ids(
+            [5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)
+        ).result()
         assert session.backend.capacity == capacity, prompt
 
 
@@ -186,8 +221,9 @@ def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
 
 
 def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
-    """A free slot among busy ones keeps 500 tokens. Then a short request joins elsewhere, the cache shrinks, and what
-    was kept with it: the windows that the free slot is given must come forward too."""
+    """A free slot among busy ones keeps 500 tokens. Then a short request joins elsewhere, the cache
+    shrinks, and what was kept with it: the windows that the free slot is given must come forward
+    too."""
     session = reciting_session(tiny_bundle, slots=8)
     watch_capacity(session.backend)
     runner, scheduler = runner_of(session), session._worker._scheduler
@@ -206,13 +242,21 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
         scheduler.step()
     scheduler.step()
     free = next(slot for slot in runner.slots if len(slot.kept) == 500)
-    assert free.masked and free.number < runner.batch(runner.decoding) and session.backend.capacity > 500
+    assert (
+        free.masked
+        and free.number < runner.batch(runner.decoding)
+        and session.backend.capacity > 500
+    )
     late = join(2, 30)
     scheduler.step()
     assert session.backend.capacity < 200
     while not scheduler.idle:
         scheduler.step()
     for sequence in (*short, late):
-        assert sequence.finished is not None and sequence.finished.reason == "length", sequence.finished
+        assert sequence.finished is not None and sequence.finished.reason == "length", (
+            sequence.finished
+        )
         prompt = len(sequence.request.prompt_ids)
-        assert sequence.tokens[prompt:] == [words(position) for position in range(prompt, len(sequence.tokens))]
+        assert sequence.tokens[prompt:] == [
+            words(position) for position in range(prompt, len(sequence.tokens))
+        ]

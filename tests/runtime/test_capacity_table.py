@@ -1,4 +1,5 @@
-"""Small capacities, prompts that reach their end, every plan and every source of drafts, alone and in batches."""
+"""Small capacities, prompts that reach their end, every plan and every source of drafts, alone and
+in batches."""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ def check_table(session: Session, capacity: int, expected: dict[int, list[int]])
                 tokens = stream.result().token_ids
                 assert (stream.finish_reason, stream.stop_reason) == ("length", None), case
                 assert len(tokens) == capacity - length + 1, case
-                parted = first_difference(session, prompt_of(length), asked, tokens, expected[length])
+                parted = first_difference(
+                    session, prompt_of(length), asked, tokens, expected[length]
+                )
                 assert parted is None or parted.is_near_tie, (case, parted)
 
 
 def check_tuned(session: Session, expected: Sequence[int]) -> None:
-    """After all that, requests with room to spare are tuned from passes of every width that this capacity has."""
+    """After all that, requests with room to spare are tuned from passes of every width that this
+    capacity has."""
     capacity = session.backend.capabilities.max_capacity
     for batch in (1, 3):
         streams = [session.generate_ids(prompt_of(1), options("auto")) for _ in range(batch)]
@@ -61,7 +65,8 @@ def test_a_model_writes_the_text_of_ar(random_bundle: Path, capacity: int):
 def test_drafts_that_are_all_right_end_there_too(tiny_bundle: Path, capacity: int):
     with reciting_session(tiny_bundle, slots=3, capacity=capacity) as session:
         expected = {
-            length: [words(position) for position in range(length, capacity + 1)] for length in texts_needed(capacity)
+            length: [words(position) for position in range(length, capacity + 1)]
+            for length in texts_needed(capacity)
         }
         check_table(session, capacity, expected)
         check_tuned(session, expected[1])

@@ -1,4 +1,5 @@
-"""What published chat templates do gives the ids that transformers gives, for conversations of every kind."""
+"""What published chat templates do gives the ids that transformers gives, for conversations of
+every kind."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate
 from pass_runtime.text.special import ChatEncoder
 
-NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "<sep>"}
+NAMED = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "sep_token": "<sep>",
+}
 
 
 def trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -25,7 +32,9 @@ def trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ADDED])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_specific_special_tokens={"image_token": "<|image|>"}, **NAMED
+        tokenizer_object=tokenizer,
+        model_specific_special_tokens={"image_token": "<|image|>"},
+        **NAMED,
     )
 
 
@@ -43,13 +52,19 @@ def test_ids_are_those_of_transformers(construct: str):
             given = [messages, variables]
             try:
                 theirs = fast.apply_chat_template(
-                    messages, chat_template=template, add_generation_prompt=True, return_dict=False, **variables
+                    messages,
+                    chat_template=template,
+                    add_generation_prompt=True,
+                    return_dict=False,
+                    **variables,
                 )
             except Exception:
                 with pytest.raises(PassError, match=r"^the chat template refuses these messages: "):
                     ours.render(messages, **variables)
                 continue
-            ids = encoder(fast.backend_tokenizer).encode(given, lambda parts, of=ours: of.render(parts[0], **parts[1]))
+            ids = encoder(fast.backend_tokenizer).encode(
+                given, lambda parts, of=ours: of.render(parts[0], **parts[1])
+            )
             assert ids == theirs, (kind, talk)
             rendered += 1
         ours.close()
@@ -67,7 +82,11 @@ def test_every_conversation_can_be_rendered_by_most():
         texts = set()
         for template in CONSTRUCTS.values():
             try:
-                texts.add(fast.apply_chat_template(messages, chat_template=template, tokenize=False, **variables))
+                texts.add(
+                    fast.apply_chat_template(
+                        messages, chat_template=template, tokenize=False, **variables
+                    )
+                )
             except Exception:
                 continue
         assert len(texts) > len(CONSTRUCTS) / 3, talk

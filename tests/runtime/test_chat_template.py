@@ -1,4 +1,5 @@
-"""Chat templates: rendered as Hugging Face renders them, refusing politely, and unable to leave the sandbox."""
+"""Chat templates: rendered as Hugging Face renders them, refusing politely, and unable to leave the
+sandbox."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def render(source: str, messages=USER, **variables) -> str:
 
 def test_messages_tokens_and_generation_prompt():
     source = (
-        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m.content }}{{ eos_token }}{% "
+        "endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     assert render(source, TALK) == "<s><system>Be brief.</s><user>Hi</s><assistant>"
 
@@ -41,14 +42,20 @@ def test_blocks_leave_no_whitespace():
 
 
 def test_loop_controls():
-    source = "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% break %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content "
+        "}}{% break %}{% endfor %}"
+    )
     assert render(source, [*TALK, *USER]) == "Hi"
 
 
 def test_tojson_is_that_of_hugging_face():
-    """Keys in their own order, no HTML escapes, no ASCII escapes: jinja's own filter does all three."""
+    """Keys in their own order, no HTML escapes, no ASCII escapes: jinja's own filter does all
+    three."""
     message = {"role": "user", "content": "<b> & 'ü'"}
-    assert render("{{ messages[0] | tojson }}", [message]) == json.dumps(message, ensure_ascii=False)
+    assert render("{{ messages[0] | tojson }}", [message]) == json.dumps(
+        message, ensure_ascii=False
+    )
 
 
 def test_generation_blocks_are_transparent():
@@ -57,11 +64,16 @@ def test_generation_blocks_are_transparent():
 
 
 def test_content_is_not_escaped_and_not_a_template():
-    assert render("{{ messages[0].content }}", [{"role": "user", "content": "<b>&{{ 1 }}"}]) == "<b>&{{ 1 }}"
+    assert (
+        render("{{ messages[0].content }}", [{"role": "user", "content": "<b>&{{ 1 }}"}])
+        == "<b>&{{ 1 }}"
+    )
 
 
 def test_date_and_extra_variables():
-    assert render("{{ strftime_now('%Y') }}") in {str(datetime.datetime.now().year - back) for back in (0, 1)}
+    assert render("{{ strftime_now('%Y') }}") in {
+        str(datetime.datetime.now().year - back) for back in (0, 1)
+    }
     assert render("{{ tools }}", tools=3) == "3"
 
 
@@ -69,11 +81,16 @@ def test_date_and_extra_variables():
     "source",
     [
         "{{ raise_exception('roles must alternate') }}",
-        "{% if messages[0].role != 'system' %}{{ raise_exception('roles must alternate') }}{% endif %}",
+        (
+            "{% if messages[0].role != 'system' %}{{ raise_exception('roles must alternate') }}{% "
+            "endif %}"
+        ),
     ],
 )
 def test_refusal(source):
-    with pytest.raises(PassError, match=r"^the chat template refuses these messages: roles must alternate$"):
+    with pytest.raises(
+        PassError, match=r"^the chat template refuses these messages: roles must alternate$"
+    ):
         render(source)
 
 
@@ -104,17 +121,22 @@ def test_a_broken_template_names_its_file(source):
     ],
 )
 def test_the_sandbox_holds(source):
-    """Templates come with downloaded models: attributes of Python's innards and changes are refused."""
+    """Templates come with downloaded models: attributes of Python's innards and changes are
+    refused."""
     with pytest.raises(PassError):
         render(source)
 
 
-@pytest.mark.parametrize("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"]
+)
 def test_innards_are_nothing_to_a_template(source):
     assert render(source) == ""
 
 
-@pytest.mark.parametrize("source", ["{{ messages[9].content.x }}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ messages[9].content.x }}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}"]
+)
 def test_a_template_that_stumbles_is_a_pass_error(source):
     """Not a traceback of TypeError or ZeroDivisionError: the template is data."""
     with pytest.raises(PassError):
@@ -122,8 +144,8 @@ def test_a_template_that_stumbles_is_a_pass_error(source):
 
 
 def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
-    """Older manifests list none: then they are the start token and the first end token. What is not there is
-    undefined, as in Hugging Face."""
+    """Older manifests list none: then they are the start token and the first end token. What is not
+    there is undefined, as in Hugging Face."""
     session = load(tiny_bundle, "cpu", threads=1)
     model = session.manifest.model
     assert template_tokens(model, session.tokenizer) == {"bos_token": "<bos>", "eos_token": "<eos>"}
@@ -139,7 +161,8 @@ def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
 
 
 def test_named_templates(tmp_path):
-    """`tool_use` is for conversations with tools, even with none of them, and `default` for the others."""
+    """`tool_use` is for conversations with tools, even with none of them, and `default` for the
+    others."""
     for name, file in CHAT_TEMPLATE_FILES.items():
         (tmp_path / file).write_text(f"{name} {{{{ tools }}}}", encoding="utf-8")
     template = load_chat_template(tmp_path, TOKENS)
@@ -179,14 +202,17 @@ def test_a_child_is_started_by_the_first_chat_and_ends_with_the_session(tiny_bun
 def test_threads_render_at_once():
     template = ChatTemplate("{% for i in range(n) %}{{ i }},{% endfor %}{{ messages[0].content }}")
     with ThreadPoolExecutor(8) as threads:
-        texts = threads.map(lambda i: template.render([{"role": "user", "content": str(i)}], n=i % 7), range(300))
+        texts = threads.map(
+            lambda i: template.render([{"role": "user", "content": str(i)}], n=i % 7), range(300)
+        )
         assert list(texts) == ["".join(f"{j}," for j in range(i % 7)) + str(i) for i in range(300)]
     assert 1 <= len(template._pool._children) <= 2
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also if pytest is a script's background job, which ignores it."""
+    """Ctrl-C raises KeyboardInterrupt, also if pytest is a script's background job, which ignores
+    it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -194,7 +220,9 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_a_render():
-    template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}")
+    template = ChatTemplate(
+        "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}"
+    )
     assert template.render(USER, n=1) == "1"
     with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(1) as threads:
         interrupt = threads.submit(_interrupt_while_busy, template)
@@ -236,17 +264,28 @@ def test_session_without_a_template(tiny_bundle):
 
 @pytest.mark.parametrize("arguments", ['{"a": "b', "[1]", "no JSON"])
 def test_arguments_as_written(arguments):
-    """Where a template writes an object, takes a text for one, or walks through an object's fields."""
+    """Where a template writes an object, takes a text for one, or walks through an object's
+    fields."""
     function = {"name": "f", "written_arguments": arguments}
-    messages = [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}]
+    messages = [
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    ]
     call = "{%- set c = messages[0].tool_calls[0].function -%}"
     written = f'{{"name": "f", "arguments": {arguments}}}'
     assert render(call + "{{ c | tojson }}", messages) == written
-    assert render(call + '{"name": "f", "arguments": {{ c.arguments | tojson }}}', messages) == written
-    assert render(call + '{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', messages) == written
-    either = "{% if c.arguments is string %}{{ c.arguments }}{% else %}{{ c.arguments | tojson }}{% endif %}"
+    assert (
+        render(call + '{"name": "f", "arguments": {{ c.arguments | tojson }}}', messages) == written
+    )
+    assert (
+        render(call + '{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', messages)
+        == written
+    )
+    either = (
+        "{% if c.arguments is string %}{{ c.arguments }}{% else %}{{ c.arguments | tojson "
+        "}}{% endif %}"
+    )
     assert render(call + either, messages) == arguments
     for pairs in ("c.arguments.items()", "c.arguments | items"):
-        assert render(call + f"{{% for k, v in {pairs} %}}{{{{ k }}}}={{{{ v }}}}{{% endfor %}}", messages) == (
-            f"arguments={arguments}"
-        )
+        assert render(
+            call + f"{{% for k, v in {pairs} %}}{{{{ k }}}}={{{{ v }}}}{{% endfor %}}", messages
+        ) == (f"arguments={arguments}")

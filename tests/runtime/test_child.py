@@ -1,4 +1,5 @@
-"""Child processes that limits can end: time, memory, stack, interrupts, and callers that come at once."""
+"""Child processes that limits can end: time, memory, stack, interrupts, and callers that come at
+once."""
 
 from __future__ import annotations
 
@@ -113,7 +114,11 @@ def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
 def test_with_forks_a_call_beyond_its_limits_costs_no_set_up():
     pool = ChildPool("test_child:make", None, Limits(0.5, 256 * MIB), forks=True)
     children = {pool.call(["parent"])}
-    for action, why in ((["spin"], "0.5 seconds"), (["take", 300 * MIB], "256 MiB"), (["overflow"], "too deeply")):
+    for action, why in (
+        (["spin"], "0.5 seconds"),
+        (["take", 300 * MIB], "256 MiB"),
+        (["overflow"], "too deeply"),
+    ):
         with pytest.raises(ChildStopped, match=why):
             pool.call(action)
         children.add(pool.call(["parent"]))

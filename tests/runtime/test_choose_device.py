@@ -1,4 +1,5 @@
-"""Which device ONNX Runtime is opened on, by its build, its packages and the GPUs that CUDA sees."""
+"""Which device ONNX Runtime is opened on, by its build, its packages and the GPUs that CUDA
+sees."""
 
 from __future__ import annotations
 
@@ -62,14 +63,21 @@ def test_auto_is_the_gpu_if_all_is_there(
     machine(monkeypatch, api, has_cuda=has_cuda)
     with caplog.at_level(logging.INFO):
         assert choose_device("auto") == device
-    assert [(record.levelno, told in record.getMessage()) for record in caplog.records] == [(level, True)] * bool(level)
+    assert [(record.levelno, told in record.getMessage()) for record in caplog.records] == [
+        (level, True)
+    ] * bool(level)
 
 
 @pytest.mark.parametrize(
     ("name", "api", "has_cuda", "told"),
     [
         ("cuda", FakeCuda(), False, "this onnxruntime has no CUDAExecutionProvider; " + REPAIR),
-        ("cuda", NO_DRIVER, True, "there is no NVIDIA driver here: is the GPU visible to nvidia-smi"),
+        (
+            "cuda",
+            NO_DRIVER,
+            True,
+            "there is no NVIDIA driver here: is the GPU visible to nvidia-smi",
+        ),
         ("cuda", OLD_DRIVER, True, "update to a driver for CUDA 13, 580 or newer"),
         ("cuda", NO_GPU, True, "there is no GPU 0: no GPU is visible"),
         ("cuda:1", FakeCuda(), True, "there is no GPU 1: 1 GPU is visible"),
@@ -88,7 +96,10 @@ def test_both_packages_are_named(monkeypatch: pytest.MonkeyPatch):
     """The last one that pip wrote has no CUDA."""
     machine(monkeypatch, FakeCuda(), has_cuda=False)
     monkeypatch.setattr(packages, "installed", lambda: dict.fromkeys(packages.PACKAGES, "1.31.1"))
-    with pytest.raises(PassError, match="onnxruntime and onnxruntime-gpu are both installed, and share files; run: "):
+    with pytest.raises(
+        PassError,
+        match="onnxruntime and onnxruntime-gpu are both installed, and share files; run: ",
+    ):
         choose_device("cuda")
 
 
@@ -96,9 +107,14 @@ def test_an_environment_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in sys.modules if name.startswith("pass_runtime.backends.ort")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(PassError, match=r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "):
+    with pytest.raises(
+        PassError, match=r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
+    ):
         import pass_runtime.backends.ort.engine  # noqa: F401
-    with pytest.raises(PassError, match="onnxruntime is not installed"), importing():  # as commands do
+    with (
+        pytest.raises(PassError, match="onnxruntime is not installed"),
+        importing(),
+    ):  # as commands do
         import onnxruntime  # noqa: F401
     with pytest.raises(ModuleNotFoundError), importing():
         import no_such_module  # noqa: F401

@@ -1,5 +1,5 @@
-"""The real cuda-python takes the arguments that `backends.cuda` gives it: without a driver every call ends in an
-error code, and none in an exception of its own."""
+"""The real cuda-python takes the arguments that `backends.cuda` gives it: without a driver every
+call ends in an error code, and none in an exception of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ONNX Runtime on memory that comes from CUDA, as with `--device cuda`: here the fake device's, which is the host's."""
+"""ONNX Runtime on memory that comes from CUDA, as with `--device cuda`: here the fake device's,
+which is the host's."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ from pass_runtime.errors import PassError
 LONG = [2 + i % 300 for i in range(500)]
 ASKED: list[Asked] = [
     ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
-    (LONG[:200], GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),  # grows to 512 columns
+    (
+        LONG[:200],
+        GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True),
+    ),  # grows to 512 columns
     (LONG[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
 ]
 Open = Callable[[FakeCuda], Session]
@@ -36,7 +40,9 @@ Open = Callable[[FakeCuda], Session]
 def open_on(adapter_bundle: Path) -> Open:
     def open_on(device: FakeCuda) -> Session:
         manifest = read_manifest(adapter_bundle)
-        backend = OrtBackend(adapter_bundle, manifest, "cpu", threads=1, max_batch_size=2, memory=Cuda(device))
+        backend = OrtBackend(
+            adapter_bundle, manifest, "cpu", threads=1, max_batch_size=2, memory=Cuda(device)
+        )
         return Session(manifest, backend, Tokenizer.from_file(str(adapter_bundle / TOKENIZER_FILE)))
 
     return open_on
@@ -48,7 +54,8 @@ def expected(adapter_bundle: Path) -> list[list[int]]:
 
 
 def attempt(session: Session, expected: list[list[int]]) -> int:
-    """All of ASKED, as many at a time as there are slots; how many failed. Those that did not fail are right."""
+    """All of ASKED, as many at a time as there are slots; how many failed. Those that did not fail
+    are right."""
     failed = 0
     for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
         try:
@@ -106,7 +113,10 @@ def test_a_cache_that_cannot_grow_is_what_it_was(open_on: Open, expected: list[l
         stream = session.generate_ids(*ASKED[1])
         with pytest.raises(PassError, match=r"GPU has no .* MiB left"):
             stream.result()
-        assert 0 < len(stream.token_ids) < 100 and stream.token_ids == expected[1][: len(stream.token_ids)]
+        assert (
+            0 < len(stream.token_ids) < 100
+            and stream.token_ids == expected[1][: len(stream.token_ids)]
+        )
         assert session.backend.capacity == 256
         assert session.generate_ids(*ASKED[2]).result().token_ids == expected[2]
         device.limit = 1 << 30
@@ -116,7 +126,9 @@ def test_a_cache_that_cannot_grow_is_what_it_was(open_on: Open, expected: list[l
 def test_without_cuda_python_the_command_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     for attempt in (import_api, lambda: open_memory("cuda")):
-        with pytest.raises(PassError, match=r"cannot be imported .*; run: pip install cuda-python$"):
+        with pytest.raises(
+            PassError, match=r"cannot be imported .*; run: pip install cuda-python$"
+        ):
             attempt()
 
 
@@ -135,9 +147,13 @@ def driver_of(driver: int, library: int = 13040) -> SimpleNamespace:
 def test_an_old_driver_is_named_with_what_is_needed():
     told = why_no_device(driver_of(12040))
     assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in told
-    assert "a driver for CUDA 13, 580 or newer" in told and "install" not in told.replace("installed", "")
+    assert "a driver for CUDA 13, 580 or newer" in told and "install" not in told.replace(
+        "installed", ""
+    )
     assert "a driver for CUDA 12, 525 or newer" in why_no_device(driver_of(11080, 12090))
-    with pytest.raises(PassError, match=r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"):
+    with pytest.raises(
+        PassError, match=r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"
+    ):
         Cuda(driver_of(12040))
 
 

@@ -41,7 +41,9 @@ def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
     for token, place in zip(tokens, places, strict=True):
         own = VOCABULARIES[name].bytes(token)
         if own and "\ufffd" not in own.decode(errors="replace"):
-            assert "".join(pieces).startswith(own.decode(), place) or place == 0  # where a space may be stripped
+            assert (
+                "".join(pieces).startswith(own.decode(), place) or place == 0
+            )  # where a space may be stripped
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -77,12 +79,18 @@ def test_the_first_space_after_bytes(prompt: str):
 def test_a_replacement_character_at_the_end_is_text():
     for tokenizer in (byte_level(), byte_fallback()):
         stream = TextStream(tokenizer, tokenizer.encode("x").ids)
-        assert "".join(stream.read(token)[0] for token in tokenizer.encode("a\ufffd").ids) == "a\ufffd"
+        assert (
+            "".join(stream.read(token)[0] for token in tokenizer.encode("a\ufffd").ids) == "a\ufffd"
+        )
 
 
-@pytest.mark.parametrize("decoder", [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 0, 1)], ids=repr)
+@pytest.mark.parametrize(
+    "decoder", [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 0, 1)], ids=repr
+)
 def test_a_decoder_whose_tokens_depend_on_each_other_is_refused(decoder: object):
     tokenizer = byte_level()
     tokenizer.decoder = decoder
-    with pytest.raises(PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC|Strip)\) is not supported"):
+    with pytest.raises(
+        PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC|Strip)\) is not supported"
+    ):
         Vocabulary(tokenizer)

@@ -1,4 +1,5 @@
-"""Devices of which there are several: `cuda:1`, `tensorrt:1`. CUDA has a device for every thread, GPU 0 at first."""
+"""Devices of which there are several: `cuda:1`, `tensorrt:1`. CUDA has a device for every thread,
+GPU 0 at first."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from pass_runtime.backends.ort.engine import open_memory, open_session
 from pass_runtime.backends.ort.trunks import BoundTensor, bind
 from pass_runtime.errors import PassError
 
-NO_GPU_2 = r"^there is no GPU 2: 2 GPUs are visible, numbers 0 to 1 \(see nvidia-smi, and CUDA_VISIBLE_DEVICES\)$"
+NO_GPU_2 = (
+    r"^there is no GPU 2: 2 GPUs are visible, numbers 0 to 1 \(see nvidia-smi, and "
+    r"CUDA_VISIBLE_DEVICES\)$"
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,12 @@ def two(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("cpu", ("cpu", 0)), ("cuda", ("cuda", 0)), ("cuda:1", ("cuda", 1)), ("tensorrt-rtx:12", ("tensorrt-rtx", 12))],
+    [
+        ("cpu", ("cpu", 0)),
+        ("cuda", ("cuda", 0)),
+        ("cuda:1", ("cuda", 1)),
+        ("tensorrt-rtx:12", ("tensorrt-rtx", 12)),
+    ],
 )
 def test_names_have_numbers(name: str, expected: tuple[str, int]):
     assert split_device(name) == expected
@@ -77,7 +86,9 @@ def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
     two.assert_empty()
 
 
-def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkeypatch: pytest.MonkeyPatch):
+def test_a_number_that_does_not_exist_is_refused_with_the_count(
+    two: Gpu, monkeypatch: pytest.MonkeyPatch
+):
     FakeSession.install(monkeypatch, FakeSession(0))
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     for device in ("tensorrt:2", "cuda:2"):
@@ -114,5 +125,7 @@ def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch: pytest.MonkeyPatch)
 
 def test_ray_chooses_the_gpu_of_a_replica():
     assert [gpus_of_replica(name) for name in ("cpu", "auto", "cuda", "tensorrt")] == [0, 0, 1, 1]
-    with pytest.raises(PassError, match=r"'cuda:1': Ray chooses the GPU of every replica; use cuda$"):
+    with pytest.raises(
+        PassError, match=r"'cuda:1': Ray chooses the GPU of every replica; use cuda$"
+    ):
         gpus_of_replica("cuda:1")

@@ -12,9 +12,12 @@ from pass_runtime import GenerateOptions, load
 
 @pytest.mark.parametrize(("limit", "most_rows"), [(None, 5), (2, 5), (0, 1)])
 def test_many_at_a_time_are_decoded_plainly(tiny_bundle: Path, limit: int | None, most_rows: int):
-    """Above `speculative_max_concurrency` nothing drafts; below it plans are as they were, and the text always is."""
+    """Above `speculative_max_concurrency` nothing drafts; below it plans are as they were, and the
+    text always is."""
     options = GenerateOptions(24, plan="two-pass", lookahead=4, ignore_eos=True)
-    with load(tiny_bundle, "cpu", threads=1, max_batch_size=4, speculative_max_concurrency=limit) as session:
+    with load(
+        tiny_bundle, "cpu", threads=1, max_batch_size=4, speculative_max_concurrency=limit
+    ) as session:
         rows: list[tuple[int, int]] = []
         run = runner_of(session).run
 
@@ -26,7 +29,9 @@ def test_many_at_a_time_are_decoded_plainly(tiny_bundle: Path, limit: int | None
         alone = session.generate_ids([5, 6, 7], options).result().token_ids
         assert max(width for _, width in rows) == most_rows
         rows.clear()
-        together = session._worker.call(lambda: [session.generate_ids([5, 6, 7], options) for _ in range(4)])
+        together = session._worker.call(
+            lambda: [session.generate_ids([5, 6, 7], options) for _ in range(4)]
+        )
         assert all(stream.result().token_ids == alone for stream in together)
         most = 4 if limit is None else limit
         assert all(width == 1 or count <= most for count, width in rows)

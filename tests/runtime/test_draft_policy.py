@@ -1,4 +1,5 @@
-"""The next pass, whatever there is to choose from: it fits, it holds its drafts, and there is one while one fits."""
+"""The next pass, whatever there is to choose from: it fits, it holds its drafts, and there is one
+while one fits."""
 
 from __future__ import annotations
 
@@ -24,10 +25,14 @@ def capabilities(draw: st.DrawFn) -> Capabilities:
     return Capabilities("test", 320, (256,), (64, 1), fixed_lookahead=lookahead, least_width=least)
 
 
-def slots_with(left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Slot]:
+def slots_with(
+    left: st.SearchStrategy[int], texts: st.SearchStrategy[tuple[int, ...]]
+) -> st.SearchStrategy[Slot]:
     request = Request((1, 2), SamplingParams(), 8, "auto", None, L, L, frozenset())
     sequences = st.builds(SequenceState, st.just(request))
-    return st.builds(Slot, st.just(0), sequences, num_drafts=left, ngram=texts, matched=st.integers(2, 4))
+    return st.builds(
+        Slot, st.just(0), sequences, num_drafts=left, ngram=texts, matched=st.integers(2, 4)
+    )
 
 
 @st.composite
@@ -36,10 +41,14 @@ def situations(draw: st.DrawFn) -> Situation:
     if able.fixed_lookahead is None:
         cycle = make_cycle(draw(st.sampled_from(SHAPES)), draw(st.integers(0, L)))
     else:
-        cycle = make_cycle(draw(st.sampled_from(SHAPES[:3])), draw(st.sampled_from([0, able.fixed_lookahead])))
+        cycle = make_cycle(
+            draw(st.sampled_from(SHAPES[:3])), draw(st.sampled_from([0, able.fixed_lookahead]))
+        )
     longest = able.fixed_lookahead or L
     plans = [ar_plan(), *cycle.plans, *cycle.narrower().plans, verify_plan(longest)]
-    window: Plan | None = draw(st.sampled_from([None, *(plan for plan in plans if able.allows([plan]))]))
+    window: Plan | None = draw(
+        st.sampled_from([None, *(plan for plan in plans if able.allows([plan]))])
+    )
     texts = st.lists(st.integers(0, 319), max_size=L).map(tuple)
     left = window.drafts if window else 0
     states = draw(
@@ -79,10 +88,13 @@ def test_the_next_pass(situation: Situation):
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(mode=st.sampled_from(SHAPES), lookahead=st.integers(1, L), room=st.integers(1, 60))
 def test_what_was_drafted_is_verified(mode, lookahead, room):
-    """To the end of the capacity: a window with drafts that fits is never thrown away for a new one."""
+    """To the end of the capacity: a window with drafts that fits is never thrown away for a new
+    one."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
-    while (found := Situation(cycle, window, room, able, [Slot(0)], DraftPolicy()).next_pass()) is not None:
+    while (
+        found := Situation(cycle, window, room, able, [Slot(0)], DraftPolicy()).next_pass()
+    ) is not None:
         if window is not None and window.drafts and not window.is_fused:
             assert found[0] == window
         window, room = found[0].next, room - 1  # nothing is accepted
@@ -90,7 +102,8 @@ def test_what_was_drafted_is_verified(mode, lookahead, room):
 
 
 def test_room_for_an_ngram_draft_in_a_padded_window():
-    """Engines pad narrow windows: a plan of 3 rows that are 16 in memory does not fit in 10 columns."""
+    """Engines pad narrow windows: a plan of 3 rows that are 16 in memory does not fit in 10
+    columns."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
     state = Slot(0, ngram=(5, 6), matched=3)
 

@@ -1,4 +1,5 @@
-"""Thousands of requests in one process, with cancellations, failures and growth: nothing piles up."""
+"""Thousands of requests in one process, with cancellations, failures and growth: nothing piles
+up."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ from pass_runtime import GenerateOptions, PassError, Session, load
 
 REQUESTS, WAVE = 2000, 25
 ALLOWED_GROWTH = {"resident": 4 << 20, "heap": 256 << 10, "objects": 1000}
-"""By how much the values of `memory_now` may grow after the warm-up, in bytes or objects. The allocator keeps pages or
-gives them back as it likes, so that the resident size varies; the heap counts only blocks in use. 2,000 requests that
-were kept would be tens of thousands of Python objects."""
+"""By how much the values of `memory_now` may grow after the warm-up, in bytes or objects. The
+allocator keeps pages or gives them back as it likes, so that the resident size varies; the heap
+counts only blocks in use. 2,000 requests that were kept would be tens of thousands of Python
+objects."""
 
 
 class HeapInfo(ctypes.Structure):
@@ -48,7 +50,8 @@ def memory_now() -> dict[str, int]:
 
 
 def one_of_each() -> Iterator[Asked]:
-    """Requests that need every tail that there is. A tail takes memory when it is first used, and keeps it."""
+    """Requests that need every tail that there is. A tail takes memory when it is first used, and
+    keeps it."""
     for sampling in SAMPLING:
         for plan, logprobs in product(PLANS, (None, 2)):
             yield Asked(TEXTS[1], sampling, 8, plan=plan, logprobs=logprobs)
@@ -75,10 +78,12 @@ def some_request(chance: random.Random) -> Asked:
 
 
 def wave(session: Session, chance: random.Random) -> dict[str, int]:
-    """Begin WAVE requests at once, and wait for them. Two are cancelled, one is dropped unread, and a pass may fail.
-    Returns how many ended for each reason."""
+    """Begin WAVE requests at once, and wait for them. Two are cancelled, one is dropped unread, and
+    a pass may fail. Returns how many ended for each reason."""
     session.backend.fuses["run_trunk"] = Fuse(PassError("out of luck"), chance.randrange(1, 200))  # type: ignore
-    streams = [session.generate((asked := some_request(chance)).text, asked.options()) for _ in range(WAVE)]
+    streams = [
+        session.generate((asked := some_request(chance)).text, asked.options()) for _ in range(WAVE)
+    ]
     for stream in chance.sample(streams, 2):
         stream.cancel()
     del streams[chance.randrange(WAVE)]
@@ -96,8 +101,8 @@ def wave(session: Session, chance: random.Random) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_two_thousand_requests(tiny_bundle: Path):
-    """Memory does not grow. In a process of its own: heap that other tests freed, and that is used again here, would
-    look like growth."""
+    """Memory does not grow. In a process of its own: heap that other tests freed, and that is used
+    again here, would look like growth."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         fresh.submit(serve_many, tiny_bundle).result()
 
@@ -113,9 +118,13 @@ def serve_many(tiny_bundle: Path) -> None:
         capacities.add(backend.capacity)
         if number % 4 == 3:
             backend.fuses.clear()
-            session.generate(TEXTS[0], GenerateOptions(1)).result()  # so that the KV cache always has the same capacity
+            session.generate(
+                TEXTS[0], GenerateOptions(1)
+            ).result()  # so that the KV cache always has the same capacity
             measured.append(memory_now())
-            measured[-1]["heap"] -= runner_of(session)._store.used  # the prefix cache may grow, up to its budget
+            measured[-1]["heap"] -= runner_of(
+                session
+            )._store.used  # the prefix cache may grow, up to its budget
     assert set(ends) == {"stop", "length", "cancelled", "error"} and min(ends.values()) >= 20, ends
     assert len(capacities) > 1
     for name, allowed in ALLOWED_GROWTH.items():
@@ -128,4 +137,8 @@ def serve_many(tiny_bundle: Path) -> None:
     alone.assert_same(asked, session.generate(asked.text, asked.options()).result().token_ids)
     session.close()
     assert_idle(alone.session)
-    assert not [thread for thread in threading.enumerate() if thread.name == "pass-decode" and thread.is_alive()]
+    assert not [
+        thread
+        for thread in threading.enumerate()
+        if thread.name == "pass-decode" and thread.is_alive()
+    ]

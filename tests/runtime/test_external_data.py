@@ -19,7 +19,8 @@ from pass_runtime.bundle.integrity import file_info
 
 BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
 TENSORS = st.lists(st.tuples(BLOBS, st.lists(BLOBS, max_size=2)), max_size=4)
-"""For every tensor: its values (the first blob), and the forms that kernels packed of it, each of several blobs."""
+"""For every tensor: its values (the first blob), and the forms that kernels packed of it, each of
+several blobs."""
 
 
 def external(name: str, **entries: object) -> TensorProto:
@@ -30,7 +31,9 @@ def external(name: str, **entries: object) -> TensorProto:
 
 
 def model_of(*tensors: TensorProto) -> onnx.ModelProto:
-    graph = onnx.GraphProto(name="é" * 70, initializer=[*tensors, TensorProto(name="inside", raw_data=b"12")])
+    graph = onnx.GraphProto(
+        name="é" * 70, initializer=[*tensors, TensorProto(name="inside", raw_data=b"12")]
+    )
     graph.node.add(op_type="Identity", input=["inside"], output=["y"])
     model = onnx.ModelProto(graph=graph, ir_version=10, producer_name="x")
     model.metadata_props.add(key="k", value="v" * 300)
@@ -38,7 +41,8 @@ def model_of(*tensors: TensorProto) -> onnx.ModelProto:
 
 
 def written(directory: Path, tensors: list) -> onnx.ModelProto:
-    """A model as ONNX Runtime writes it: blobs one after another in saved.data, and the entries that name them."""
+    """A model as ONNX Runtime writes it: blobs one after another in saved.data, and the entries
+    that name them."""
     protos, content = [], bytearray(b"?")
 
     def place(blob: bytes) -> int:
@@ -46,10 +50,14 @@ def written(directory: Path, tensors: list) -> onnx.ModelProto:
         return len(content) - len(blob)
 
     for number, (blobs, forms) in enumerate(tensors):
-        tensor = external(f"t{number}", location="saved.data", offset=place(blobs[0]), length=len(blobs[0]))
+        tensor = external(
+            f"t{number}", location="saved.data", offset=place(blobs[0]), length=len(blobs[0])
+        )
         for form in forms:
             parts = [f"{place(blob)};{len(blob)};0" for blob in form]
-            tensor.external_data.add(key=f"prepacked_{len(form) - 1}", value="|".join(["MatMul+123", *parts]))
+            tensor.external_data.add(
+                key=f"prepacked_{len(form) - 1}", value="|".join(["MatMul+123", *parts])
+            )
         protos.append(tensor)
     (directory / "saved.data").write_bytes(content)
     model = model_of(*protos)
@@ -63,8 +71,12 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
     with TemporaryDirectory() as name:
         directory = Path(name)
         original = written(directory, tensors)
-        made = align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", alignment)
-        assert made.files == {name: file_info(directory / name) for name in ("new.onnx", "new.data")}
+        made = align(
+            directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", alignment
+        )
+        assert made.files == {
+            name: file_info(directory / name) for name in ("new.onnx", "new.data")
+        }
         content = (directory / "new.data").read_bytes()
         changed = onnx.load(directory / "new.onnx", load_external_data=False)
 
@@ -75,7 +87,9 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
     for tensor, (blobs, forms) in zip(changed.graph.initializer, tensors, strict=False):
         location, offset, length, *packed = tensor.external_data
         assert location.value == "new.data" and blob(offset.value, length.value) == blobs[0]
-        found = [[blob(*part.split(";")[:2]) for part in entry.value.split("|")[1:]] for entry in packed]
+        found = [
+            [blob(*part.split(";")[:2]) for part in entry.value.split("|")[1:]] for entry in packed
+        ]
         assert found == forms
     for model in (original, changed):  # but for the values of the entries they are the same
         for tensor in model.graph.initializer:
@@ -86,7 +100,9 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
 
 @settings(max_examples=60, deadline=None)
 @given(tensors=TENSORS, kept=st.integers(0, 3), other=st.booleans())
-def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(tensors: list, kept: int, other: bool):
+def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(
+    tensors: list, kept: int, other: bool
+):
     """And one with another blob is not."""
     with TemporaryDirectory() as name:
         directory = Path(name)
@@ -100,7 +116,9 @@ def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(tensors: list, k
             assert found is None and not (directory / "some.data").exists()
             return
         assert found is not None and (directory / "some.data").samefile(directory / "all.data")
-        assert found.files == {name: file_info(directory / name) for name in ("some.onnx", "some.data")}
+        assert found.files == {
+            name: file_info(directory / name) for name in ("some.onnx", "some.data")
+        }
         changed = onnx.load(directory / "some.onnx", load_external_data=False)
         content = (directory / "all.data").read_bytes()
     for tensor, (blobs, _) in zip(changed.graph.initializer, some, strict=False):
@@ -117,7 +135,13 @@ def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(tensors: list, k
         external("t", location="saved.data", offset=0, length=1, checksum="0"),
         external("t", location="saved.data", offset=0, length=1, prepacked_0="MatMul+1|0;9;0"),
     ],
-    ids=["another file", "no offset", "beyond the end", "an unknown entry", "a packed form beyond the end"],
+    ids=[
+        "another file",
+        "no offset",
+        "beyond the end",
+        "an unknown entry",
+        "a packed form beyond the end",
+    ],
 )
 def test_a_model_of_another_form_is_refused(tmp_path: Path, tensor: TensorProto):
     (tmp_path / "saved.data").write_bytes(b"1234")

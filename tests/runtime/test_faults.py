@@ -1,4 +1,5 @@
-"""Whatever fails, and whenever: the requests it happened to say why, the others are right, and so is the next."""
+"""Whatever fails, and whenever: the requests it happened to say why, the others are right, and so
+is the next."""
 
 from __future__ import annotations
 
@@ -59,14 +60,21 @@ def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Except
     for n in itertools.count(1, 1 if plan == "two-pass" else 5):  # `auto` times passes first
         fuse = Fuse(error, n)
         try:
-            session = session_of(FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse)), prefix_cache=False)
+            session = session_of(
+                FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse)), prefix_cache=False
+            )
         except PassError:
             continue
-        asked = [Asked(a.text, a.sampling, a.tokens, plan=plan, logprobs=a.logprobs) for a in REQUESTS[:3]]
+        asked = [
+            Asked(a.text, a.sampling, a.tokens, plan=plan, logprobs=a.logprobs)
+            for a in REQUESTS[:3]
+        ]
         streams = [session.generate(request.text, request.options()) for request in asked]
         failures = [why(stream.result) for stream in streams]
         for request, stream, failure in zip(asked, streams, failures, strict=True):
-            assert failure is None or ("there is no memory" in failure and "--max-batch-size" in failure)
+            assert failure is None or (
+                "there is no memory" in failure and "--max-batch-size" in failure
+            )
             assert stream.finish_reason == "length" if failure is None else "error"
             alone.assert_same(request, stream.token_ids, whole=failure is None)
         assert any(failures) == fuse.blown, n
@@ -108,7 +116,9 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
         session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
         backend.fuses[moment], backend.late = fuse, late
         runner, scheduler = runner_of(session), session._worker._scheduler
-        sequences = [SequenceState(session.request(session.encode(a.text), a.options())) for a in REQUESTS]
+        sequences = [
+            SequenceState(session.request(session.encode(a.text), a.options())) for a in REQUESTS
+        ]
         for sequence in sequences:
             scheduler.add(sequence)
         failed: list[SequenceState] = []
@@ -134,8 +144,8 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
 def test_a_pass_counts_for_all_of_its_slots_or_for_none(
     tiny_bundle: Path, alone: Alone, number: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """What comes of the sequence `number` of a pass cannot be read. The account is as before, so that the pass can be
-    had again: the texts of all slots are what they would have been."""
+    """What comes of the sequence `number` of a pass cannot be read. The account is as before, so
+    that the pass can be had again: the texts of all slots are what they would have been."""
     session = session_of(FaultyBackend(tiny_bundle, slots=3))
     runner, counted, logprobs = runner_of(session), [], runner_module._logprobs
     run, fuse = runner.run, Fuse(RuntimeError("not to be read"))
@@ -155,8 +165,13 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
 
     monkeypatch.setattr(runner_module, "_logprobs", logprobs_unless_blown)
     monkeypatch.setattr(runner, "run", run_again)
-    asked = [Asked(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in (TEXTS[1], TEXTS[2], TEXTS[3])]
-    streams = session._worker.call(lambda: [session.generate(one.text, one.options()) for one in asked])
+    asked = [
+        Asked(text, SEEDED, 8, plan="two-pass", logprobs=1)
+        for text in (TEXTS[1], TEXTS[2], TEXTS[3])
+    ]
+    streams = session._worker.call(
+        lambda: [session.generate(one.text, one.options()) for one in asked]
+    )
     for one, stream in zip(asked, streams, strict=True):
         alone.assert_same(one, stream.result().token_ids)
     assert counted.count(3) > 2
@@ -166,7 +181,8 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
 def test_what_fails_after_a_pass_was_counted_ends_its_requests(
     tiny_bundle: Path, alone: Alone, requests: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Their tokens were not written yet, so the sequences are neither decoding nor reading their prompts."""
+    """Their tokens were not written yet, so the sequences are neither decoding nor reading their
+    prompts."""
     session = session_of(FaultyBackend(tiny_bundle))
     observe, fuse = scheduler_module._observe, Fuse(RuntimeError("odd"), 3)
 
@@ -175,7 +191,9 @@ def test_what_fails_after_a_pass_was_counted_ends_its_requests(
         observe(*given)
 
     monkeypatch.setattr(scheduler_module, "_observe", observe_unless_blown)
-    streams = [session.generate(NEXT.text, GenerateOptions(50, ignore_eos=True)) for _ in range(requests)]
+    streams = [
+        session.generate(NEXT.text, GenerateOptions(50, ignore_eos=True)) for _ in range(requests)
+    ]
     for stream in streams:
         with pytest.raises(RuntimeError, match="odd"):
             stream.result(timeout=30)
@@ -198,7 +216,9 @@ def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exce
         stream.result()
 
 
-def test_a_text_that_cannot_be_decoded_is_one_requests_fault(tiny_bundle: Path, alone: Alone, monkeypatch):
+def test_a_text_that_cannot_be_decoded_is_one_requests_fault(
+    tiny_bundle: Path, alone: Alone, monkeypatch
+):
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=2)
     streams = [session.generate(asked.text, asked.options()) for asked in (NEXT, NEXT)]
     reader, calls = streams[0]._sequence.text_reader, itertools.count(1)
@@ -225,7 +245,9 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
     session.backend.run = held  # type: ignore[method-assign]
     stream = session.generate_ids([5], GenerateOptions(12, plan="two-pass", ignore_eos=True))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it would be ignored
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # in a shell's background it would be ignored
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
@@ -272,14 +294,21 @@ def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
         cache = KVCache(memory, manifest, 3)
         cache.resize(8, [0, 0, 0])
         size = 3 * manifest.model.kv_heads * 8 * cache.entry_bytes
-        contents = [np.random.default_rng(i).integers(0, 255, size, np.uint8) for i in range(len(cache.names))]
+        contents = [
+            np.random.default_rng(i).integers(0, 255, size, np.uint8)
+            for i in range(len(cache.names))
+        ]
         places = list(cache.places())
         for (_, address), content in zip(places, contents, strict=True):
             memory.upload(address, content)
         fuse.at = fuse.calls + n
         with pytest.raises(PassError):
             cache.resize(16, [8, 3, 0])
-        assert (cache.capacity, list(cache.places()), len(memory._blocks)) == (8, places, len(places))
+        assert (cache.capacity, list(cache.places()), len(memory._blocks)) == (
+            8,
+            places,
+            len(places),
+        )
         for (_, address), content in zip(places, contents, strict=True):
             found = np.empty_like(content)
             memory.download(found, address)
@@ -287,5 +316,7 @@ def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
 
 
 def test_no_memory_says_what_to_do():
-    with pytest.raises(PassError, match=r"^there is no memory for \d+\.0 MiB more: .*--capacity.*shorter"):
+    with pytest.raises(
+        PassError, match=r"^there is no memory for \d+\.0 MiB more: .*--capacity.*shorter"
+    ):
         HostMemory().allocate(1 << 60)

@@ -25,7 +25,9 @@ def tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     runs = ["x" * count for count in (2, 4, 8, 16)]
     merges = [(run[: len(run) // 2],) * 2 for run in runs]
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(["<eos>", *alphabet, *runs])}, merges))
+    made = Tokenizer(
+        models.BPE({word: i for i, word in enumerate(["<eos>", *alphabet, *runs])}, merges)
+    )
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<eos>"])
@@ -55,7 +57,9 @@ def calls(monkeypatch):
     """The constraints that children were given."""
     found: list[dict] = []
     call = ChildPool.call
-    monkeypatch.setattr(ChildPool, "call", lambda pool, value: (found.append(value), call(pool, value))[1])
+    monkeypatch.setattr(
+        ChildPool, "call", lambda pool, value: (found.append(value), call(pool, value))[1]
+    )
     return found
 
 
@@ -75,21 +79,36 @@ def patterns(count: int) -> dict:
 
 
 DEEP = "is too complex to compile: it is nested too deeply; simplify it"
-LONG = r"is too complex to compile: it (takes more than 2 seconds|needs more than 256 MiB of memory); simplify it"
+LONG = (
+    r"is too complex to compile: it (takes more than 2 seconds|needs more than 256 MiB of "
+    r"memory); simplify it"
+)
 MANY_PROPERTIES = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2000)}}
 ATTACKS = {
     "references": ({"json_schema": chain(3000, lambda of: of)}, DEEP),
     "chain of allOf": ({"json_schema": chain(1500, lambda of: {"allOf": [of]})}, DEEP),
-    "chain of anyOf": ({"json_schema": chain(1500, lambda of: {"anyOf": [of, {"type": "null"}]})}, DEEP),
+    "chain of anyOf": (
+        {"json_schema": chain(1500, lambda of: {"anyOf": [of, {"type": "null"}]})},
+        DEEP,
+    ),
     "rules": ({"grammar": rules("r", 9000)}, DEEP),
     "terminals": ({"grammar": rules("T", 9000)}, DEEP),
     "patterns": ({"json_schema": patterns(23)}, LONG),
     "more patterns": ({"json_schema": patterns(39)}, LONG),
-    "left recursion": ({"grammar": "start: start"}, "is not valid: the model has no token that could follow"),
+    "left recursion": (
+        {"grammar": "start: start"},
+        "is not valid: the model has no token that could follow",
+    ),
     "properties": ({"json_schema": MANY_PROPERTIES}, "max is 2000"),
-    "alternatives": ({"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(2500))}, "max is 2000"),
+    "alternatives": (
+        {"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(2500))},
+        "max is 2000",
+    ),
     "groups": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "is not valid"),
-    "parentheses": ({"grammar": "start: " + "(" * 20000 + '"a"' + ")" * 20000}, "too deeply nested"),
+    "parentheses": (
+        {"grammar": "start: " + "(" * 20000 + '"a"' + ")" * 20000},
+        "too deeply nested",
+    ),
 }
 
 
@@ -106,7 +125,9 @@ def test_an_attack_is_refused_in_one_line_and_repeating_it_is_free(shared, calls
 
 def test_what_is_large_but_simple_is_taken(shared):
     shared.start(Constraint(choice=[f"w{i}" for i in range(3000)]))
-    shared.start(Constraint(json_schema={"properties": {f"p{i}": {"type": "null"} for i in range(300)}}))
+    shared.start(
+        Constraint(json_schema={"properties": {f"p{i}": {"type": "null"} for i in range(300)}})
+    )
     shared.start(Constraint(json_schema=chain(100, lambda of: of)))
 
 
@@ -223,7 +244,10 @@ def test_close_ends_what_is_under_way(grammars, monkeypatch):
     begun = threading.Event()
     call = ChildPool.call
     monkeypatch.setattr(ChildPool, "call", lambda *args: (begun.set(), call(*args))[1])
-    under_way, queued = grammars.prepare(Constraint(json_schema=patterns(23))), grammars.prepare(Constraint(regex="a"))
+    under_way, queued = (
+        grammars.prepare(Constraint(json_schema=patterns(23))),
+        grammars.prepare(Constraint(regex="a")),
+    )
     assert begun.wait(60)
     grammars.close()
     for future in (under_way, queued):
@@ -269,7 +293,9 @@ def test_an_ambiguous_grammar_ends_its_own_text(shared, text):
     """By a limit of one step or by the budget; before, it went on for ever slower steps."""
     state = shared.start(Constraint(grammar=text))
     started = time.thread_time()
-    with pytest.raises(ConstraintStopped, match=r"cannot be followed further|takes more than 2 ms a token"):
+    with pytest.raises(
+        ConstraintStopped, match=r"cannot be followed further|takes more than 2 ms a token"
+    ):
         walk(state, itertools.repeat("x" * 16), 400)
     assert time.thread_time() - started < 20 * grammar.START_CPU_SECONDS
     fresh = shared.start(Constraint(grammar=text))
@@ -305,7 +331,12 @@ def test_a_stopped_draft_row_leaves_the_rows_before(shared):
     assert (allowed[0] == first).all()
 
 
-LOOP = {"$defs": {"L": {"$ref": "#/$defs/L"}, "N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}}}}
+LOOP = {
+    "$defs": {
+        "L": {"$ref": "#/$defs/L"},
+        "N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}},
+    }
+}
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#/$defs/E"}}, "required": ["n"]}
 FLAG = {"type": "boolean"}
 OPEN = {"type": "object", "properties": {"a": FLAG}, "additionalProperties": False}
@@ -314,9 +345,18 @@ LISTED = {"$defs": {"E": ENDLESS}}
 STUCK = {
     "a pattern of a property": (OPEN | {"patternProperties": {"^a$": FLAG}}, {"a"}),
     "a pattern of both": (OPEN | {"patternProperties": {"^(a|b)$": FLAG}}, {"a", "b"}),
-    "a pattern of few names": (OPEN | {"patternProperties": {"^[a-c]d?$": FLAG}}, {"a", "ad", "b", "bd", "c", "cd"}),
-    "alternatives with ends of their own": (OPEN | {"patternProperties": {"^a$|^b$": FLAG}}, {"a", "b"}),
-    "either case": (OPEN | {"patternProperties": {"^(?i:ab)$": FLAG}}, {"a", "AB", "Ab", "aB", "ab"}),
+    "a pattern of few names": (
+        OPEN | {"patternProperties": {"^[a-c]d?$": FLAG}},
+        {"a", "ad", "b", "bd", "c", "cd"},
+    ),
+    "alternatives with ends of their own": (
+        OPEN | {"patternProperties": {"^a$|^b$": FLAG}},
+        {"a", "b"},
+    ),
+    "either case": (
+        OPEN | {"patternProperties": {"^(?i:ab)$": FLAG}},
+        {"a", "AB", "Ab", "aB", "ab"},
+    ),
     "no Latin letter": (OPEN | {"patternProperties": {'^[\u00e9"]$': FLAG}}, {"a", "\u00e9", '"'}),
     "a pattern of nothing": (OPEN | {"patternProperties": {r"^[^\s\S]$": FLAG}}, {"a"}),
     "two patterns": (OPEN | {"patternProperties": {"^a$": FLAG, "^(?:b)$": FLAG}}, {"a", "b"}),
@@ -326,37 +366,64 @@ STUCK = {
         {"a"},
     ),
     "an endless alternative": (
-        OPEN | {"$defs": {"E": ENDLESS}, "properties": {"a": {"anyOf": [{"$ref": "#/$defs/E"}, FLAG]}}},
+        OPEN
+        | {"$defs": {"E": ENDLESS}, "properties": {"a": {"anyOf": [{"$ref": "#/$defs/E"}, FLAG]}}},
         {"a"},
     ),
-    "an endless pattern": (OPEN | {"$defs": {"E": ENDLESS}, "patternProperties": {"^x": {"$ref": "#/$defs/E"}}}, {"a"}),
-    "endless others": (OPEN | {"$defs": {"E": ENDLESS}, "additionalProperties": {"$ref": "#/$defs/E"}}, {"a"}),
+    "an endless pattern": (
+        OPEN | {"$defs": {"E": ENDLESS}, "patternProperties": {"^x": {"$ref": "#/$defs/E"}}},
+        {"a"},
+    ),
+    "endless others": (
+        OPEN | {"$defs": {"E": ENDLESS}, "additionalProperties": {"$ref": "#/$defs/E"}},
+        {"a"},
+    ),
     "endless items": (
-        OPEN | {"$defs": {"E": ENDLESS}, "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/E"}}}},
+        OPEN
+        | {
+            "$defs": {"E": ENDLESS},
+            "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/E"}}},
+        },
         {"a"},
     ),
     "endless items in their places": (
         OPEN | LISTED | {"properties": {"a": {"prefixItems": [FLAG, ENDLESS_REF]}}},
         {"a"},
     ),
-    "a list of items": (OPEN | LISTED | {"properties": {"a": {"items": [FLAG, ENDLESS_REF]}}}, {"a"}),
+    "a list of items": (
+        OPEN | LISTED | {"properties": {"a": {"items": [FLAG, ENDLESS_REF]}}},
+        {"a"},
+    ),
     "additionalItems": (
         OPEN | LISTED | {"properties": {"a": {"items": [FLAG], "additionalItems": ENDLESS_REF}}},
         {"a"},
     ),
     "by $anchor": (
-        OPEN | {"$defs": {"L": {"$anchor": "l", "$ref": "#l"}}, "properties": {"a": FLAG, "b": {"$ref": "#l"}}},
+        OPEN
+        | {
+            "$defs": {"L": {"$anchor": "l", "$ref": "#l"}},
+            "properties": {"a": FLAG, "b": {"$ref": "#l"}},
+        },
         {"a"},
     ),
     "by $id": (
         OPEN
         | {"$id": "http://example.org/s", "$defs": {"L": {"$id": "l", "$ref": "l"}}}
-        | {"properties": {"a": FLAG, "b": {"$ref": "l"}, "c": {"$ref": "http://example.org/s#/$defs/L"}}},
+        | {
+            "properties": {
+                "a": FLAG,
+                "b": {"$ref": "l"},
+                "c": {"$ref": "http://example.org/s#/$defs/L"},
+            }
+        },
         {"a"},
     ),
     "by an escaped path": (
         OPEN
-        | {"$defs": {"L /": {"$ref": "#/$defs/L%20~1"}}, "properties": {"a": FLAG, "b": {"$ref": "#/$defs/L%20~1"}}},
+        | {
+            "$defs": {"L /": {"$ref": "#/$defs/L%20~1"}},
+            "properties": {"a": FLAG, "b": {"$ref": "#/$defs/L%20~1"}},
+        },
         {"a"},
     ),
     "by a property": (OPEN | {"properties": {"a": FLAG, "b": {"$ref": "#/properties/b"}}}, {"a"}),
@@ -373,14 +440,17 @@ STUCK = {
 
 @pytest.mark.parametrize(("schema", "names"), STUCK.values(), ids=STUCK)
 def test_what_cannot_end_is_not_begun(schema, names):
-    """Over bytes: wherever a text may go, it can end; and it may have the properties that have values."""
+    """Over bytes: wherever a text may go, it can end; and it may have the properties that have
+    values."""
     from llguidance import LLMatcher, LLTokenizer
 
     from pass_runtime.text.constraint import JSON_FORM
     from pass_runtime.text.dead_ends import without_dead_ends
 
     schema = json.loads(json.dumps(schema))
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(without_dead_ends(schema)), overrides=JSON_FORM)
+    grammar = LLMatcher.grammar_from_json_schema(
+        json.dumps(without_dead_ends(schema)), overrides=JSON_FORM
+    )
     tokenizer, left, seen, ends = LLTokenizer("byte"), [b""], set(), []
     while left:
         text = left.pop()
@@ -389,9 +459,13 @@ def test_what_cannot_end_is_not_begun(schema, names):
         if matcher.is_accepting():
             ends.append(json.loads(text))
         mask = matcher.compute_bitmask()
-        allowed = [8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+        allowed = [
+            8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
+        ]
         assert allowed or matcher.is_accepting(), text
-        for token in sorted(allowed, key=lambda token: token == ord(",")):  # commas are followed first
+        for token in sorted(
+            allowed, key=lambda token: token == ord(",")
+        ):  # commas are followed first
             more = text + bytes([token]) if token < 256 else text
             if token < 256 and len(more) < 60 and more not in seen and len(seen) < 400:
                 seen.add(more)
@@ -424,7 +498,9 @@ def test_a_schema_without_a_finite_value_is_refused(shared, schema):
 )
 def test_a_schema_in_a_grammar_is_named_by_its_title(shared, part, why):
     schemas = [{"title": "first"}, {"title": "second", "properties": {"a": part}}]
-    rules = [f"r{i}: %json {json.dumps({'type': 'object'} | schema)}" for i, schema in enumerate(schemas)]
+    rules = [
+        f"r{i}: %json {json.dumps({'type': 'object'} | schema)}" for i, schema in enumerate(schemas)
+    ]
     with pytest.raises(PassError) as refusal:
         shared.start(Constraint(grammar="\n".join(["start: r0 | r1", *rules])))
     assert str(refusal.value).startswith("the json_schema of second is not valid: ")
@@ -436,10 +512,17 @@ def test_finite_recursion_is_kept():
 
     tree = {
         "$defs": {
-            "T": {"type": "object", "properties": {"t": {"$ref": "#/$defs/T"}, "l": {"items": {"$ref": "#/$defs/T"}}}}
+            "T": {
+                "type": "object",
+                "properties": {"t": {"$ref": "#/$defs/T"}, "l": {"items": {"$ref": "#/$defs/T"}}},
+            }
         },
         "$ref": "#/$defs/T",
     }
     assert without_dead_ends(tree) == tree
-    listed = {"$defs": {"V": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/V"}}]}}} | FLAG
+    listed = {
+        "$defs": {
+            "V": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/V"}}]}
+        }
+    } | FLAG
     assert without_dead_ends(listed) == listed

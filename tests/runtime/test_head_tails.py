@@ -1,4 +1,5 @@
-"""Tails with a draft head against numpy (`pass_exporter.tails.definitions`), given the graph's drafts before each.
+"""Tails with a draft head against numpy (`pass_exporter.tails.definitions`), given the graph's
+drafts before each.
 
 Where the graph draws another token than numpy does, the two must be a near-tie of float32 rounding.
 """
@@ -19,15 +20,29 @@ from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle.head import has_candidate_subset
 from pass_runtime.bundle.noise import noise_offsets
 from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan
-from pass_runtime.bundle.reference import gumbel_scores, kept_tokens, log_exponentials, two_level_scores
+from pass_runtime.bundle.reference import (
+    gumbel_scores,
+    kept_tokens,
+    log_exponentials,
+    two_level_scores,
+)
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
-VOCABS = (24, 37, 1024, 1501, 2048)  # the candidates are a part of 1024 and of 2048, and else all tokens
+VOCABS = (
+    24,
+    37,
+    1024,
+    1501,
+    2048,
+)  # the candidates are a part of 1024 and of 2048, and else all tokens
 DRAFTING = [plan for plan in (*PLANS, *PRUNED) if plan.next.drafts]
 
 
-def left(plan: Plan, logits, hidden, out: dict, b: int, accepted: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Of request b: the drafts left, their positions behind `length`, and what they must have been chosen by [D,V]."""
+def left(
+    plan: Plan, logits, hidden, out: dict, b: int, accepted: int
+) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Of request b: the drafts left, their positions behind `length`, and what they must have been
+    chosen by [D,V]."""
     rows, vocab = group_at(plan, accepted), logits.shape[1]
     window = out["next_ids"][b].tolist()
     root, drafts = window[0], window[1 : 1 + len(rows)]
@@ -37,7 +52,11 @@ def left(plan: Plan, logits, hidden, out: dict, b: int, accepted: int) -> tuple[
         return [], depth, logits[:0]
     before = np.array([[root, *drafts[:-1]]])
     theirs = hidden[np.array(rows) - (plan.width - len(plan.lookahead_rows))]
-    return drafts, depth, adjusted_logits(random_head(vocab), theirs[None], logits[rows][None], before)[0]
+    return (
+        drafts,
+        depth,
+        adjusted_logits(random_head(vocab), theirs[None], logits[rows][None], before)[0],
+    )
 
 
 def check_drawn(scores: np.ndarray, token: int, what: object) -> None:
@@ -61,7 +80,8 @@ def make_batch(plan: Plan, vocab: int, batch: int, spread: float, rng, *, ties: 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
 def test_drafts_are_those_of_the_definition(sampler, vocab, data):
-    """Of any request in any batch, some of them masked, and everything else is as without a head."""
+    """Of any request in any batch, some of them masked, and everything else is as without a
+    head."""
     plan = data.draw(st.sampled_from(DRAFTING))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
@@ -71,7 +91,9 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
     for b, own in enumerate(params):
         samples = oracle_samples(plan, given["logits"][b], int(given["length"][b]), own)
         accepted = data.draw(st.integers(0, plan.drafts))
-        given["ids"][b, 1 : 1 + plan.drafts] = plant_drafts(samples, plan.drafts, accepted, vocab, rng)
+        given["ids"][b, 1 : 1 + plan.drafts] = plant_drafts(
+            samples, plan.drafts, accepted, vocab, rng
+        )
     out = run_tail(plan, sampler, params=params, active=active, **given)
     without = run_tail(plan, sampler, params=params, active=active, **given | {"hidden": None})
     for name in ("emitted", "count", "next_length"):
@@ -80,7 +102,9 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
     for b, own in enumerate(params):
         if active[b]:
             length, accepted = int(given["length"][b]), int(out["count"][b]) - 1
-            drafts, depth, adjusted = left(plan, given["logits"][b], given["hidden"][b], out, b, accepted)
+            drafts, depth, adjusted = left(
+                plan, given["logits"][b], given["hidden"][b], out, b, accepted
+            )
             scores = gumbel_scores(adjusted, length + depth, own) if drafts else []
             for j, token in enumerate(drafts):
                 assert adjusted[j, token] > -np.inf
@@ -88,12 +112,18 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
 
 
 @pytest.mark.parametrize("vocab", [24, 1024])
-@pytest.mark.parametrize("plan", [draft_plan(6), fused_plan([6] * 7), fused_plan([2, 6, 0, 5, 1, 1, 3])], ids=str)
-@pytest.mark.parametrize("params", [SamplingParams(0.8, seed=5), SamplingParams(0.8, 9, seed=5)], ids=["", "top-k"])
+@pytest.mark.parametrize(
+    "plan", [draft_plan(6), fused_plan([6] * 7), fused_plan([2, 6, 0, 5, 1, 1, 3])], ids=str
+)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(0.8, seed=5), SamplingParams(0.8, 9, seed=5)], ids=["", "top-k"]
+)
 def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
     batch, rng = plan.drafts + 1, np.random.default_rng(plan.width)
     given = make_batch(plan, vocab, batch, 2.0, rng, ties=False)
-    for b in range(batch):  # b drafts that are likely by the model and were not when drawn, and then none
+    for b in range(
+        batch
+    ):  # b drafts that are likely by the model and were not when drawn, and then none
         given["ids"][b, 1 : 1 + plan.drafts] = vocab
         given["ids"][b, 1 : 1 + b] = given["logits"][b, :b].argmax(-1)
     given["draft_probs"] = np.full((batch, plan.drafts, vocab), 1 / vocab, np.float32)
@@ -108,17 +138,22 @@ def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
             scaled -= scaled.max(-1, keepdims=True)
             scaled = np.where(kept_tokens(scaled, params), scaled, np.float32(-np.inf))
             q[: len(drafts)] = np.exp(scaled) / np.exp(scaled).sum(-1, keepdims=True)
-            noise = log_exponentials(noise_offsets(params.seed, length + depth, "draft_offsets"), vocab)
+            noise = log_exponentials(
+                noise_offsets(params.seed, length + depth, "draft_offsets"), vocab
+            )
             for scores, token in zip(two_level_scores(scaled, noise), drafts, strict=True):
                 check_drawn(scores, token, (plan.name, b))
         np.testing.assert_allclose(out["next_draft_probs"][b], q, atol=1e-5)
-        assert not has_candidate_subset(vocab) or (out["next_draft_probs"][b] > 0).sum(-1).max() <= 512
+        assert (
+            not has_candidate_subset(vocab) or (out["next_draft_probs"][b] > 0).sum(-1).max() <= 512
+        )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_every_draft_follows_the_one_before(sampler, vocab):
-    """Among requests that differ in nothing but the root, all drafts differ, as the head of a tail reads tokens."""
+    """Among requests that differ in nothing but the root, all drafts differ, as the head of a tail
+    reads tokens."""
     plan, rng = draft_plan(3), np.random.default_rng(1)
     given = make_batch(plan, vocab, 1, 0.5, rng, ties=False)
     given = {name: np.repeat(value, 16, 0) for name, value in given.items()}
@@ -144,20 +179,28 @@ def test_outputs_may_lie_in_the_memory_of_the_inputs(build, plan, sampler):
 @pytest.mark.parametrize("plan", [draft_plan(2), fused_plan([2, 2, 2])], ids=lambda plan: plan.name)
 def test_nothing_keeps_a_tail_out_of_cuda_graphs(plan, sampler):
     for vocab in (1024, 1501):
-        operators = {node.op_type for node in build_tail(plan, sampler, vocab, random_head(vocab)).graph}
+        operators = {
+            node.op_type for node in build_tail(plan, sampler, vocab, random_head(vocab)).graph
+        }
         assert not operators & {"GatherND", "ScatterND", "NonZero", "If", "Loop", "Mod"}
         if sampler == "greedy" and has_candidate_subset(vocab):
             nodes = list(build_tail(plan, sampler, vocab, random_head(vocab)).graph)
             assert sum(node.op_type == "ArgMax" for node in nodes) == 1 + plan.next.drafts
-            assert "ScatterElements" not in operators, "drafts are looked for among the candidates only"
+            assert "ScatterElements" not in operators, (
+                "drafts are looked for among the candidates only"
+            )
 
 
 @pytest.mark.parametrize(
-    ("sampler", "most", "by_draft"), [("greedy", 65, 15), ("sample", 130, 25), ("truncated", 175, 40)]
+    ("sampler", "most", "by_draft"),
+    [("greedy", 65, 15), ("sample", 130, 25), ("truncated", 175, 40)],
 )
 def test_a_draft_adds_few_nodes(sampler, most, by_draft):
-    """Noise, and what depends on the request alone, are computed once for all drafts: a node is a launch on a GPU."""
+    """Noise, and what depends on the request alone, are computed once for all drafts: a node is a
+    launch on a GPU."""
     plans = [fused_plan([drafts] * (drafts + 1)) for drafts in (1, 2, 4)]
-    one, two, four = (len(list(build_tail(plan, sampler, 1024, random_head(1024)).graph)) for plan in plans)
+    one, two, four = (
+        len(list(build_tail(plan, sampler, 1024, random_head(1024)).graph)) for plan in plans
+    )
     assert one <= most
     assert four - two <= 2 * by_draft

@@ -11,7 +11,15 @@ import pytest
 
 import pass_runtime
 
-FORBIDDEN = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "pass_exporter"}
+FORBIDDEN = {
+    "torch",
+    "transformers",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "safetensors",
+    "pass_exporter",
+}
 ROOT = Path(pass_runtime.__file__).parent
 SERVER = ROOT.parent / "pass_server"
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -43,10 +51,14 @@ def imported_modules(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["", ".cli.main", ".measuring.real_use", ".measuring.lossless", ".cli.batch", ".cli.bench"]
+    "module",
+    ["", ".cli.main", ".measuring.real_use", ".measuring.lossless", ".cli.batch", ".cli.bench"],
 )
 def test_importing_the_runtime_imports_no_framework(module):
-    code = f"import pass_runtime{module}, sys; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    code = (
+        f"import pass_runtime{module}, sys; print(*sorted({{m.partition('.')[0] for m in "
+        f"sys.modules}}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "pass_runtime" in loaded
@@ -60,26 +72,43 @@ def test_no_source_imports_a_framework(path):
 
 def imported_rooms(path: Path) -> set[str]:
     """Rooms of the runtime that the file imports anywhere."""
-    modules = (n.module for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom))
-    return {module.split(".")[1] for module in modules if module and module.startswith("pass_runtime.")}
+    modules = (
+        n.module
+        for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(n, ast.ImportFrom)
+    )
+    return {
+        module.split(".")[1] for module in modules if module and module.startswith("pass_runtime.")
+    }
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_a_room_imports_only_what_the_architecture_says(room):
-    paths = [path for path in SOURCES if path.relative_to(ROOT).parts[0].removesuffix(".py") == room]
+    paths = [
+        path for path in SOURCES if path.relative_to(ROOT).parts[0].removesuffix(".py") == room
+    ]
     assert paths
     assert set().union(*map(imported_rooms, paths)) <= ROOMS[room] | EVERYWHERE | {room}
 
 
 def not_public(source: str) -> list[str]:
-    """What `source` imports of the runtime, anywhere, that is not a name of `pass_runtime.__all__`."""
+    """What `source` imports of the runtime, anywhere, that is not a name of
+    `pass_runtime.__all__`."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.partition(".")[0] == "pass_runtime"]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "pass_runtime":
+            found += [
+                alias.name for alias in node.names if alias.name.partition(".")[0] == "pass_runtime"
+            ]
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] == "pass_runtime"
+        ):
             public = PUBLIC_NAMES if node.module == "pass_runtime" else ()
-            found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in public]
+            found += [
+                f"{node.module}.{alias.name}" for alias in node.names if alias.name not in public
+            ]
     return found
 
 
@@ -94,7 +123,9 @@ OF_THE_COMMAND = ("pass_runtime.cli.flags", "pass_runtime.commands.errors.")
 def test_the_server_uses_public_names_only(path):
     found = not_public(path.read_text(encoding="utf-8"))
     assert [
-        name for name in found if path.name not in ("command.py", "flags.py") or not name.startswith(OF_THE_COMMAND)
+        name
+        for name in found
+        if path.name not in ("command.py", "flags.py") or not name.startswith(OF_THE_COMMAND)
     ] == []
 
 
@@ -105,20 +136,37 @@ def test_every_public_name_is_there_and_documented():
 
 
 def test_the_runtime_never_imports_the_server():
-    assert [path for path in SOURCES if "pass_server" in imported_modules(path.read_text(encoding="utf-8"))] == []
+    assert [
+        path
+        for path in SOURCES
+        if "pass_server" in imported_modules(path.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_the_model_for_triton_needs_nothing_of_the_extra_serve():
-    code = "import pass_server.triton.model, sys; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    code = (
+        "import pass_server.triton.model, sys; print(*sorted({m.partition('.')[0] for m in "
+        "sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"fastapi", "starlette", "uvicorn", "prometheus_client"}
 
 
 def test_the_scan_sees_every_form_of_import():
-    source = "import os, torch.nn\ndef f():\n    from onnx.helper import x\n    import transformers as t\n"
+    source = (
+        "import os, torch.nn\ndef f():\n    from onnx.helper import x\n    import "
+        "transformers as t\n"
+    )
     assert imported_modules(source) == {"os", "torch", "onnx", "transformers"}
     assert len(SOURCES) > 10  # the glob found the package
-    sources = ["import pass_runtime.session", "import os, pass_runtime as p", "from pass_runtime import Runner"]
-    sources += ["def f():\n    from pass_runtime.errors import PassError", "from pass_runtime import PassError, load"]
+    sources = [
+        "import pass_runtime.session",
+        "import os, pass_runtime as p",
+        "from pass_runtime import Runner",
+    ]
+    sources += [
+        "def f():\n    from pass_runtime.errors import PassError",
+        "from pass_runtime import PassError, load",
+    ]
     assert [len(not_public(each)) for each in sources] == [1, 1, 1, 1, 0]
     assert len(SERVER_SOURCES) > 10

@@ -1,5 +1,5 @@
-"""What CPU kernels compute is asked once, and the backend does what follows from it. Tests on real CPUs of other kinds:
-tests/cpus."""
+"""What CPU kernels compute is asked once, and the backend does what follows from it. Tests on real
+CPUs of other kinds: tests/cpus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from pass_runtime import GenerateOptions, PassError, SamplingParams, load
 from pass_runtime.backends.ort import backend as ort_backend
 from pass_runtime.backends.ort import kernels, trunks
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.kernels import EXACT, INT32, UINT8, Kernels, _open, _run, block_formats, find_kernels
+from pass_runtime.backends.ort.kernels import (
+    EXACT,
+    INT32,
+    UINT8,
+    Kernels,
+    _open,
+    _run,
+    block_formats,
+    find_kernels,
+)
 from pass_runtime.backends.ort.packing import sample_logits
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.bundle.plan import ar_plan
@@ -34,12 +43,19 @@ def pretend(patch: pytest.MonkeyPatch, found: Kernels) -> None:
 
 def test_a_probes_graph_is_the_product(monkeypatch: pytest.MonkeyPatch):
     random = np.random.default_rng(0)
-    rows, weights = random.integers(0, 100, (3, 64), np.uint8), random.integers(-100, 100, (64, 16), np.int8)
+    rows, weights = (
+        random.integers(0, 100, (3, 64), np.uint8),
+        random.integers(-100, 100, (64, 16), np.int8),
+    )
     session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
-    assert np.array_equal(_run(session, rows), rows.astype(np.int64) @ weights)  # too small to saturate
+    assert np.array_equal(
+        _run(session, rows), rows.astype(np.int64) @ weights
+    )  # too small to saturate
 
 
-@pytest.mark.parametrize(("sums", "rows"), [(True, {4: 1, 8: 1}), (False, {4: 2, 8: 1}), (True, {4: 1, 8: None})])
+@pytest.mark.parametrize(
+    ("sums", "rows"), [(True, {4: 1, 8: 1}), (False, {4: 2, 8: 1}), (True, {4: 1, 8: None})]
+)
 def test_a_bundle_needs_what_its_formats_need(
     rounding_bundle: Path,
     tiny_bundle: Path,
@@ -59,26 +75,34 @@ def test_a_bundle_needs_what_its_formats_need(
 def test_blocks_of_older_bundles(tiny_bundle: Path):
     manifest = read_manifest(tiny_bundle)
     assert not block_formats(manifest)
-    old = manifest.model_copy(update={"model": manifest.model.model_copy(update={"weights": "int4"})})
+    old = manifest.model_copy(
+        update={"model": manifest.model.model_copy(update={"weights": "int4"})}
+    )
     assert set(block_formats(old)) == {(4, 32), (8, 32)}
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_padded_rows_change_nothing(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, slots: int):
+def test_padded_rows_change_nothing(
+    adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, slots: int
+):
     """Texts and K/V, with the whole capacity."""
 
     def found() -> list[object]:
         with load(adapter_bundle, "cpu", threads=1, max_batch_size=slots, capacity=64) as session:
             texts = []
             for plan in ("ar", "two-pass", "fused"):
-                options = GenerateOptions(24, SamplingParams(0.8, seed=3), plan=plan, ignore_eos=True)
+                options = GenerateOptions(
+                    24, SamplingParams(0.8, seed=3), plan=plan, ignore_eos=True
+                )
                 texts.append(session.generate_ids(PROMPT, options).result().token_ids)
             return [texts, session.backend.capabilities.max_capacity]
 
     plain = found()
     pretend(monkeypatch, PADDED)
     assert found() == plain
-    backend = OrtBackend(adapter_bundle, read_manifest(adapter_bundle), "cpu", threads=1, max_batch_size=slots)
+    backend = OrtBackend(
+        adapter_bundle, read_manifest(adapter_bundle), "cpu", threads=1, max_batch_size=slots
+    )
     assert backend.capabilities.least_rows == 2 and backend.capabilities.same_entries
     widths = {batch: backend.bindings.trunk_width(ar_plan(), batch) for batch in (1, 2, 3)}
     assert widths == {1: 2, 2: 1, 3: 1}
@@ -93,7 +117,9 @@ def test_without_rows_that_agree_nothing_is_shared(
     options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1) as session:
         assert not session.backend.capabilities.same_entries
-        cached = [session.generate_ids(PROMPT, options).result().stats.cached_tokens for _ in range(2)]
+        cached = [
+            session.generate_ids(PROMPT, options).result().stats.cached_tokens for _ in range(2)
+        ]
     assert cached == [0, 0]
     assert "numbers of rows never equal" in caplog.text and "the prefix cache is off" in caplog.text
 
@@ -102,15 +128,24 @@ def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch: py
     """One slot has the trunk for batches then, whose softmax is over a multiple of 64 entries."""
     opened: list[str] = []
     plain = trunks.open_session
-    monkeypatch.setattr(trunks, "open_session", lambda path, *a, **k: opened.append(path.name) or plain(path, *a, **k))
+    monkeypatch.setattr(
+        trunks,
+        "open_session",
+        lambda path, *a, **k: opened.append(path.name) or plain(path, *a, **k),
+    )
     for found in (EXACT, UNEQUAL):
         pretend(monkeypatch, found)
-        OrtBackend(tiny_bundle, read_manifest(tiny_bundle), "cpu", threads=1, max_batch_size=1).close()
+        OrtBackend(
+            tiny_bundle, read_manifest(tiny_bundle), "cpu", threads=1, max_batch_size=1
+        ).close()
     assert opened == ["trunk.cpu.one.onnx", "trunk.cpu.onnx"]
 
 
-def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """ONNX Runtime is told to make weights unsigned, and computes the same. A bundle in which it cannot is refused."""
+def test_where_sums_saturate(
+    rounding_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """ONNX Runtime is told to make weights unsigned, and computes the same. A bundle in which it
+    cannot is refused."""
     manifest = read_manifest(rounding_bundle)
     assert all(each.weight_zero_points for each in manifest.derived)
     options: list[bool] = []
@@ -132,18 +167,27 @@ def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch:
         pretend(monkeypatch, Kernels(exact, 1, True))
         found[exact] = logits()
     assert options == [False, True] and all(map(np.array_equal, found[True], found[False]))
-    derived = tuple(each.model_copy(update={"weight_zero_points": False}) for each in manifest.derived)
+    derived = tuple(
+        each.model_copy(update={"weight_zero_points": False}) for each in manifest.derived
+    )
     old = linked(rounding_bundle, tmp_path)
-    replace(old / FILE_NAME, manifest.model_copy(update={"derived": derived}).model_dump_json().encode())
+    replace(
+        old / FILE_NAME, manifest.model_copy(update={"derived": derived}).model_dump_json().encode()
+    )
     with pytest.raises(PassError) as refused:
         load(old, "cpu", threads=1)
-    assert str(refused.value) == (f"{old}: its 8-bit sums saturate on this CPU: export it again, or export it as int8")
+    assert str(refused.value) == (
+        f"{old}: its 8-bit sums saturate on this CPU: export it again, or export it as int8"
+    )
     pretend(monkeypatch, EXACT)
     load(old, "cpu", threads=1).close()
 
 
 def test_kernels_in_words():
-    assert str(EXACT) == "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal"
+    assert (
+        str(EXACT)
+        == "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal"
+    )
     assert str(Kernels(False, None, False)) == (
         "8-bit sums saturating, numbers of rows never equal, softmax with masked entries not equal"
     )

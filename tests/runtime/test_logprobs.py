@@ -1,4 +1,5 @@
-"""Log-probabilities of what was written: the model's own, the same for every plan, and told to those who asked."""
+"""Log-probabilities of what was written: the model's own, the same for every plan, and told to
+those who asked."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
-def test_they_are_the_log_softmax_of_the_logits_for_every_plan(session: Session, sampling: SamplingParams):
+def test_they_are_the_log_softmax_of_the_logits_for_every_plan(
+    session: Session, sampling: SamplingParams
+):
     """Before temperature and truncation."""
     asked = {"sampling": sampling, "logprobs": 5, "ignore_eos": True}
     streams = [
@@ -42,7 +45,9 @@ def test_they_are_the_log_softmax_of_the_logits_for_every_plan(session: Session,
     written = streams[0].token_ids
     assert all(stream.token_ids == written for stream in streams), "a near-tie: choose another seed"
     for i, token in enumerate(written):
-        session.generate_ids([*PROMPT, *written[:i]], GenerateOptions(1, plan="ar", ignore_eos=True)).result()
+        session.generate_ids(
+            [*PROMPT, *written[:i]], GenerateOptions(1, plan="ar", ignore_eos=True)
+        ).result()
         expected = log_softmax(session.backend.logits(ar_plan())[0, 0])
         best = np.sort(expected)[::-1][:5]
         for stream in streams:
@@ -50,13 +55,17 @@ def test_they_are_the_log_softmax_of_the_logits_for_every_plan(session: Session,
             assert told is not None and len(told.top) == 5
             assert told.logprob == pytest.approx(expected[token], abs=ROUNDING)
             assert [value for _, value in told.top] == pytest.approx(best, abs=ROUNDING)
-            assert [value for _, value in told.top] == pytest.approx([expected[i] for i, _ in told.top], abs=ROUNDING)
+            assert [value for _, value in told.top] == pytest.approx(
+                [expected[i] for i, _ in told.top], abs=ROUNDING
+            )
 
 
 def test_they_are_told_to_those_who_asked(session: Session):
     """Two requests of one batch, of which one asks."""
     streams = [
-        session.generate_ids(PROMPT, GenerateOptions(30, plan="two-pass", logprobs=count, ignore_eos=True))
+        session.generate_ids(
+            PROMPT, GenerateOptions(30, plan="two-pass", logprobs=count, ignore_eos=True)
+        )
         for count in (0, None)
     ]
     asking, silent = (stream.result() for stream in streams)
@@ -70,7 +79,9 @@ def test_they_are_told_to_those_who_asked(session: Session):
 def test_where_tokens_come_from(session: Session):
     """Drafts that were right are told from the model's own tokens."""
     loop = [10, 11, 12] * 6
-    stream = session.generate_ids(loop, GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)).result()
+    stream = session.generate_ids(
+        loop, GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)
+    ).result()
     sources = [token.source for token in stream.tokens]
     assert sources.count("model") == stream.stats.passes
     assert len(sources) - sources.count("model") == stream.stats.accepted

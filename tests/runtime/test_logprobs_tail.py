@@ -38,9 +38,13 @@ def test_graph_numpy_and_scipy_agree(vocab, data):
     batch, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
     emits = data.draw(st.integers(1, width))
     spread = data.draw(st.sampled_from([1e-3, 1.0, 30.0]))
-    offset = data.draw(st.sampled_from([0.0, -200.0, 200.0]))  # exp of the logits themselves would overflow
+    offset = data.draw(
+        st.sampled_from([0.0, -200.0, 200.0])
+    )  # exp of the logits themselves would overflow
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    logits = (rng.permuted(np.arange(batch * width * vocab)) / vocab).reshape(batch, width, vocab)  # no two are equal
+    logits = (rng.permuted(np.arange(batch * width * vocab)) / vocab).reshape(
+        batch, width, vocab
+    )  # no two are equal
     logits = (offset + spread * logits / logits.max()).astype(np.float32)
     emitted = rng.integers(0, vocab, (batch, emits))
     chosen, ids, tops = run(logits, emitted)
@@ -48,18 +52,24 @@ def test_graph_numpy_and_scipy_agree(vocab, data):
     expected = token_logprobs(logits, emitted, MAX_LOGPROBS)
     for got in (chosen, expected[0]):
         assert got.dtype == np.float32
-        assert np.allclose(got, np.take_along_axis(exact, emitted[..., None], -1)[..., 0], atol=5e-5)
+        assert np.allclose(
+            got, np.take_along_axis(exact, emitted[..., None], -1)[..., 0], atol=5e-5
+        )
     for got_ids, got in ((ids, tops), expected[1:]):
         assert got_ids.shape == got.shape == (batch, emits, min(MAX_LOGPROBS, vocab))
         # By value: rounding may have made two logits equal.
-        assert np.allclose(np.take_along_axis(exact, got_ids, -1), -np.sort(-exact)[..., :MAX_LOGPROBS], atol=5e-5)
+        assert np.allclose(
+            np.take_along_axis(exact, got_ids, -1), -np.sort(-exact)[..., :MAX_LOGPROBS], atol=5e-5
+        )
         assert np.allclose(got, np.take_along_axis(exact, got_ids, -1), atol=5e-5)
         assert (np.sort(got_ids, -1)[..., 1:] != np.sort(got_ids, -1)[..., :-1]).all()
 
 
 def test_ids_are_those_of_numpy_where_no_two_tokens_tie():
     rng = np.random.default_rng(0)
-    logits = np.stack([rng.permutation(2048) for _ in range(8)]).reshape(2, 4, 2048).astype(np.float32)
+    logits = (
+        np.stack([rng.permutation(2048) for _ in range(8)]).reshape(2, 4, 2048).astype(np.float32)
+    )
     emitted = rng.integers(0, 2048, (2, 4))
     assert np.array_equal(run(logits, emitted)[1], token_logprobs(logits, emitted, MAX_LOGPROBS)[1])
 
@@ -87,7 +97,10 @@ def test_the_file_of_a_bundle(tmp_path: Path):
     described = write_logprobs(tmp_path, 37)
     assert [path.name for path in tmp_path.iterdir()] == [described.file] == ["tail.logprobs.onnx"]
     graph = ort.InferenceSession(tmp_path / described.file, providers=["CPUExecutionProvider"])
-    for tensors, values in ((described.inputs, graph.get_inputs()), (described.outputs, graph.get_outputs())):
+    for tensors, values in (
+        (described.inputs, graph.get_inputs()),
+        (described.outputs, graph.get_outputs()),
+    ):
         assert [(t.name, list(t.shape)) for t in tensors] == [(v.name, v.shape) for v in values]
     logits, emitted = np.zeros((1, 2, 37), np.float32), np.array([[3, 4]])
     out = run_graph(graph, {"logits": logits, "emitted": emitted})

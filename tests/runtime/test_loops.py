@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.measuring.lossless import LOOP_REPEATS, MAX_PERIOD_TOKENS, MIN_LOOP_TOKENS, loop_start
+from pass_runtime.measuring.lossless import (
+    LOOP_REPEATS,
+    MAX_PERIOD_TOKENS,
+    MIN_LOOP_TOKENS,
+    loop_start,
+)
 from pass_runtime.measuring.real_use import PassCounts, count_passes, split_at_loop
 
 DISTINCT = st.integers(0, 60).map(lambda size: list(range(1000, 1000 + size)))
@@ -88,7 +93,9 @@ def test_passes_are_counted_where_they_begin(sizes, first, more):
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     expected = [size for begin, size in zip(begins, sizes, strict=True) if cut <= begin < end]
     assert count_passes(sizes, range(cut, end)) == PassCounts(len(expected), sum(expected))
-    assert count_passes(sizes, range(end)) == count_passes(sizes, range(cut)) + count_passes(sizes, range(cut, end))
+    assert count_passes(sizes, range(end)) == count_passes(sizes, range(cut)) + count_passes(
+        sizes, range(cut, end)
+    )
 
 
 def test_tau():

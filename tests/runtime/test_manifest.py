@@ -1,4 +1,5 @@
-"""pass_config.json and the files it lists: whatever is wrong is a one-line PassError that names the file."""
+"""pass_config.json and the files it lists: whatever is wrong is a one-line PassError that names the
+file."""
 
 from __future__ import annotations
 
@@ -50,7 +51,13 @@ def objects(node, path=()) -> list[tuple]:
     found = []
     if isinstance(node, dict) and not FREE_KEYS & set(path[-1:]):
         found.append(path)
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    children = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, child in children:
         found += objects(child, (*path, key))
     return found
@@ -70,7 +77,11 @@ def test_round_trip(tiny_bundle):
 
 
 @QUICK
-@given(data=st.data(), key=st.text(min_size=1, max_size=8), value=st.one_of(st.none(), st.integers(), st.just({})))
+@given(
+    data=st.data(),
+    key=st.text(min_size=1, max_size=8),
+    value=st.one_of(st.none(), st.integers(), st.just({})),
+)
 def test_unknown_keys_are_refused_at_every_level(document, scratch, data, key, value):
     changed = copy.deepcopy(document)
     target = at(changed, data.draw(st.sampled_from(objects(changed))))
@@ -80,14 +91,18 @@ def test_unknown_keys_are_refused_at_every_level(document, scratch, data, key, v
 
 
 def test_an_unknown_key_is_named(document, scratch):
-    assert "model.rope" in refusal_of(document | {"model": document["model"] | {"rope": 1}}, scratch)
+    assert "model.rope" in refusal_of(
+        document | {"model": document["model"] | {"rope": 1}}, scratch
+    )
 
 
 @QUICK
 @given(data=st.data())
 def test_missing_keys_are_refused_at_every_level(document, scratch, data):
     changed = copy.deepcopy(document)
-    paths = [path for path in objects(changed) if path[-1:] != ("tails",)]  # a plan may have fewer samplers
+    paths = [
+        path for path in objects(changed) if path[-1:] != ("tails",)
+    ]  # a plan may have fewer samplers
     target = at(changed, data.draw(st.sampled_from(paths)))
     key = data.draw(st.sampled_from(sorted(target)))
     del target[key]
@@ -107,7 +122,8 @@ def test_values_of_another_type_are_refused(document, scratch, data):
 
 @pytest.mark.parametrize("version", [0, 1, 2, 4, 99, "2", None, 1.5])
 def test_other_versions_are_refused(document, scratch, version):
-    """Before anything else: a newer manifest has newer keys too, and the version is what explains them."""
+    """Before anything else: a newer manifest has newer keys too, and the version is what explains
+    them."""
     message = refusal_of(document | {"version": version, "news": 1}, scratch)
     assert "version" in message
     assert repr(version) in message
@@ -132,7 +148,9 @@ def test_a_truncated_manifest_is_refused(tiny_bundle, scratch, cut):
     assert FILE_NAME in refusal(read_manifest, scratch)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"\x80", b"not json", b"{}", b"[" * 5000])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"\x80", b"not json", b"{}", b"[" * 5000]
+)
 def test_what_is_not_a_manifest_is_refused(scratch, data):
     (scratch / FILE_NAME).write_bytes(data)
     assert str(scratch / FILE_NAME) in refusal(read_manifest, scratch)
@@ -163,7 +181,9 @@ def test_a_flipped_byte_is_found(tiny_bundle, tmp_path_factory, data):
 
 
 @pytest.mark.parametrize("hashes", [True, False])
-@pytest.mark.parametrize("name", ["trunk.onnx.data", "tail.ar.greedy.onnx", "tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name", ["trunk.onnx.data", "tail.ar.greedy.onnx", "tokenizer.json", "chat_template.jinja"]
+)
 def test_missing_truncated_and_swapped_files_are_found(bundle, name, hashes):
     manifest, path = read_manifest(bundle), bundle / name
     replace(path, path.read_bytes()[:-1])
@@ -194,7 +214,9 @@ def test_names_that_leave_the_bundle_are_refused(bundle, document, name):
     assert repr(name) in message
 
 
-@pytest.mark.parametrize("name", ["", "x" * 300, "two\nlines", "nul\0", "tail.ar.greedy.onnx/inside"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 300, "two\nlines", "nul\0", "tail.ar.greedy.onnx/inside"]
+)
 def test_odd_file_names_are_missing_files(bundle, document, name):
     files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
     replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
@@ -223,9 +245,13 @@ def test_a_file_that_is_the_exported_one_but_broken(bundle, document, name):
 
 def test_a_chat_template_that_nobody_listed_is_refused(bundle, document):
     """Its hash would not be checked, and templates are programs."""
-    files = {name: info for name, info in document["files"].items() if name != "chat_template.jinja"}
+    files = {
+        name: info for name, info in document["files"].items() if name != "chat_template.jinja"
+    }
     replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
-    assert "chat_template.jinja is used but not listed" in refusal(load, bundle, "cpu", verify=False)
+    assert "chat_template.jinja is used but not listed" in refusal(
+        load, bundle, "cpu", verify=False
+    )
 
 
 def test_engines_belong_to_graphs_and_weights(tiny_bundle):
@@ -233,7 +259,9 @@ def test_engines_belong_to_graphs_and_weights(tiny_bundle):
     manifest = read_manifest(tiny_bundle)
 
     def content(name: str) -> str:
-        files = manifest.files | {name: manifest.files[name].model_copy(update={"sha256": "0" * 64})}
+        files = manifest.files | {
+            name: manifest.files[name].model_copy(update={"sha256": "0" * 64})
+        }
         return manifest.model_copy(update={"files": files}).content
 
     for name in manifest.files:
@@ -244,7 +272,13 @@ def test_engines_belong_to_graphs_and_weights(tiny_bundle):
 @pytest.mark.parametrize("field", ["capacities", "prefill_widths"])
 def test_sizes_of_engines_are_positive(field):
     sizes = {"capacities": (64, 128), "prefill_widths": (32, 16)} | {field: (16, -1)}
-    names = {"directory": "one", "library": "tensorrt", "version": "11.0", "targets": (), "bundle": ""}
+    names = {
+        "directory": "one",
+        "library": "tensorrt",
+        "version": "11.0",
+        "targets": (),
+        "bundle": "",
+    }
     with pytest.raises(ValidationError, match=rf"{field}\.1\n.* greater than or equal to 1"):
         EngineSet(**names, lookahead=1, max_batch_size=1, engines=(), **sizes)
 

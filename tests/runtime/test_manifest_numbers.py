@@ -1,4 +1,5 @@
-"""A manifest that contradicts itself or its graphs is refused at load, in one line that names the number."""
+"""A manifest that contradicts itself or its graphs is refused at load, in one line that names the
+number."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from pass_runtime.session import load
 
 HARMLESS = {
     ("model", "bos_token_id"): range(320),
-    ("model", "eos_token_ids", 0): range(320),  # which tokens begin and end a text is for the model to say
+    ("model", "eos_token_ids", 0): range(
+        320
+    ),  # which tokens begin and end a text is for the model to say
     ("lookahead", "adapter_rank"): range(2**41),  # nothing computes with it: it describes
     ("lookahead", "head", "blocks"): range(1, 2**41),
 }
@@ -49,14 +52,18 @@ def refusal_of(bundle: Path, document: dict) -> str:
 
 
 LATER = {"drafts", "groups", "constants", "tails"}
-"""What follows from a plan's name, which the runtime derives (test_bundle.py of the exporter holds the list equal), and
-what is compared with a graph when a request opens it."""
+"""What follows from a plan's name, which the runtime derives (test_bundle.py of the exporter holds
+the list equal), and what is compared with a graph when a request opens it."""
 
 
 def numbers(document: dict) -> list[tuple]:
-    later = {path for path in paths(document) if path[0] == "plans" and path[2:3] and path[2] in LATER}
+    later = {
+        path for path in paths(document) if path[0] == "plans" and path[2:3] and path[2] in LATER
+    }
     later |= {path for path in paths(document) if path[0] in ("logprobs", "processors")}
-    return [path for path in paths(document) if type(at(document, path)) is int and path not in later]
+    return [
+        path for path in paths(document) if type(at(document, path)) is int and path not in later
+    ]
 
 
 def harmless(path: tuple, value: int) -> bool:
@@ -82,8 +89,15 @@ def test_any_other_number_is_refused(original: Path, bundle: Path, data: st.Data
 def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
     """The examples above are drawn; here is one of each place, wherever in a list it is."""
     document = real_document(original)
-    kinds = {tuple("*" if isinstance(key, int) else key for key in path): path for path in numbers(document)}
-    kinds = {kind: path for kind, path in kinds.items() if kind[0] != "files" or kind[1] in ("trunk.onnx",)}
+    kinds = {
+        tuple("*" if isinstance(key, int) else key for key in path): path
+        for path in numbers(document)
+    }
+    kinds = {
+        kind: path
+        for kind, path in kinds.items()
+        if kind[0] != "files" or kind[1] in ("trunk.onnx",)
+    }
     assert len(kinds) > 15
     for path in kinds.values():
         for value in (at(document, path) + 1, at(document, path) + 4, 2**40):
@@ -108,11 +122,27 @@ def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
         (("model", "eos_token_ids"), [320], "token 320"),
         (("lookahead", "length"), 5, "lookahead.length 5"),
         (("lookahead", "acceptance_per_position"), [0.5] * 9, "lookahead.acceptance_per_position"),
-        (("lookahead", "acceptance_per_position_sampled"), [0.5] * 9, "lookahead.acceptance_per_position_sampled"),
+        (
+            ("lookahead", "acceptance_per_position_sampled"),
+            [0.5] * 9,
+            "lookahead.acceptance_per_position_sampled",
+        ),
         (("rule",), "rejection", "rule rejection"),
-        (("plans", 2, "tails", "sample", "inputs", 0, "dtype"), "float16", "logits of tail.verify-1.sample.onnx"),
-        (("plans", 2, "tails", "sample", "inputs", 0, "shape", 2), 328, "logits of tail.verify-1.sample.onnx"),
-        (("plans", 2, "tails", "sample", "outputs", 0, "shape"), [3], "emitted of tail.verify-1.sample.onnx"),
+        (
+            ("plans", 2, "tails", "sample", "inputs", 0, "dtype"),
+            "float16",
+            "logits of tail.verify-1.sample.onnx",
+        ),
+        (
+            ("plans", 2, "tails", "sample", "inputs", 0, "shape", 2),
+            328,
+            "logits of tail.verify-1.sample.onnx",
+        ),
+        (
+            ("plans", 2, "tails", "sample", "outputs", 0, "shape"),
+            [3],
+            "emitted of tail.verify-1.sample.onnx",
+        ),
         (("logprobs", "inputs", 0, "shape", 1), "rows", "unknown size rows"),
         (("trunk", "inputs", 0, "dtype"), "float32", "input_ids"),
         (("noise", "bits"), 29, "noise"),
@@ -127,7 +157,11 @@ def test_what_is_wrong_is_named(tiny_bundle: Path, tmp_path: Path, path: tuple, 
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (("plans", 0, "tails", "greedy", "outputs", 0, "shape", 1), 3, "tail.ar.greedy.onnx differ in emitted"),
+        (
+            ("plans", 0, "tails", "greedy", "outputs", 0, "shape", 1),
+            3,
+            "tail.ar.greedy.onnx differ in emitted",
+        ),
         (("logprobs", "outputs", 1, "shape", 2), 21, "tail.logprobs.onnx differ in top_ids"),
     ],
 )
@@ -135,7 +169,9 @@ def test_a_tail_that_is_not_what_is_listed_fails_its_first_request(
     tiny_bundle: Path, tmp_path: Path, path: tuple, value: int, named: str
 ):
     bundle = linked(tiny_bundle, tmp_path)
-    replace(bundle / FILE_NAME, json.dumps(changed(real_document(tiny_bundle), path, value)).encode())
+    replace(
+        bundle / FILE_NAME, json.dumps(changed(real_document(tiny_bundle), path, value)).encode()
+    )
     with load(bundle, "cpu", threads=1, verify=False) as session:
         with pytest.raises(PassError, match=named):
             session.generate_ids([5, 6, 7], GenerateOptions(2, plan="ar", logprobs=0)).result()
@@ -143,14 +179,18 @@ def test_a_tail_that_is_not_what_is_listed_fails_its_first_request(
 
 
 def test_what_follows_from_names_is_derived(tiny_bundle: Path, tmp_path: Path):
-    """A manifest lists it for runtimes in other languages: damaged there, it changes nothing here."""
+    """A manifest lists it for runtimes in other languages: damaged there, it changes nothing
+    here."""
     document, bundle = real_document(tiny_bundle), linked(tiny_bundle, tmp_path)
     for info in document["plans"]:
         info |= {"drafts": 7, "groups": [1], "next": "other"}
         info["constants"] = {name: [] for name in info["constants"]}
     replace(bundle / FILE_NAME, json.dumps(document | {"feeds": {"next_ids": "length"}}).encode())
     options = GenerateOptions(12, plan="fused", lookahead=2)
-    with load(bundle, "cpu", threads=1, verify=False) as damaged, load(tiny_bundle, "cpu", threads=1) as session:
+    with (
+        load(bundle, "cpu", threads=1, verify=False) as damaged,
+        load(tiny_bundle, "cpu", threads=1) as session,
+    ):
         texts = [run_tokens(opened, [5, 6, 7], options).token_ids for opened in (damaged, session)]
     assert texts[0] == texts[1] and len(texts[0]) > 1
 
@@ -161,7 +201,9 @@ def test_a_plan_that_is_left_out_is_refused(tiny_bundle: Path, tmp_path: Path):
     assert "lookahead.length" in refusal_of(linked(tiny_bundle, tmp_path), document)
 
 
-def test_a_manifest_of_another_model_is_refused(tiny_bundle: Path, adapter_bundle: Path, tmp_path: Path):
+def test_a_manifest_of_another_model_is_refused(
+    tiny_bundle: Path, adapter_bundle: Path, tmp_path: Path
+):
     """Consistent in itself, and not what the graphs are."""
     linked(adapter_bundle, tmp_path)
     replace(tmp_path / FILE_NAME, (tiny_bundle / FILE_NAME).read_bytes())

@@ -1,4 +1,5 @@
-"""The manifest's JSON schema: current, and it accepts and refuses what the runtime does, as far as a schema can."""
+"""The manifest's JSON schema: current, and it accepts and refuses what the runtime does, as far as
+a schema can."""
 
 from __future__ import annotations
 
@@ -39,12 +40,20 @@ def test_real_manifests_are_valid(validator, tiny_bundle, adapter_bundle):
 
 def test_others_are_not(validator, tiny_bundle):
     document = real_document(tiny_bundle)
-    document |= {"plans": document["plans"][:4], "files": {"trunk.onnx": document["files"]["trunk.onnx"]}}
+    document |= {
+        "plans": document["plans"][:4],
+        "files": {"trunk.onnx": document["files"]["trunk.onnx"]},
+    }
     assert validator.is_valid(document)
     assert not validator.is_valid(document | {"version": 1})
     assert not validator.is_valid(document | {"news": 1})
-    assert not validator.is_valid({name: value for name, value in document.items() if name != "feeds"})
-    kinds = {tuple("*" if isinstance(key, int) else key for key in path): path for path in paths(document)}
+    assert not validator.is_valid(
+        {name: value for name, value in document.items() if name != "feeds"}
+    )
+    kinds = {
+        tuple("*" if isinstance(key, int) else key for key in path): path
+        for path in paths(document)
+    }
     for path in kinds.values():
         changed = copy.deepcopy(document)
         at(changed, path[:-1])[path[-1]] = {"x": []}

@@ -1,4 +1,5 @@
-"""The menu of `auto`: what is on it, expected tokens per pass against simulation, and against every possible shape."""
+"""The menu of `auto`: what is on it, expected tokens per pass against simulation, and against every
+possible shape."""
 
 from __future__ import annotations
 
@@ -21,8 +22,13 @@ TREES = Capabilities("test", 100, (4096,), (64, 1), trees=TREE_SIZES)
 
 
 def simulate(plan: Plan, rates: list[float], passes: int = 40_000) -> float:
-    """Tokens per pass, played pass by pass: in each row the first, second, ... choice or none of them is right."""
-    nodes = list(tree_nodes(plan.drafts, plan.depth)) if plan.parents else [(0,) * n for n in range(1, plan.drafts + 1)]
+    """Tokens per pass, played pass by pass: in each row the first, second, ... choice or none of
+    them is right."""
+    nodes = (
+        list(tree_nodes(plan.drafts, plan.depth))
+        if plan.parents
+        else [(0,) * n for n in range(1, plan.drafts + 1)]
+    )
     left, tokens = 0, 0
     for draws in np.random.default_rng(0).random((passes, len(rates))):
         path: tuple[int, ...] = ()
@@ -41,7 +47,12 @@ def simulate(plan: Plan, rates: list[float], passes: int = 40_000) -> float:
 
 @pytest.mark.parametrize(
     ("groups", "rates"),
-    [((3, 3, 3, 3), [0.7, 0.5, 0.3]), ((3, 1, 2, 0), [0.6, 0.6, 0.6]), ((2, 0, 1), [0.9, 0.2]), ((1, 0), [0.5])],
+    [
+        ((3, 3, 3, 3), [0.7, 0.5, 0.3]),
+        ((3, 1, 2, 0), [0.6, 0.6, 0.6]),
+        ((2, 0, 1), [0.9, 0.2]),
+        ((1, 0), [0.5]),
+    ],
 )
 def test_chains_against_simulation(groups, rates):
     cycle = fused_cycle(groups)
@@ -52,7 +63,8 @@ def test_chains_against_simulation(groups, rates):
 
 @pytest.mark.parametrize("rates", [[0.6, 0.5, 0.4, 0.4], [0.3, 0.7, 0.5, 0.2]], ids=str)
 @pytest.mark.parametrize(
-    "groups", [(2, 2, 2, 2), (2, 1, 0, 1), (3, 3, 2, 1, 0, 2), (4,) * 9, (4, 3, 2, 1, 0, 1, 0, 2, 0)]
+    "groups",
+    [(2, 2, 2, 2), (2, 1, 0, 1), (3, 3, 2, 1, 0, 2), (4,) * 9, (4, 3, 2, 1, 0, 1, 0, 2, 0)],
 )
 def test_trees_against_simulation(groups, rates):
     cycle = tree_cycle(groups, 4)
@@ -66,13 +78,15 @@ def test_by_hand():
     assert expected_tokens(make_cycle("ar", 0), halves) == 1
     assert expected_tokens(make_cycle("two-pass", 2), halves) == pytest.approx(1 + (0.5 + 0.25) / 2)
     assert expected_tokens(make_cycle("fused", 2), halves) == pytest.approx(1 + 0.5 + 0.25)
-    # One draft after nothing accepted, none after one: half the passes that have a draft accept it. From "none
-    # accepted" the next is "accepted" with 1/2, from "accepted" never: a third of the passes accept one.
+    # One draft after nothing accepted, none after one: half the passes that have a draft accept it.
+    # From "none accepted" the next is "accepted" with 1/2, from "accepted" never: a third of the
+    # passes accept one.
     assert expected_tokens(fused_cycle((1, 0)), halves) == pytest.approx(1 + 1 / 3)
 
 
 def test_certain_drafts():
-    """Where it is certain what follows, windows may take turns for ever; the mean of them counts."""
+    """Where it is certain what follows, windows may take turns for ever; the mean of them
+    counts."""
     certain = cumulative_acceptance([1.0] * 4)
     assert expected_tokens(make_cycle("fused", 2), certain) == pytest.approx(3)
     assert expected_tokens(fused_cycle((1, 0)), certain) == pytest.approx(1.5)
@@ -80,12 +94,35 @@ def test_certain_drafts():
 
 
 def test_figures_that_cpp_has_too():
-    """runtime/cpp/tests/parts_test.cpp: both runtimes expect the same of the same cycles, in the same order."""
+    """runtime/cpp/tests/parts_test.cpp: both runtimes expect the same of the same cycles, in the
+    same order."""
     expected = {
-        **{"ar": 1.0, "two-pass 1": 1.35, "two-pass 2": 1.575, "two-pass 3": 1.665, "two-pass 4": 1.692},
-        **{"fused-1": 1.7, "fused:2,1,1": 1.835, "fused-2": 2.15, "fused:3,2,1,1": 2.0643448276, "fused-3": 2.33},
-        **{"fused:4,3,2,1,1": 2.2254491839, "fused-4": 2.384, "fused:2,2,1": 2.0103448276, "tree:2,1,1,1": 1.8845},
-        **{"tree-3": 2.24, "tree:3,2,1,1,1,1": 2.1410786885, "tree-5": 2.495, "tree:4,3,2,1,1,1,1,1,1": 2.3391000213},
+        **{
+            "ar": 1.0,
+            "two-pass 1": 1.35,
+            "two-pass 2": 1.575,
+            "two-pass 3": 1.665,
+            "two-pass 4": 1.692,
+        },
+        **{
+            "fused-1": 1.7,
+            "fused:2,1,1": 1.835,
+            "fused-2": 2.15,
+            "fused:3,2,1,1": 2.0643448276,
+            "fused-3": 2.33,
+        },
+        **{
+            "fused:4,3,2,1,1": 2.2254491839,
+            "fused-4": 2.384,
+            "fused:2,2,1": 2.0103448276,
+            "tree:2,1,1,1": 1.8845,
+        },
+        **{
+            "tree-3": 2.24,
+            "tree:3,2,1,1,1,1": 2.1410786885,
+            "tree-5": 2.495,
+            "tree:4,3,2,1,1,1,1,1,1": 2.3391000213,
+        },
         "tree-8": 2.6283928571,
     }
     found = {}
@@ -98,13 +135,16 @@ def test_figures_that_cpp_has_too():
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(rates=RATES)
 def test_tokens_are_those_of_the_stationary_distribution(rates):
-    """Which is another way to compute them: here the chain is followed, there equations are solved."""
+    """Which is another way to compute them: here the chain is followed, there equations are
+    solved."""
     cumulative = cumulative_acceptance(rates)
     for cycle in menu(len(rates)):
         tokens = expected_tokens(cycle, cumulative)
         assert 1 <= tokens <= 1 + cumulative[1 : cycle.depth + 1].sum() + 1e-9
         if cycle.plans[0].is_fused:
-            assert tokens == pytest.approx(fused_tokens(np.array([cycle.plans[0].groups]), cumulative)[0])
+            assert tokens == pytest.approx(
+                fused_tokens(np.array([cycle.plans[0].groups]), cumulative)[0]
+            )
 
 
 @settings(derandomize=True, deadline=None)
@@ -120,7 +160,8 @@ def test_a_tree_writes_more_than_its_chain(rates):
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(rates=st.lists(st.floats(0.05, 0.95), min_size=4, max_size=4), row=st.floats(0.0, 0.3))
 def test_little_is_lost_by_a_short_menu(rates, row):
-    """Of the tokens per second of the best of all shapes, where a pass takes 1 and `row` for each row."""
+    """Of the tokens per second of the best of all shapes, where a pass takes 1 and `row` for each
+    row."""
     cumulative = cumulative_acceptance(rates)
     best, _ = best_shape(cumulative, lambda width, _drafts: 1 + row * width)
     found = []
@@ -133,14 +174,22 @@ def test_little_is_lost_by_a_short_menu(rates, row):
 @pytest.mark.parametrize("lookahead", range(17))
 def test_it_is_short_and_has_every_kind(lookahead):
     found = menu(lookahead, TREES)
-    assert found[0].plans == (ar_plan(),) and len(found) == len(set(found)) <= 27 and len(menu(lookahead)) <= 19
+    assert (
+        found[0].plans == (ar_plan(),)
+        and len(found) == len(set(found)) <= 27
+        and len(menu(lookahead)) <= 19
+    )
     assert {len(cycle.plans) for cycle in found} == ({1, 2} if lookahead else {1})
     assert all(cycle.depth <= lookahead for cycle in found)
     for mode in ("two-pass", "fused"):
         assert make_cycle(mode, lookahead) in found
-    assert {len(cycle.plans[0].parents) for cycle in found} >= {size for size in (3, 5, 8) if lookahead >= 4}
+    assert {len(cycle.plans[0].parents) for cycle in found} >= {
+        size for size in (3, 5, 8) if lookahead >= 4
+    }
     assert not any(cycle.is_tree for cycle in menu(lookahead))
-    assert not any(cycle.is_tree for cycle in menu(lookahead, replace(TREES, rounds_activations=True)))
+    assert not any(
+        cycle.is_tree for cycle in menu(lookahead, replace(TREES, rounds_activations=True))
+    )
 
 
 @pytest.mark.parametrize("exactly", [1, 2, 5, 7])

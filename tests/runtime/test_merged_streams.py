@@ -1,4 +1,5 @@
-"""Several requests read by one task: everything of each, in order, its end last; what fails is told."""
+"""Several requests read by one task: everything of each, in order, its end last; what fails is
+told."""
 
 from __future__ import annotations
 
@@ -30,13 +31,17 @@ def test_everything_of_each(tiny_bundle, lengths, slots):
     session = reciting_session(tiny_bundle, slots=slots)
 
     async def both():
-        return await read([session.generate_ids([5] * (place + 1), asked(n)) for place, n in enumerate(lengths)])
+        return await read(
+            [session.generate_ids([5] * (place + 1), asked(n)) for place, n in enumerate(lengths)]
+        )
 
     items = asyncio.run(both())
     for place, length in enumerate(lengths):
         *pieces, end = [item for at, item in items if at == place]
         assert end is None
-        assert [token for piece in pieces for token in piece] == [words(place + 1 + i) for i in range(length)]
+        assert [token for piece in pieces for token in piece] == [
+            words(place + 1 + i) for i in range(length)
+        ]
     assert {place for place, _ in items} == set(range(len(lengths)))
     assert_idle(session)
 

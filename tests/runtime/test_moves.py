@@ -25,7 +25,9 @@ class WatchedRunner(Runner):
     def _move(self, source, target):
         super()._move(source, target)
         WatchedRunner.moves += 1
-        assert target.num_drafts == 0 and not target.staged, "the drafts were in the window that it left"
+        assert target.num_drafts == 0 and not target.staged, (
+            "the drafts were in the window that it left"
+        )
 
     def run(self, plan, drafts):
         for slot in self.busy:
@@ -33,14 +35,20 @@ class WatchedRunner(Runner):
             assert slot.prompt is request.prompt_ids and slot.salt == request.cache_salt
             assert slot.exact_prefix_len == slot.cached, "chains write what reading a prompt does"
         # The requests came, and so got their slots, in the order of their seeds.
-        oldest = min((slot.current for slot in self.decoding), key=lambda sequence: sequence.request.sampling.seed)
+        oldest = min(
+            (slot.current for slot in self.decoding),
+            key=lambda sequence: sequence.request.sampling.seed,
+        )
         assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.mode)
         return super().run(plan, drafts)
 
 
 @pytest.fixture(scope="module")
 def sessions(tiny_bundle: Path) -> Iterator[dict[int, Session]]:
-    opened = {slots: load(tiny_bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in (4, 8)}
+    opened = {
+        slots: load(tiny_bundle, "cpu", threads=1, max_batch_size=slots, verify=False)
+        for slots in (4, 8)
+    }
     yield opened
     for session in opened.values():
         session.close()
@@ -60,7 +68,9 @@ alone: dict[tuple[int, int, int], list[int]] = {}
 def sequence_of(
     session: Session, seed: int, prompt: list[int], tokens: int, plan: str, salt: str = ""
 ) -> SequenceState:
-    options = GenerateOptions(tokens, SamplingParams(0.9, seed=seed), plan=plan, ignore_eos=True, cache_salt=salt)
+    options = GenerateOptions(
+        tokens, SamplingParams(0.9, seed=seed), plan=plan, ignore_eos=True, cache_salt=salt
+    )
     return SequenceState(session.request(prompt, options))
 
 
@@ -76,14 +86,19 @@ def play(session: Session, drawn: list) -> list[SequenceState]:
     while not scheduler.idle:
         scheduler.step()
     for sequence in sequences:
-        assert sequence.finished is not None and sequence.finished.reason == "length", sequence.finished
+        assert sequence.finished is not None and sequence.finished.reason == "length", (
+            sequence.finished
+        )
     return sequences
 
 
 def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[int]:
     key = slots, len(prompt), seed
     if key not in alone:
-        sequence, scheduler = sequence_of(session, seed, prompt, 12, "ar"), Scheduler(Runner(session.backend), None, 1)
+        sequence, scheduler = (
+            sequence_of(session, seed, prompt, 12, "ar"),
+            Scheduler(Runner(session.backend), None, 1),
+        )
         scheduler.reserve(1)
         scheduler.add(sequence)
         while not scheduler.idle:
@@ -106,7 +121,8 @@ def test_the_older_request_still_decides_the_plan(sessions: dict[int, Session]):
     """The first one ends, and the third moves to its slot. `WatchedRunner` looks at the plans."""
     before = WatchedRunner.moves
     first, older, younger = (
-        (0, prompt, 12, plan, "") for prompt, plan in zip(PROMPTS, ("ar", "two-pass", "fused"), strict=True)
+        (0, prompt, 12, plan, "")
+        for prompt, plan in zip(PROMPTS, ("ar", "two-pass", "fused"), strict=True)
     )
     play(sessions[4], [(*first[:2], 3, *first[3:]), older, younger])
     assert WatchedRunner.moves > before

@@ -9,7 +9,8 @@ from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, Ngram
 
 
 def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
-    """(tokens matched, drafts): the longest suffix that stood before, at its newest place; what followed, on and on."""
+    """(tokens matched, drafts): the longest suffix that stood before, at its newest place; what
+    followed, on and on."""
     for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
         suffix = tokens[-size:]
         for end in range(len(tokens) - 1, size - 1, -1):
@@ -22,7 +23,9 @@ def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(tokens=st.lists(st.integers(0, 3), max_size=40), cut=st.integers(0, 40), count=st.integers(0, 8))
+@given(
+    tokens=st.lists(st.integers(0, 3), max_size=40), cut=st.integers(0, 40), count=st.integers(0, 8)
+)
 def test_against_a_search(tokens, cut, count):
     index = NgramIndex(tokens[:cut])
     index.propose(3)  # asking changes nothing

@@ -1,5 +1,5 @@
-"""Noise is filled in as texts grow: it is the noise of bundle/noise.py to the last bit, wherever a pass reads it, and
-beginning a request costs the same whatever the capacity is."""
+"""Noise is filled in as texts grow: it is the noise of bundle/noise.py to the last bit, wherever a
+pass reads it, and beginning a request costs the same whatever the capacity is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from pass_runtime.backends import memory
 from pass_runtime.backends.memory import Buffers, HostMemory, NoiseRows
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
 
-SAMPLED = [SamplingParams(0.9, seed=1), SamplingParams(), SamplingParams(1.0, 40, 0.9, seed=2**63 + 5)]
+SAMPLED = [
+    SamplingParams(0.9, seed=1),
+    SamplingParams(),
+    SamplingParams(1.0, 40, 0.9, seed=2**63 + 5),
+]
 
 
 @pytest.fixture(scope="module", params=["match", "rejection"])
@@ -41,7 +45,10 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 900), st.integers(1, 60)), max_size=12), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 900), st.integers(1, 60)), max_size=12),
+    st.booleans(),
+)
 def test_what_a_pass_may_read_is_the_noise_of_its_positions(passes, anew):
     buffers = Buffers(HostMemory(), 3)
     rows = NoiseRows(buffers, "rejection", 3, 1000)
@@ -62,13 +69,16 @@ def texts(bundle: Path) -> list[list[int]]:
     session = load(bundle, "cpu", threads=1, max_batch_size=4)
     plans = ("fused", "two-pass", "ar")
     options = [
-        GenerateOptions(20 + 90 * (i % 3), SAMPLED[i % 3], plan=plans[i // 3], ignore_eos=True) for i in range(9)
+        GenerateOptions(20 + 90 * (i % 3), SAMPLED[i % 3], plan=plans[i // 3], ignore_eos=True)
+        for i in range(9)
     ]
     streams = submit_together(session, [([5] * (1 + 40 * i), one) for i, one in enumerate(options)])
     return [stream.result().token_ids for stream in streams]
 
 
-def test_how_much_is_filled_at_a_time_changes_no_token(bundle: Path, computed: list[int], monkeypatch):
+def test_how_much_is_filled_at_a_time_changes_no_token(
+    bundle: Path, computed: list[int], monkeypatch
+):
     monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", 1000)
     expected = texts(bundle)
     for block in (0, 1, 50):  # 0: exactly what the next pass may look at

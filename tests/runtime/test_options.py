@@ -99,18 +99,30 @@ def test_what_is_of_another_type_is_refused_by_name(kind: type, wrong: dict, nam
 
 
 def test_numpy_numbers_are_the_numbers_that_they_hold():
-    sampling = SamplingParams(np.float32(0.5), np.int64(3), np.float64(0.5), np.uint64(2**64 - 1), np.float16(0.25))
+    sampling = SamplingParams(
+        np.float32(0.5), np.int64(3), np.float64(0.5), np.uint64(2**64 - 1), np.float16(0.25)
+    )
     assert sampling == SamplingParams(0.5, 3, 0.5, 2**64 - 1, 0.25)
     assert {type(value) for value in vars(sampling).values()} == {int, float, dict}
     options = GenerateOptions(
-        np.int64(5), lookahead=np.int8(2), stop_token_ids=np.array([7, 8]), logprobs=np.uint8(1), ignore_eos=np.True_
+        np.int64(5),
+        lookahead=np.int8(2),
+        stop_token_ids=np.array([7, 8]),
+        logprobs=np.uint8(1),
+        ignore_eos=np.True_,
     )
-    assert options == GenerateOptions(5, lookahead=2, stop_token_ids=(7, 8), logprobs=1, ignore_eos=True)
-    assert {type(value) for value in (options.max_new_tokens, options.lookahead, options.logprobs)} == {int}
+    assert options == GenerateOptions(
+        5, lookahead=2, stop_token_ids=(7, 8), logprobs=1, ignore_eos=True
+    )
+    assert {
+        type(value) for value in (options.max_new_tokens, options.lookahead, options.logprobs)
+    } == {int}
     assert LoadOptions(capacity=np.int32(64)).capacity == 64
 
 
-@pytest.mark.parametrize("call", [Session.generate, Session.generate_ids], ids=["generate", "generate_ids"])
+@pytest.mark.parametrize(
+    "call", [Session.generate, Session.generate_ids], ids=["generate", "generate_ids"]
+)
 def test_prompts_are_token_ids_and_nothing_that_looks_like_it(tiny_bundle, call: Callable):
     """Bytes are not; and a request that is refused costs its neighbours nothing."""
     session = reciting_session(tiny_bundle, slots=2)
@@ -129,19 +141,34 @@ def test_prompts_are_token_ids_and_nothing_that_looks_like_it(tiny_bundle, call:
         [[5]],
     ]
     for prompt in (*wrong, np.array(5), np.array([5.0]), np.array([[5]]), np.array([True])):
-        with pytest.raises(PassError, match=r"^(every one of )?the prompt's token ids must be ") as error:
+        with pytest.raises(
+            PassError, match=r"^(every one of )?the prompt's token ids must be "
+        ) as error:
             call(session, prompt)
         assert len(str(error.value).splitlines()) == 1
     assert beside.result().token_ids == [words(position) for position in range(1, 31)]
 
 
 @pytest.mark.parametrize(
-    "prompt", [(5, 6), range(5, 7), np.array([5, 6]), np.array([5, 6], np.uint16), [np.int64(5), np.int32(6)]], ids=repr
+    "prompt",
+    [
+        (5, 6),
+        range(5, 7),
+        np.array([5, 6]),
+        np.array([5, 6], np.uint16),
+        [np.int64(5), np.int32(6)],
+    ],
+    ids=repr,
 )
 def test_prompts_of_numpy_are_reported_as_json(tiny_bundle, prompt):
     session = reciting_session(tiny_bundle)
-    options = GenerateOptions(np.int64(3), SamplingParams(seed=np.int64(4)), plan="ar", stop_token_ids=np.array([300]))
-    for generation in (session.generate(prompt, options).result(), session.generate_ids(prompt, options).result()):
+    options = GenerateOptions(
+        np.int64(3), SamplingParams(seed=np.int64(4)), plan="ar", stop_token_ids=np.array([300])
+    )
+    for generation in (
+        session.generate(prompt, options).result(),
+        session.generate_ids(prompt, options).result(),
+    ):
         found = json.loads(json.dumps(generation.as_dict()))
         assert (found["prompt_ids"], found["seed"]) == ([5, 6], 4)
         assert found["token_ids"] == [words(2), words(3), words(4)]
@@ -158,7 +185,11 @@ def test_one_string_is_one_stop(tiny_bundle):
     assert GenerateOptions(stop="the").stop_strings == ("the",)
     assert GenerateOptions(stop=["a", "", "b"]).stop_strings == ("a", "b")
     ids = Tokenizer.from_file(str(tiny_bundle / "tokenizer.json")).encode("eh, hot: the end").ids
-    generation = reciting_session(tiny_bundle, recite(ids)).generate([0], GenerateOptions(50, stop="the")).result()
+    generation = (
+        reciting_session(tiny_bundle, recite(ids))
+        .generate([0], GenerateOptions(50, stop="the"))
+        .result()
+    )
     assert (generation.text, generation.stop_reason) == ("eh, hot: ", "the")
 
 
@@ -180,7 +211,9 @@ def test_a_stop_string_that_is_a_special_token(tiny_bundle, plan):
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_stop_tokens(tiny_bundle, plan, at):
     session = reciting_session(tiny_bundle)
-    stream = session.generate_ids([5], GenerateOptions(50, plan=plan, stop_token_ids=[words(at), 300])).result()
+    stream = session.generate_ids(
+        [5], GenerateOptions(50, plan=plan, stop_token_ids=[words(at), 300])
+    ).result()
     assert stream.token_ids == [words(position) for position in range(1, at + 1)]
     assert (stream.finish_reason, stream.stop_reason) == ("stop", words(at))
 
@@ -188,14 +221,21 @@ def test_stop_tokens(tiny_bundle, plan, at):
 def test_stop_tokens_beside_an_ignored_end(tiny_bundle):
     script = recite([5, 6, EOS, 7, 8])
     options = GenerateOptions(50, plan="two-pass", stop_token_ids=(7,), ignore_eos=True)
-    assert reciting_session(tiny_bundle, script).generate_ids([0], options).result().token_ids == [5, 6, EOS, 7]
+    assert reciting_session(tiny_bundle, script).generate_ids([0], options).result().token_ids == [
+        5,
+        6,
+        EOS,
+        7,
+    ]
     with pytest.raises(PassError, match="token id 320"):
         reciting_session(tiny_bundle).generate_ids([0], GenerateOptions(stop_token_ids=(320,)))
 
 
 def test_seeds_are_random_reported_and_repeat_the_text(real):
     def ask(seed=None):
-        options = GenerateOptions(24, SamplingParams(1.0, seed=seed), plan="two-pass", ignore_eos=True)
+        options = GenerateOptions(
+            24, SamplingParams(1.0, seed=seed), plan="two-pass", ignore_eos=True
+        )
         return real.generate("The quick", options).result()
 
     first, second = ask(), ask()
@@ -208,11 +248,17 @@ def test_seeds_are_random_reported_and_repeat_the_text(real):
 
 def test_min_p_keeps_likely_tokens_only(real):
     """Of every token, the probability is at least a tenth of the likeliest one's."""
-    options = GenerateOptions(40, SamplingParams(1.5, seed=3, min_p=0.1), plan="two-pass", logprobs=1, ignore_eos=True)
-    hot = GenerateOptions(40, SamplingParams(1.5, seed=3), plan="two-pass", logprobs=1, ignore_eos=True)
+    options = GenerateOptions(
+        40, SamplingParams(1.5, seed=3, min_p=0.1), plan="two-pass", logprobs=1, ignore_eos=True
+    )
+    hot = GenerateOptions(
+        40, SamplingParams(1.5, seed=3), plan="two-pass", logprobs=1, ignore_eos=True
+    )
     behind = []
     for asked in (options, hot):
         stream = real.generate_ids([5, 6], asked).result()
         told = [token.logprobs for token in stream.tokens]
-        behind.append(max((one.top[0][1] - one.logprob) / 1.5 for one in told))  # at the temperature
+        behind.append(
+            max((one.top[0][1] - one.logprob) / 1.5 for one in told)
+        )  # at the temperature
     assert behind[0] <= 2.3026 < behind[1]

@@ -1,4 +1,5 @@
-"""Every field of the options changes what they are for: how a bundle is opened, and what a request is."""
+"""Every field of the options changes what they are for: how a bundle is opened, and what a request
+is."""
 
 from __future__ import annotations
 
@@ -73,14 +74,21 @@ def opened_with(bundle, *options, **named):
 @pytest.mark.parametrize("name", [each.name for each in fields(LoadOptions)])
 def test_an_option_of_load_changes_how_a_bundle_is_opened(random_bundle, name):
     value, expected = OPENED[name]
-    before, after = opened_with(random_bundle), opened_with(random_bundle, LoadOptions(**{name: value}))
+    before, after = (
+        opened_with(random_bundle),
+        opened_with(random_bundle, LoadOptions(**{name: value})),
+    )
     assert {key: after[key] for key in after if after[key] != before[key]} == expected
-    assert opened_with(random_bundle, **{name: value}) == after  # the field as an argument is the same
+    assert (
+        opened_with(random_bundle, **{name: value}) == after
+    )  # the field as an argument is the same
     assert opened_with(random_bundle, LoadOptions(), **{name: value}) == after
 
 
 def test_load_takes_a_device_and_no_unknown_options(random_bundle):
-    assert opened_with(random_bundle, "cpu", threads=2) == opened_with(random_bundle, LoadOptions("cpu", 2))
+    assert opened_with(random_bundle, "cpu", threads=2) == opened_with(
+        random_bundle, LoadOptions("cpu", 2)
+    )
     with pytest.raises(TypeError, match="colour"):
         load(random_bundle, colour="red")
 
@@ -88,12 +96,16 @@ def test_load_takes_a_device_and_no_unknown_options(random_bundle):
 @pytest.mark.parametrize("name", [each.name for each in fields(GenerateOptions)])
 def test_an_option_of_a_request_changes_it(session, name):
     assert session.request((5,), GenerateOptions()) == session.request((5,), GenerateOptions())
-    assert session.request((5,), GenerateOptions(**{name: REQUESTED[name]})) != session.request((5,), GenerateOptions())
+    assert session.request((5,), GenerateOptions(**{name: REQUESTED[name]})) != session.request(
+        (5,), GenerateOptions()
+    )
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
 def test_a_parameter_of_sampling_changes_a_request(session, name):
-    plain, changed = (GenerateOptions(sampling=SamplingParams(**more)) for more in ({}, {name: SAMPLED[name]}))
+    plain, changed = (
+        GenerateOptions(sampling=SamplingParams(**more)) for more in ({}, {name: SAMPLED[name]})
+    )
     if name == "temperature":
         changed = GenerateOptions(sampling=SamplingParams(SAMPLED[name], seed=0))
     assert getattr(session.request((5,), changed).sampling, name) == SAMPLED[name]

@@ -1,5 +1,5 @@
-"""CUDA graphs that ONNX Runtime captures: the run that captures runs a graph several times, each thread has its own,
-and what cannot be captured is run all the same."""
+"""CUDA graphs that ONNX Runtime captures: the run that captures runs a graph several times, each
+thread has its own, and what cannot be captured is run all the same."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ from pass_runtime.errors import PassError
 
 PLANS = ("ar", "two-pass", "fused")
 ASKED: list[Asked] = [
-    ([5 + i, 6, 7], GenerateOptions(24, sampling, plan=plan, ignore_eos=True, logprobs=i % 2 or None))
-    for i, (plan, sampling) in enumerate((plan, sampling) for plan in PLANS for sampling in SAMPLINGS)
+    (
+        [5 + i, 6, 7],
+        GenerateOptions(24, sampling, plan=plan, ignore_eos=True, logprobs=i % 2 or None),
+    )
+    for i, (plan, sampling) in enumerate(
+        (plan, sampling) for plan in PLANS for sampling in SAMPLINGS
+    )
 ]
 LOGGED = "runs without a CUDA graph"
 
 
 def open_on(bundle: Path, device: FakeCuda, slots: int = 2) -> Session:
     manifest = read_manifest(bundle)
-    backend = OrtBackend(bundle, manifest, "cpu", threads=1, max_batch_size=slots, memory=Cuda(device))
+    backend = OrtBackend(
+        bundle, manifest, "cpu", threads=1, max_batch_size=slots, memory=Cuda(device)
+    )
     return Session(manifest, backend, Tokenizer.from_file(str(bundle / TOKENIZER_FILE)))
 
 
@@ -55,7 +62,9 @@ def session(adapter_bundle: Path, captures: FakeCaptures) -> Iterator[Session]:
     assert not device.blocks and not device.streams
 
 
-def test_the_run_that_captures_counts_once(session: Session, captures: FakeCaptures, expected: list[list[int]]):
+def test_the_run_that_captures_counts_once(
+    session: Session, captures: FakeCaptures, expected: list[list[int]]
+):
     """A tail that was run three times would have moved the window on by three tokens."""
     assert [session.generate_ids(*asked).result().token_ids for asked in ASKED] == expected
     assert captures.replays > 50 and captures.eager == 0
@@ -72,10 +81,13 @@ def test_batches(session: Session, expected: list[list[int]]):
 
 @pytest.mark.slow
 def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Draft probabilities are written over those that the tail reads. As the rule writes other texts than plain
-    decoding, the text is compared with that of the same plan without captures."""
+    """Draft probabilities are written over those that the tail reads. As the rule writes other
+    texts than plain decoding, the text is compared with that of the same plan without captures."""
     bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, rule="rejection")
-    options = [GenerateOptions(24, SamplingParams(1.0, seed=3), plan=plan, ignore_eos=True) for plan in PLANS]
+    options = [
+        GenerateOptions(24, SamplingParams(1.0, seed=3), plan=plan, ignore_eos=True)
+        for plan in PLANS
+    ]
 
     def written() -> list[list[int]]:
         with open_on(bundle, FakeCuda()) as session:
@@ -87,11 +99,14 @@ def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_all_runs_are_in_one_thread(session: Session, captures: FakeCaptures):
-    """The thread that decodes ends when there is nothing to do; what was captured in it would be lost with it."""
+    """The thread that decodes ends when there is nothing to do; what was captured in it would be
+    lost with it."""
     for _ in range(2):
         session.generate_ids(*ASKED[0]).result()
     before = len(captures.captured)
-    callers = [threading.Thread(target=lambda: session.generate_ids(*ASKED[0]).result()) for _ in range(3)]
+    callers = [
+        threading.Thread(target=lambda: session.generate_ids(*ASKED[0]).result()) for _ in range(3)
+    ]
     for caller in callers:
         caller.start()
         caller.join()

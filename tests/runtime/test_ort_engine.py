@@ -23,7 +23,9 @@ class Cuda:
         self._refused, self._provider = refused, provider
         self.tried: list[dict[str, str]] = []
 
-    def __call__(self, _path: Path, _options: ort.SessionOptions, providers: list, **_keywords: int) -> Cuda:
+    def __call__(
+        self, _path: Path, _options: ort.SessionOptions, providers: list, **_keywords: int
+    ) -> Cuda:
         self.tried.append(providers[0][1])
         if len(self.tried) <= self._refused:
             raise RuntimeError("cannot use\nthe graph capture feature")
@@ -53,7 +55,9 @@ def test_a_graph_that_cannot_be_captured_runs_without(
     assert all(settings["use_tf32"] == "0" for settings in cuda.tried)
 
 
-def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_backend_lists_graphs_that_cannot_be_captured(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The trunk when it is opened, a tail when it is first used."""
 
     def opened(path: Path, *arguments: object, **options: object) -> ort.InferenceSession:
@@ -82,7 +86,8 @@ def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
     with pytest.raises(
-        PassError, match=r"^too little memory to load x: end other programs, or export .* w8a8 or int4$"
+        PassError,
+        match=r"^too little memory to load x: end other programs, or export .* w8a8 or int4$",
     ):
         open_session(Path("x"), "cpu")
 
@@ -90,7 +95,8 @@ def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
 def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """InferenceSession itself prints such an error and opens the file on the CPU, unless it is told not to."""
+    """InferenceSession itself prints such an error and opens the file on the CPU, unless it is told
+    not to."""
     opened = []
 
     def create(_session: ort.InferenceSession, providers: list, *_arguments: object) -> None:
@@ -99,8 +105,12 @@ def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
 
     monkeypatch.setattr(ort, "preload_dlls", lambda: None)
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
-    monkeypatch.setattr(ort.InferenceSession, "_fallback_providers", ["CPUExecutionProvider"], raising=False)
-    with pytest.raises(PassError, match=r"cannot load x: CUDA failure 35: driver version is insufficient$"):
+    monkeypatch.setattr(
+        ort.InferenceSession, "_fallback_providers", ["CPUExecutionProvider"], raising=False
+    )
+    with pytest.raises(
+        PassError, match=r"cannot load x: CUDA failure 35: driver version is insufficient$"
+    ):
         open_session(Path("x"), "cuda")
     assert opened == ["CUDAExecutionProvider"] * 2
     assert capsys.readouterr().out == ""
@@ -123,5 +133,7 @@ def test_what_tails_share_is_mapped_once(head_bundle: Path, name: str):
     with load(head_bundle, "cpu", threads=1) as session:
         for sampling in (SamplingParams(0.8, seed=1), SamplingParams(0.8, 50, 0.9, 1)):
             for plan in ("ar", "two-pass", "fused"):
-                session.generate("fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)).result()
+                session.generate(
+                    "fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)
+                ).result()
         assert mapped() == before + 1

@@ -1,5 +1,5 @@
-"""Weights that ONNX Runtime packed once are mapped by later sessions, which compute the same bits; or they are packed
-anew, and never anything else."""
+"""Weights that ONNX Runtime packed once are mapped by later sessions, which compute the same bits;
+or they are packed anew, and never anything else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ ANY_SIZE = WeightCache(min_bytes=0)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+def cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Path:
     """The directory of the entries."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
@@ -45,7 +47,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
 @pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4", "w8a8"])
 def bundle(request: pytest.FixtureRequest) -> Path:
     name = request.param
-    return request.getfixturevalue(name) if name.endswith("bundle") else request.getfixturevalue("in_format")(name)
+    return (
+        request.getfixturevalue(name)
+        if name.endswith("bundle")
+        else request.getfixturevalue("in_format")(name)
+    )
 
 
 def verified(bundle: Path) -> Path:
@@ -56,9 +62,13 @@ def verified(bundle: Path) -> Path:
     return bundle
 
 
-def logits(bundle: Path, cache: WeightCache | None = ANY_SIZE, slots: int = 1, threads: int = 1) -> list[np.ndarray]:
+def logits(
+    bundle: Path, cache: WeightCache | None = ANY_SIZE, slots: int = 1, threads: int = 1
+) -> list[np.ndarray]:
     manifest = read_manifest(bundle)
-    backend = OrtBackend(bundle, manifest, "cpu", threads=threads, max_batch_size=slots, weight_cache=cache)
+    backend = OrtBackend(
+        bundle, manifest, "cpu", threads=threads, max_batch_size=slots, weight_cache=cache
+    )
     with closing(backend):
         return sample_logits(backend)
 
@@ -74,16 +84,24 @@ def entries(cache: Path) -> list[str]:
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged since the last call: "packed" and "mapped" for those, else the reason."""
     words = {"were packed in": "packed", "are mapped from": "mapped"}
-    found = [next((word for text, word in words.items() if text in line), line) for line in caplog.messages]
+    found = [
+        next((word for text, word in words.items() if text in line), line)
+        for line in caplog.messages
+    ]
     caplog.clear()
     return [line for line in found if "packing weights" not in line]
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, slots: int):
+def test_mapped_weights_compute_the_same_bits(
+    bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, slots: int
+):
     graphs = 1 + bool(read_manifest(verified(bundle)).lookahead.adapter_rank)
     expected = logits(bundle, None, slots)
-    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["packed", "mapped"] * graphs
+    assert (
+        same(expected, logits(bundle, slots=slots))
+        and told(caplog) == ["packed", "mapped"] * graphs
+    )
     assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["mapped"] * graphs
     assert len(entries(cache)) == graphs
     for entry in cache.iterdir():
@@ -100,7 +118,9 @@ def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
     for entry_is_gone in (False, True):
         caplog.clear()
         manifest = read_manifest(adapter_bundle)
-        with closing(OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=ANY_SIZE)) as backend:
+        with closing(
+            OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=ANY_SIZE)
+        ) as backend:
             plain = sample_logits(backend, lookahead_rows=False)
             assert told(caplog) == ["mapped"]
             if entry_is_gone:
@@ -112,12 +132,25 @@ def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
 
 def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path):
     manifest = read_manifest(verified(adapter_bundle))
-    for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):  # the second packs no tiny weights
-        with closing(OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)) as backend:
+    for cache, shared in (
+        (None, False),
+        (WeightCache(), False),
+        (ANY_SIZE, True),
+    ):  # the second packs no tiny weights
+        with closing(
+            OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)
+        ) as backend:
             trunks = backend._trunks
             assert (trunks.lookahead is not trunks.plain) == shared
-            for session in (trunks.lookahead, trunks.plain) if shared else ():  # each leaves the cores to the other one
-                assert session.get_session_options().get_session_config_entry("session.force_spinning_stop") == "1"
+            for session in (
+                (trunks.lookahead, trunks.plain) if shared else ()
+            ):  # each leaves the cores to the other one
+                assert (
+                    session.get_session_options().get_session_config_entry(
+                        "session.force_spinning_stop"
+                    )
+                    == "1"
+                )
 
 
 def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path):
@@ -145,7 +178,9 @@ def test_anything_that_matters_makes_another_entry(
         shutil.copytree(tiny_bundle, bundle)
         manifest = read_manifest(bundle)
         file = manifest.trunk_file("cpu") if what == "trunk" else f"{manifest.trunk.file}.data"
-        with (bundle / file).open("ab") as opened:  # 1 byte more: metadata of the graph, padding of the weights
+        with (bundle / file).open(
+            "ab"
+        ) as opened:  # 1 byte more: metadata of the graph, padding of the weights
             opened.write(b"\x20\x01" if what == "trunk" else b"\0")
         document = json.loads((bundle / "pass_config.json").read_text())
         document["files"][file] = file_info(bundle / file).model_dump()
@@ -158,7 +193,10 @@ def test_anything_that_matters_makes_another_entry(
 def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
     assert packing.describe_cpu() is None and packing.weight_key("0", "1", EXACT) is None
-    big, little = "CPU part\t: 0xd0b\nFeatures\t: fp asimd\n\n", "CPU part\t: 0xd05\nFeatures\t: fp asimd\n\n"
+    big, little = (
+        "CPU part\t: 0xd0b\nFeatures\t: fp asimd\n\n",
+        "CPU part\t: 0xd05\nFeatures\t: fp asimd\n\n",
+    )
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n" + little + big + little)
     assert packing.describe_cpu() == "CPU part: 0xd05\nFeatures: fp asimd\nCPU part: 0xd0b\n"
     (tmp_path / "cpuinfo").write_text("CPU part\t: 0xd0b\n")
@@ -192,7 +230,10 @@ def test_a_damaged_entry_is_made_again(
 
 
 def test_wrong_weights_are_never_used_nor_made_twice(
-    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path,
+    cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """As if ONNX Runtime had written other weights than it uses."""
     expected = logits(verified(tiny_bundle), None)
@@ -217,7 +258,9 @@ def test_wrong_weights_are_never_used_nor_made_twice(
     monkeypatch.setattr(packing, "align", align)
     caplog.clear()
     assert same(expected, logits(tiny_bundle))
-    assert told(caplog) == ["trunk.cpu.one.onnx: weights are not packed: with them the trunk computes other logits"]
+    assert told(caplog) == [
+        "trunk.cpu.one.onnx: weights are not packed: with them the trunk computes other logits"
+    ]
 
 
 PROGRAM = """
@@ -260,7 +303,9 @@ def test_of_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
     assert len(entries(cache)) == 1
 
 
-def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture):
+def test_what_a_killed_process_left_is_not_used(
+    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture
+):
     process = opening(verified(tiny_bundle), KILLED)
     process.communicate("\n", timeout=120)
     assert process.returncode == -signal.SIGKILL
@@ -281,7 +326,10 @@ def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
 
 
 def test_one_that_waited_too_long_packs_for_itself(
-    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path,
+    cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     logits(verified(tiny_bundle))
     [entry] = cache.iterdir()
@@ -290,7 +338,9 @@ def test_one_that_waited_too_long_packs_for_itself(
     monkeypatch.setattr(packed_weights, "LOCK_SECONDS", 0.1)
     with packed_weights._lock(entry, 0):
         assert same(logits(tiny_bundle, None), logits(tiny_bundle))
-    assert told(caplog) == ["trunk.cpu.one.onnx: weights are not packed: another process is packing them"]
+    assert told(caplog) == [
+        "trunk.cpu.one.onnx: weights are not packed: another process is packing them"
+    ]
 
 
 def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cache: Path):
@@ -311,7 +361,10 @@ def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cach
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({}, "they are only 0 MiB"), ({"min_bytes": 0, "max_bytes": 1000}, "more than the 0 MiB of the cache")],
+    [
+        ({}, "they are only 0 MiB"),
+        ({"min_bytes": 0, "max_bytes": 1000}, "more than the 0 MiB of the cache"),
+    ],
     ids=["small", "too large"],
 )
 def test_weights_that_are_not_worth_it_or_do_not_fit(
@@ -333,7 +386,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ):
     verified(tiny_bundle)
     if where == "no home":
-        monkeypatch.setattr(packed_weights, "cache_directory", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        monkeypatch.setattr(
+            packed_weights,
+            "cache_directory",
+            lambda: (_ for _ in ()).throw(RuntimeError("no home")),
+        )
         logits(tiny_bundle)
     else:
         (tmp_path / "file").write_text("")
@@ -359,8 +416,12 @@ def test_only_content_that_is_known_to_be_the_manifests(
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-weight-cache"]])
-def test_the_option_of_commands(tiny_bundle: Path, caplog: pytest.LogCaptureFixture, flags: list[str]):
-    done = CliRunner().invoke(main, ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags])
+def test_the_option_of_commands(
+    tiny_bundle: Path, caplog: pytest.LogCaptureFixture, flags: list[str]
+):
+    done = CliRunner().invoke(
+        main, ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags]
+    )
     assert done.exit_code == 0, done.output
     assert len(caplog.records) == 1 - len(flags)  # it says that these weights are too small
 
@@ -371,7 +432,9 @@ def test_the_parameter_of_triton():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_option_of_a_session(tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool):
+def test_the_option_of_a_session(
+    tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+):
     monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))
     verified(tiny_bundle)
     with load(tiny_bundle, "cpu", weight_cache=wanted) as session:
@@ -396,5 +459,7 @@ print(sys.stderr.getvalue(), end="")
 
 
 def test_a_terminal_is_told_once_why_the_first_opening_takes_longer():
-    done = subprocess.run([sys.executable, "-c", ON_A_TERMINAL], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_TERMINAL], capture_output=True, text=True, check=True
+    )
     assert done.stdout == packed_weights.PACKING % "trunk.onnx" + "\n"

@@ -18,13 +18,23 @@ from pass_runtime.bundle.plan import ar_plan, draft_plan, fused_plan, verify_pla
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
-from pass_runtime.tuning.estimates import MAX_TIMED_ROWS, PassShape, PassTimes, measure, probe_plans, shape_of
+from pass_runtime.tuning.estimates import (
+    MAX_TIMED_ROWS,
+    PassShape,
+    PassTimes,
+    measure,
+    probe_plans,
+    shape_of,
+)
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 
 def test_probes_leave_no_trace(tiny_bundle):
     session = reciting_session(tiny_bundle)
-    prompt, asked = [5, 6, 7], GenerateOptions(20, SamplingParams(0.9, seed=3), plan="two-pass", ignore_eos=True)
+    prompt, asked = (
+        [5, 6, 7],
+        GenerateOptions(20, SamplingParams(0.9, seed=3), plan="two-pass", ignore_eos=True),
+    )
     expected = list(session.generate_ids(prompt, asked))
     assert_idle(session)
     runner = runner_of(session)
@@ -36,7 +46,8 @@ def test_probes_leave_no_trace(tiny_bundle):
 
 
 class Timer:
-    """Passes that take their width in seconds, the first one over a plan twice that; `paused` ones ten times."""
+    """Passes that take their width in seconds, the first one over a plan twice that; `paused` ones
+    ten times."""
 
     def __init__(self, paused=()):
         self.count: dict[str, int] = {}
@@ -44,11 +55,15 @@ class Timer:
 
     def __call__(self, plan):
         number = self.count[plan.name] = self.count.get(plan.name, 0) + 1
-        seconds = plan.width * (10 if (plan.name, number) in self.paused else 2 if number == 1 else 1)
+        seconds = plan.width * (
+            10 if (plan.name, number) in self.paused else 2 if number == 1 else 1
+        )
         return float(seconds), seconds / 10
 
 
-@pytest.mark.parametrize("paused", [(), (("ar", 2), ("draft-4", 3), ("fused-4", 1)), (("verify-1", 1),)])
+@pytest.mark.parametrize(
+    "paused", [(), (("ar", 2), ("draft-4", 3), ("fused-4", 1)), (("verify-1", 1),)]
+)
 def test_passes_are_timed_until_two_agree(paused):
     """What disturbs one pass is not in the result, and wide passes are timed twice."""
     timer, plans = Timer(paused), probe_plans(4)
@@ -64,7 +79,9 @@ def test_few_passes_show_all_widths(lookahead):
     plans = probe_plans(lookahead)
     assert len(plans) <= 8 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
     full = fused_plan([lookahead] * (lookahead + 1))
-    assert max(plan.width for plan in plans) == (full.width if full.width <= MAX_TIMED_ROWS else MAX_TIMED_ROWS)
+    assert max(plan.width for plan in plans) == (
+        full.width if full.width <= MAX_TIMED_ROWS else MAX_TIMED_ROWS
+    )
     assert probe_plans(lookahead, 100) == [ar_plan()]
 
 
@@ -76,7 +93,9 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
         asked.append(kind)
         row = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler]
         tail = row * (kind.plan.drafts + 1 + 5 * kind.plan.next.drafts)  # a draft costs five rows
-        return (kind.plan.width + bool(kind.plan.next.drafts)) * (1.0 if kind.sampler == "greedy" else 3.0), tail
+        return (kind.plan.width + bool(kind.plan.next.drafts)) * (
+            1.0 if kind.sampler == "greedy" else 3.0
+        ), tail
 
     session = reciting_session(tiny_bundle)
     tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)
@@ -85,7 +104,13 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
         asked.clear()
         tuner = tuners.get(sampler)
         assert {kind.plan.name for kind in asked} == {"ar", "verify-6", "draft-1", "draft-6"}
-        for plan in (ar_plan(), verify_plan(3), draft_plan(4), fused_plan([2, 1, 0]), fused_plan([6] * 7)):
+        for plan in (
+            ar_plan(),
+            verify_plan(3),
+            draft_plan(4),
+            fused_plan([2, 1, 0]),
+            fused_plan([6] * 7),
+        ):
             expected = sum(idle_pass(PassKind(plan, 1, sampler)))
             assert tuner.plan_seconds(plan) == pytest.approx(expected, rel=0.03)
     assert tuners.get("sample") is tuners.get("sample")
@@ -93,7 +118,8 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 7, 48])
 def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
-    """Sequences near the end of the cache leave little room: nothing is timed then, and nothing concluded for later."""
+    """Sequences near the end of the cache leave little room: nothing is timed then, and nothing
+    concluded for later."""
     left = [room]
     session = reciting_session(tiny_bundle, slots=2)
     timed = []
@@ -112,29 +138,56 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     assert first is not None and first.times().rows[-1] == 49
     left[0] = room
     assert tuners.get("greedy") is first
-    assert tuners.get("greedy", 2) is tuners.get("sample") is None and [*first.times_by_batch] == [1]
+    assert tuners.get("greedy", 2) is tuners.get("sample") is None and [*first.times_by_batch] == [
+        1
+    ]
     left[0] = 49
     assert tuners.get("greedy", 2) is first and first.times(2).rows == [2, 4, 10, 14, 32, 50]
     sampled = tuners.get("sample", 2)
     assert (
-        sampled is not None and sampled.times().rows == first.times().rows and sampled.times_by_batch.keys() == {1, 2}
+        sampled is not None
+        and sampled.times().rows == first.times().rows
+        and sampled.times_by_batch.keys() == {1, 2}
     )
 
 
 def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
-    for capacity, widest in ((4, 2), (8, 2), (12, 5), (16, 7), (32, 16), (64, 16), (96, 16), (100, 49)):
+    for capacity, widest in (
+        (4, 2),
+        (8, 2),
+        (12, 5),
+        (16, 7),
+        (32, 16),
+        (64, 16),
+        (96, 16),
+        (100, 49),
+    ):
         sizes = replace(reciting_session(tiny_bundle).backend.capabilities, capacities=(capacity,))
-        tuners = Tuners(read_manifest(tiny_bundle), sizes, lambda kind: (float(kind.plan.width), 0.1), lambda: 100)
+        tuners = Tuners(
+            read_manifest(tiny_bundle),
+            sizes,
+            lambda kind: (float(kind.plan.width), 0.1),
+            lambda: 100,
+        )
         tuner = tuners.get("greedy")
         assert tuner is not None and tuner.times().rows[-1] == widest
-        assert all(plan.width <= capacity for one in tuner.candidates(6) for plan in one.cycle.plans)
+        assert all(
+            plan.width <= capacity for one in tuner.candidates(6) for plan in one.cycle.plans
+        )
     batches = replace(sizes, capacities=(64,), batch_sizes=(1, 2))
     left = [16]  # enough for the widest window of one slot, not for that of two
-    tuners = Tuners(read_manifest(tiny_bundle), batches, lambda kind: (float(kind.plan.width), 0.1), lambda: left[0])
+    tuners = Tuners(
+        read_manifest(tiny_bundle),
+        batches,
+        lambda kind: (float(kind.plan.width), 0.1),
+        lambda: left[0],
+    )
     assert tuners.get("greedy") is not None and tuners.get("greedy", 2) is None
     left[0] = 25
     assert tuners.get("greedy", 2) is not None
-    padded = replace(sizes, capacities=(12,), least_width=8)  # one row, too, writes more than half of the KV capacity
+    padded = replace(
+        sizes, capacities=(12,), least_width=8
+    )  # one row, too, writes more than half of the KV capacity
     tuners = Tuners(read_manifest(tiny_bundle), padded, lambda kind: pytest.fail(kind), lambda: 12)
     assert tuners.get("greedy") is None
 
@@ -142,7 +195,12 @@ def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
 def test_a_large_batch_of_which_one_width_is_timed_counts_as_a_window(tiny_bundle):
     """One width says nothing about wider ones: they would look free."""
     sizes = replace(reciting_session(tiny_bundle).backend.capabilities, batch_sizes=(1, 32, 33))
-    tuners = Tuners(read_manifest(tiny_bundle), sizes, lambda kind: (kind.batch * kind.plan.width, 0.1), lambda: 768)
+    tuners = Tuners(
+        read_manifest(tiny_bundle),
+        sizes,
+        lambda kind: (kind.batch * kind.plan.width, 0.1),
+        lambda: 768,
+    )
     tuner = tuners.get("greedy", 33)
     assert tuner is not None and tuners.is_timed("greedy", 33) and not tuners.is_timed("greedy", 32)
     assert [*tuner.times_by_batch] == [1]
@@ -158,7 +216,9 @@ def test_times_between_the_measured_ones():
     times = timed({1: 1.0, 5: 2.0, 9: 4.0}, lambda rows: 0.45 + 0.05 * rows)
     for shape, seconds in {(3, 1): 2.0, (9, 5): 4.7, (5, 5): 2.7, (1, 1): 1.5}.items():
         assert times.seconds(PassShape(*shape, 0)) == pytest.approx(seconds, rel=0.05)
-    assert times.seconds(shape_of(fused_plan([1, 0]))) == pytest.approx(times.seconds(PassShape(3, 3, 0)), rel=0.05)
+    assert times.seconds(shape_of(fused_plan([1, 0]))) == pytest.approx(
+        times.seconds(PassShape(3, 3, 0)), rel=0.05
+    )
     assert times.seconds(PassShape(17, 9, 0)) > 1.5 * times.seconds(PassShape(9, 9, 0))
 
 
@@ -166,7 +226,9 @@ def test_points_that_do_not_say_how_long_a_pass_takes():
     with pytest.raises(ValueError, match="257 tokens do not fit a KV capacity of 256"):
         Capabilities("cpu", 50, (64, 256), (1,)).capacity(257)
     falling = timed({1: 3.0, 5: 2.0})
-    assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(PassShape(1, 1, 0))  # wider windows are never quicker
+    assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(
+        PassShape(1, 1, 0)
+    )  # wider windows are never quicker
 
 
 def test_one_width_with_lookahead_rows_moves_the_line_of_those_without():
@@ -179,10 +241,19 @@ def test_one_width_with_lookahead_rows_moves_the_line_of_those_without():
 
 
 def test_passes_that_draft_have_costs_of_their_own():
-    """An adapter costs the same for one look-ahead row as for many, and a head runs once for each draft."""
-    machine = Machine(lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3)
+    """An adapter costs the same for one look-ahead row as for many, and a head runs once for each
+    draft."""
+    machine = Machine(
+        lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
+    )
     times = machine.times()
-    for plan in (verify_plan(2), verify_plan(4), draft_plan(3), fused_plan([1, 1]), fused_plan([4] * 5)):
+    for plan in (
+        verify_plan(2),
+        verify_plan(4),
+        draft_plan(3),
+        fused_plan([1, 1]),
+        fused_plan([4] * 5),
+    ):
         assert times.seconds(shape_of(plan)) == pytest.approx(machine.seconds(plan), rel=0.02)
 
 
@@ -192,12 +263,16 @@ def test_windows_that_fill_tiles_are_timed(tile):
     machine = Machine(steps(1.0, tile, 0.5))
     times = machine.times()
     for plan in (fused_plan([2, 2, 1]), fused_plan([3] * 4)):
-        assert plan.width % 8 == 0 and times.seconds(shape_of(plan)) == pytest.approx(machine.seconds(plan))
+        assert plan.width % 8 == 0 and times.seconds(shape_of(plan)) == pytest.approx(
+            machine.seconds(plan)
+        )
 
 
 def test_figures_that_cpp_has_too():
     """runtime/cpp/tests/parts_test.cpp: both runtimes decide by the same arithmetic."""
-    machine = Machine(lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3)
+    machine = Machine(
+        lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
+    )
     times = machine.times()
     plans = [ar_plan(), verify_plan(2), draft_plan(4), fused_plan([4] * 5), fused_plan([2, 1, 0])]
 
@@ -205,7 +280,13 @@ def test_figures_that_cpp_has_too():
         return [*(times.seconds(shape_of(plan)) for plan in plans), times.slowness]
 
     assert figures() == pytest.approx([1.4, 2.0, 4.6, 10.6, 4.3666666667, 1.0])
-    for plan, factor in (plans[0], 1.2), (plans[3], 2.0), (plans[1], 30.0), (plans[4], 0.5), (plans[0], 1.0):
+    for plan, factor in (
+        (plans[0], 1.2),
+        (plans[3], 2.0),
+        (plans[1], 30.0),
+        (plans[4], 0.5),
+        (plans[0], 1.0),
+    ):
         times.record(shape_of(plan), factor * machine.seconds(plan))
     found = [1.4525, 2.2540212673, 4.9533589956, 11.6584074519, 4.5652908333, 1.0768171730]
     assert figures() == pytest.approx(found)
@@ -225,7 +306,9 @@ COSTS = st.builds(
 PLANS = st.one_of(
     st.builds(verify_plan, st.integers(1, 4)),
     st.builds(draft_plan, st.integers(1, 4)),
-    st.builds(lambda drafts, size: fused_plan([drafts, *[size] * drafts]), st.just(4), st.integers(0, 4)),
+    st.builds(
+        lambda drafts, size: fused_plan([drafts, *[size] * drafts]), st.just(4), st.integers(0, 4)
+    ),
 )
 quickly = settings(derandomize=True, deadline=None, max_examples=30)
 
@@ -241,7 +324,11 @@ def test_more_rows_are_never_expected_to_be_quicker(machine, seed):
 
 
 @quickly
-@given(machine=COSTS, seconds=st.lists(st.tuples(PLANS, st.floats(1e-3, 1e3)), max_size=200), seed=st.integers(0, 99))
+@given(
+    machine=COSTS,
+    seconds=st.lists(st.tuples(PLANS, st.floats(1e-3, 1e3)), max_size=200),
+    seed=st.integers(0, 99),
+)
 def test_times_are_finite_whatever_passes_take(machine, seconds, seed):
     """And one pass moves the times of all by little."""
     times = machine.times(chance=random.Random(seed))
@@ -278,7 +365,9 @@ def test_a_machine_that_became_slower_is_so_for_every_pass(machine, plan, slower
     for _ in range(60):
         times.record(shape_of(plan), slower * machine.seconds(plan) * machine.factor(chance))
     assert times.seconds(shape_of(plan)) == pytest.approx(slower * machine.seconds(plan), rel=0.2)
-    assert times.seconds(wide) / times.seconds(shape_of(ar_plan())) == pytest.approx(ratio, rel=0.25)
+    assert times.seconds(wide) / times.seconds(shape_of(ar_plan())) == pytest.approx(
+        ratio, rel=0.25
+    )
 
 
 @quickly

@@ -1,4 +1,5 @@
-"""The random numbers: Philox against its published answers, offsets as functions of seed and position, the tables."""
+"""The random numbers: Philox against its published answers, offsets as functions of seed and
+position, the tables."""
 
 from __future__ import annotations
 
@@ -35,13 +36,16 @@ def test_known_answers(counter, key, answer):
 def test_vectorised_over_counters():
     counters = np.array([counter for counter, _, _ in KNOWN_ANSWERS], np.uint32)
     keys = np.array([key for _, key, _ in KNOWN_ANSWERS], np.uint32)
-    assert noise.philox4x32(counters, keys).tolist() == [list(answer) for _, _, answer in KNOWN_ANSWERS]
+    assert noise.philox4x32(counters, keys).tolist() == [
+        list(answer) for _, _, answer in KNOWN_ANSWERS
+    ]
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(seed=BELOW_2_64, position=st.integers(0, 2**40))
 def test_offsets_are_the_top_halves_of_two_philox_words(seed, position):
-    """The definition that other runtimes (C++) must repeat: counter = position, key = seed, both low word first."""
+    """The definition that other runtimes (C++) must repeat: counter = position, key = seed, both
+    low word first."""
     counter = np.array([position & ONES, position >> 32, 0, 0], np.uint32)
     key = np.array([seed & ONES, seed >> 32], np.uint32)
     expected = [int(word) >> 17 for word in noise.philox4x32(counter, key)[:2]]
@@ -64,7 +68,10 @@ def test_offsets_are_in_range_and_belong_to_the_position_alone(seed, start):
 def test_offsets_use_their_whole_range_evenly():
     offsets = noise.noise_offsets(7, np.arange(200_000, dtype=np.int64))
     for column in offsets.T:
-        for bins in (np.bincount(column >> 7, minlength=256), np.bincount(column & 255, minlength=256)):
+        for bins in (
+            np.bincount(column >> 7, minlength=256),
+            np.bincount(column & 255, minlength=256),
+        ):
             assert chisquare(bins).pvalue > 1e-3
 
 
@@ -72,13 +79,18 @@ def test_offsets_use_their_whole_range_evenly():
 def test_every_bit_of_the_seed_matters(flipped):
     positions = np.arange(1000, dtype=np.int64)
     seed = 0x0123456789ABCDEF
-    same = (noise.noise_offsets(seed, positions) == noise.noise_offsets(seed ^ (1 << flipped), positions)).mean()
+    same = (
+        noise.noise_offsets(seed, positions)
+        == noise.noise_offsets(seed ^ (1 << flipped), positions)
+    ).mean()
     assert same < 0.01  # by chance: 2^-15
 
 
 def test_positions_have_offsets_of_their_own():
     offsets = noise.noise_offsets(3, np.arange(10_000, dtype=np.int64))
-    assert len(np.unique(offsets, axis=0)) >= 9_999  # a shared pair has probability 2^-30 for each of 5e7 pairs
+    assert (
+        len(np.unique(offsets, axis=0)) >= 9_999
+    )  # a shared pair has probability 2^-30 for each of 5e7 pairs
 
 
 def test_positions_beyond_32_bits_do_not_wrap():

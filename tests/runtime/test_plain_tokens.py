@@ -1,4 +1,5 @@
-"""Constraints with any kind of tokenizer: the bytes of tokens, and text that spells an added token."""
+"""Constraints with any kind of tokenizer: the bytes of tokens, and text that spells an added
+token."""
 
 from __future__ import annotations
 
@@ -33,9 +34,18 @@ def byte_level() -> Tokenizer:
 
 def byte_fallback() -> Tokenizer:
     words = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer = Tokenizer(
+        models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
@@ -49,7 +59,9 @@ def metaspace() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram([(word, -1.0) for word in (*SPECIAL, "▁", *LETTERS)], unk_id=0))
+    tokenizer = Tokenizer(
+        models.Unigram([(word, -1.0) for word in (*SPECIAL, "▁", *LETTERS)], unk_id=0)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
@@ -84,15 +96,23 @@ def made(request):
 def written(made, constraint: Constraint, seed: int, most: int = 400) -> tuple[list[int], str]:
     """What a random model writes: tokens, and their text behind some other text."""
     tokenizer, grammars = made
-    state, random_of, size = grammars.start(constraint), random.Random(seed), tokenizer.get_vocab_size() + 5
+    state, random_of, size = (
+        grammars.start(constraint),
+        random.Random(seed),
+        tokenizer.get_vocab_size() + 5,
+    )
     tokens: list[int] = []
     table = PlainTokenizer(tokenizer, size, [END]).tokens
     while len(tokens) < most:
         forced = state.forced()
         allowed = np.zeros((1, -(-size // 32)), np.uint32)
         state.fill(allowed, ())
-        choices = [token for token in range(size) if allowed[0, token // 32] >> np.uint32(token % 32) & 1]
-        assert not forced or choices == [forced[0]], "a forced token is the only one that is allowed"
+        choices = [
+            token for token in range(size) if allowed[0, token // 32] >> np.uint32(token % 32) & 1
+        ]
+        assert not forced or choices == [forced[0]], (
+            "a forced token is the only one that is allowed"
+        )
         token = random_of.choice(choices)
         if token == END:
             break
@@ -117,7 +137,10 @@ SPELLING = [
     ("choice", lambda mark: (Constraint(choice=[mark]), mark)),
     ("regex", lambda mark: (Constraint(regex=mark.replace("|", r"\|") + "x"), mark + "x")),
     ("grammar", lambda mark: (Constraint(grammar=f'start: "a" "{mark}"'), "a" + mark)),
-    ("schema in grammar", lambda mark: (Constraint(grammar=f'start: %json {{"const": "{mark}"}}'), f'"{mark}"')),
+    (
+        "schema in grammar",
+        lambda mark: (Constraint(grammar=f'start: %json {{"const": "{mark}"}}'), f'"{mark}"'),
+    ),
 ]
 
 
@@ -134,7 +157,9 @@ def test_text_that_spells_an_added_token_is_text(made, mark, name, make):
 def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
     """As the grammars of tools do."""
     tokenizer, _ = made
-    tokens, _ = written(made, Constraint(grammar=f'start: "a" {marker_terminals(tokenizer)(mark)} "b"'), 1)
+    tokens, _ = written(
+        made, Constraint(grammar=f'start: "a" {marker_terminals(tokenizer)(mark)} "b"'), 1
+    )
     assert tokenizer.token_to_id(mark) in tokens
     assert len(tokens) == 3
 
@@ -146,7 +171,8 @@ def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
 @example("é\U0001f600")
 @given(st.text(st.sampled_from([*LETTERS, " ", "é", "\U0001f600"]), max_size=20))
 def test_tokens_of_text_are_its_bytes(make, text):
-    """All of it, or what is before the first byte that no token has. They decode to it, behind other text."""
+    """All of it, or what is before the first byte that no token has. They decode to it, behind
+    other text."""
     tokenizer = with_marks(make)
     plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
     ids = plain(text)
@@ -167,7 +193,9 @@ def test_a_character_without_a_token_is_refused_once(made):
         assert written(made, constraint, 1)[1] == "é"
         return
     for _ in range(2):
-        with pytest.raises(PassError, match=r"^the regex is not valid: the model has no token that could follow$"):
+        with pytest.raises(
+            PassError, match=r"^the regex is not valid: the model has no token that could follow$"
+        ):
             grammars.start(constraint)
 
 
@@ -175,7 +203,9 @@ def test_tokens_that_all_begin_with_a_space_are_refused_by_name():
     tokenizer = with_marks(metaspace)
     tokenizer.decoder = None
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [END])
-    with pytest.raises(PassError, match="the choice is not valid: the model has no token that could follow"):
+    with pytest.raises(
+        PassError, match="the choice is not valid: the model has no token that could follow"
+    ):
         grammars.start(Constraint(choice=["yes", "no"]))
     grammars.close()
 

@@ -1,4 +1,5 @@
-"""Plans: the mask and the positions, each against a definition in words written out a second time."""
+"""Plans: the mask and the positions, each against a definition in words written out a second
+time."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ LENGTHS = st.integers(1, MAX_LOOKAHEAD)
 
 @st.composite
 def any_plan(draw) -> Plan:
-    """Any drafts and any groups, the fused shapes (a group behind every prefix of the drafts) among them."""
+    """Any drafts and any groups, the fused shapes (a group behind every prefix of the drafts) among
+    them."""
     drafts = draw(st.integers(0, 8))
     groups = draw(st.lists(st.integers(0, 6), max_size=drafts + 1))
     return Plan("any", drafts, tuple(groups))
@@ -61,7 +63,8 @@ def test_a_row_sees_itself_and_its_ancestors_only(plan):
 @QUICK
 @given(plan=any_plan())
 def test_position_is_the_number_of_rows_seen_before(plan):
-    """A row's position is its depth below the root, which is how many window rows it attends to besides itself."""
+    """A row's position is its depth below the root, which is how many window rows it attends to
+    besides itself."""
     assert plan.row_position.dtype == np.int64
     assert plan.row_position.tolist() == [row.depth for row in plan.rows]
     assert plan.row_position.tolist() == (plan.window_mask.sum(1) - 1).tolist()
@@ -71,7 +74,9 @@ def test_position_is_the_number_of_rows_seen_before(plan):
 @given(plan=any_plan())
 def test_rows_stand_in_order_root_drafts_groups(plan):
     kinds = [row.kind for row in plan.rows]
-    assert kinds == [RowKind.ROOT] + [RowKind.DRAFT] * plan.drafts + [RowKind.LOOKAHEAD] * sum(plan.groups)
+    assert kinds == [RowKind.ROOT] + [RowKind.DRAFT] * plan.drafts + [RowKind.LOOKAHEAD] * sum(
+        plan.groups
+    )
     assert plan.width == 1 + plan.drafts + sum(plan.groups)
     assert plan.max_emitted == 1 + plan.drafts
     assert plan.logit_rows.tolist() == list(range(plan.width))
@@ -81,7 +86,8 @@ def test_rows_stand_in_order_root_drafts_groups(plan):
 @QUICK
 @given(plan=any_plan())
 def test_drafts_are_a_causal_chain(plan):
-    """Chain rows are written at length, length+1, ...: accepted K/V are in place only if row i is at position i."""
+    """Chain rows are written at length, length+1, ...: accepted K/V are in place only if row i is
+    at position i."""
     chain = 1 + plan.drafts
     assert np.array_equal(plan.window_mask[:chain, :chain], np.tri(chain, dtype=bool))
     assert not plan.window_mask[:chain, chain:].any()
@@ -131,11 +137,15 @@ def group_sizes(draw) -> list[int]:
 def test_a_bundles_plans_are_closed(length):
     """Whatever plan runs, the next is there too, and finds as many drafts as it verifies."""
     plans = {plan.name: plan for plan in bundle_plans(length)}
-    assert set(plans) == {"ar"} | {f"{kind}-{i}" for kind in ("draft", "verify", "fused") for i in range(1, length + 1)}
+    assert set(plans) == {"ar"} | {
+        f"{kind}-{i}" for kind in ("draft", "verify", "fused") for i in range(1, length + 1)
+    }
     assert len(bundle_plans(length)) == len(plans)
     for plan in plans.values():
         assert plans[plan.next.name] == plan.next
-        assert plan.next.drafts == max(plan.next_draft_depth(accepted) for accepted in range(plan.drafts + 1))
+        assert plan.next.drafts == max(
+            plan.next_draft_depth(accepted) for accepted in range(plan.drafts + 1)
+        )
         assert plans[plan.tail] == plan
 
 
@@ -155,12 +165,20 @@ def test_cycles_repeat_and_are_in_the_bundle(length):
 @given(sizes=group_sizes())
 def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
     plan = fused_plan(sizes)
-    assert (plan.groups, plan.drafts, plan.next, plan.is_fused) == (tuple(sizes), len(sizes) - 1, plan, True)
+    assert (plan.groups, plan.drafts, plan.next, plan.is_fused) == (
+        tuple(sizes),
+        len(sizes) - 1,
+        plan,
+        True,
+    )
     assert plan.tail == f"fused-{plan.drafts}"
     groups = group_rows(plan)
     for accepted in range(plan.drafts + 1):
         left = plan.next_draft_depth(accepted)
-        assert plan.draft_rows[accepted].tolist() == [*groups[accepted], *[0] * (plan.drafts - left)]
+        assert plan.draft_rows[accepted].tolist() == [
+            *groups[accepted],
+            *[0] * (plan.drafts - left),
+        ]
     full = make_cycle("fused", plan.drafts).plans[0]
     assert (plan.name == full.name) == (plan == full)
     assert make_cycle("fused:" + ",".join(map(str, sizes)), 1).plans == (plan,)
@@ -179,9 +197,13 @@ def test_a_cycle_grows_narrower_until_it_is_plain(sizes):
     assert reach == sorted(reach, reverse=True) and len(set(reach)) == len(reach)
 
 
-@pytest.mark.parametrize("shape", ["", "1", "0,1", "2,1", "3,1,1", "2,-1,1", "2,x", "1,1,", "1;1", ",".join("1" * 18)])
+@pytest.mark.parametrize(
+    "shape", ["", "1", "0,1", "2,1", "3,1,1", "2,-1,1", "2,x", "1,1,", "1;1", ",".join("1" * 18)]
+)
 def test_impossible_groups_are_refused(shape):
-    with pytest.raises(PassError, match=r"look-ahead must be 1 to 16|first group|must list group sizes"):
+    with pytest.raises(
+        PassError, match=r"look-ahead must be 1 to 16|first group|must list group sizes"
+    ):
         make_cycle(f"fused:{shape}", 4)
 
 
@@ -197,7 +219,13 @@ def test_no_lookahead_is_plain_decoding(mode):
 
 @pytest.mark.parametrize("length", [-1, 17, 1000])
 @pytest.mark.parametrize(
-    "make", [draft_plan, verify_plan, lambda n: make_cycle("two-pass", n), lambda n: make_cycle("fused", n)]
+    "make",
+    [
+        draft_plan,
+        verify_plan,
+        lambda n: make_cycle("two-pass", n),
+        lambda n: make_cycle("fused", n),
+    ],
 )
 def test_lookahead_out_of_range_is_refused(make, length):
     with pytest.raises(PassError, match=f"1 to 16, not {length}$"):

@@ -49,7 +49,9 @@ def test_the_widths(session: Session, tokens: int, widths: list[int]):
 
 @settings(deadline=None)
 @given(st.integers(1, 400), st.sampled_from([None, 64]))
-def test_every_token_is_read_and_no_window_is_wider_than_allowed(session: Session, tokens: int, most: int | None):
+def test_every_token_is_read_and_no_window_is_wider_than_allowed(
+    session: Session, tokens: int, most: int | None
+):
     found = chunks(session, tokens, most)
     assert sum(count for count, _ in found) == tokens
     assert all(count == width for count, width in found[:-1])

@@ -1,4 +1,5 @@
-"""A warm-up on a (fake) device captures the passes that requests use, so that no request waits for it."""
+"""A warm-up on a (fake) device captures the passes that requests use, so that no request waits for
+it."""
 
 from __future__ import annotations
 
@@ -30,14 +31,18 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
     return bundle
 
 
-def test_nothing_is_captured_under_a_request_after_a_warm_up(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_captured_under_a_request_after_a_warm_up(
+    engine_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     gpu = Gpu(engine_bundle, monkeypatch, read_manifest(engine_bundle).engines[0].library)
     with gpu.open(max_batch_size=SLOTS) as session:
         session.warm_up(GREEDY)
         captures, contexts = gpu.cuda.captures, gpu.trt.contexts
         assert captures > 20
         compiled = engine_bundle / "engines" / "fake" / RUNTIME_CACHE_FILE
-        assert compiled.exists() == gpu.library.compiles_kernels  # a process that is killed keeps them, too
+        assert (
+            compiled.exists() == gpu.library.compiles_kernels
+        )  # a process that is killed keeps them, too
         session.warm_up(GREEDY)
         for asked in (ASKED[:1], ASKED, [LONG]):
             for one, stream in zip(asked, submit_together(session, asked), strict=True):

@@ -1,4 +1,5 @@
-"""The rejection rule: what is written is distributed as direct sampling would, and two wrong rules are caught."""
+"""The rejection rule: what is written is distributed as direct sampling would, and two wrong rules
+are caught."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ VOCAB, REQUESTS = 12, 200_000
 SIGNIFICANCE = 1e-4
 RNG = np.random.default_rng(5)
 TARGET = RNG.normal(0, 1.2, (3, VOCAB)).astype(np.float32)  # of the root and behind either draft
-DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(np.float32)  # agrees with it only roughly
+DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(
+    np.float32
+)  # agrees with it only roughly
 
 
 CASES = {"plain": (0, 1.0, 0.0), "top-k and top-p": (5, 0.9, 0.0), "min-p": (0, 1.0, 0.15)}
@@ -28,7 +31,9 @@ def run(plan: Plan, case: str, feed: dict) -> dict[str, np.ndarray]:
     return run_graph(open_graph(rejection.build_rejection_tail(plan, sampler, VOCAB)), feed)
 
 
-def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+def probabilities(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
     """[V], by definition: temperature, then top-k, then top-p, then min-p."""
     p = np.exp(logits.astype(np.float64) / temperature)
     order = np.argsort(-p)
@@ -42,7 +47,8 @@ def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: flo
 
 
 def request(case: str, shared_stream: bool = False) -> dict:
-    """REQUESTS with noise of their own. With `shared_stream`, drafting uses that of the model's own tokens."""
+    """REQUESTS with noise of their own. With `shared_stream`, drafting uses that of the model's own
+    tokens."""
     top_k, top_p, min_p = CASES[case]
     positions = np.arange(REQUESTS * 9, dtype=np.int64)
     streams = {name: noise_offsets(1, positions, name).reshape(REQUESTS, 9, 2) for name in STREAMS}
@@ -62,7 +68,9 @@ def rows(*logits: np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.stack(logits), (REQUESTS, len(logits), VOCAB))
 
 
-def two_pass(case: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False) -> tuple[dict, dict]:
+def two_pass(
+    case: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False
+) -> tuple[dict, dict]:
     """A draft pass and the verify pass behind it: their outputs."""
     feed = request(case, shared_stream)
     first = run(draft_plan(2), case, feed | {"logits": rows(TARGET[0], *draft)})
@@ -72,7 +80,8 @@ def two_pass(case: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = Fals
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
-    """Chi-square of token counts against probabilities; tokens that cannot be drawn must not have been."""
+    """Chi-square of token counts against probabilities; tokens that cannot be drawn must not have
+    been."""
     counts = np.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
     kept = expected > 0
@@ -102,7 +111,9 @@ def test_drafts_are_accepted_as_often_as_can_be(case):
     p, q = expected(TARGET[1], case), expected(DRAFT[0], case)
     best = float(np.minimum(p, q).sum())
     assert 0.2 < best < 0.9
-    assert (second["count"] > 1).mean() == pytest.approx(best, abs=4 * np.sqrt(best * (1 - best) / REQUESTS))
+    assert (second["count"] > 1).mean() == pytest.approx(
+        best, abs=4 * np.sqrt(best * (1 - best) / REQUESTS)
+    )
 
 
 def test_identity_every_draft_of_the_same_distribution_is_accepted():
@@ -112,7 +123,8 @@ def test_identity_every_draft_of_the_same_distribution_is_accepted():
 
 
 def test_resampling_from_p_is_caught(monkeypatch):
-    """A wrong rule: behind a rejected draft, the model's distribution instead of the positive part of p - q."""
+    """A wrong rule: behind a rejected draft, the model's distribution instead of the positive part
+    of p - q."""
     monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
     _, second = two_pass("plain")
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
@@ -127,16 +139,28 @@ def test_a_stream_shared_by_drafting_and_resampling_is_caught():
 def test_fused(groups):
     """From the drafts of one fused pass to the tokens of the next."""
     plan = fused_plan(groups)
-    feed = request("plain") | {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
+    feed = request("plain") | {
+        "draft_rows": plan.draft_rows,
+        "lookahead_ids": plan.lookahead_ids(VOCAB),
+    }
     missing = np.full((REQUESTS, 2), VOCAB)
-    window = np.concatenate([np.ones((REQUESTS, 1)), missing, np.ones((REQUESTS, sum(groups)))], 1).astype(np.int64)
+    window = np.concatenate(
+        [np.ones((REQUESTS, 1)), missing, np.ones((REQUESTS, sum(groups)))], 1
+    ).astype(np.int64)
     groups_logits = [DRAFT[i] for size in groups for i in range(size)]
     feed |= {"logits": rows(TARGET[0], TARGET[1], TARGET[2], *groups_logits), "input_ids": window}
     first = run(plan, "plain", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
     assert (first["count"] == 1).all(), "a missing draft is never accepted"
     assert p_value(first["emitted"][:, 0], expected(TARGET[0], "plain")) > SIGNIFICANCE
-    feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits), "input_ids": first["next_ids"]}
-    second = run(plan, "plain", feed | {"draft_probs": first["next_draft_probs"], "length": first["next_length"]})
+    feed |= {
+        "logits": rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits),
+        "input_ids": first["next_ids"],
+    }
+    second = run(
+        plan,
+        "plain",
+        feed | {"draft_probs": first["next_draft_probs"], "length": first["next_length"]},
+    )
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
     accepted = second["count"] > 1
     assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "plain")) > SIGNIFICANCE
@@ -145,6 +169,8 @@ def test_fused(groups):
     assert np.allclose(second["next_draft_probs"].sum(-1), np.arange(2) < left[:, None], atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", [draft_plan(2), verify_plan(2), fused_plan((2, 2, 2))], ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan", [draft_plan(2), verify_plan(2), fused_plan((2, 2, 2))], ids=lambda plan: plan.name
+)
 def test_outputs_may_lie_in_the_memory_of_the_inputs(plan):
     assert not late_readers(rejection.build_rejection_tail(plan, "sample", VOCAB).graph)

@@ -1,4 +1,5 @@
-"""Files that were hashed once are not read again while they are the same; one that changed is found at once."""
+"""Files that were hashed once are not read again while they are the same; one that changed is found
+at once."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ def test_a_changed_file_is_found_at_the_next_load(bundle: Path, reads: list[str]
     assert reads == [NAME]
 
 
-def test_a_file_that_changed_just_now_is_not_remembered(bundle: Path, reads: list[str], monkeypatch):
+def test_a_file_that_changed_just_now_is_not_remembered(
+    bundle: Path, reads: list[str], monkeypatch
+):
     monkeypatch.setattr(integrity, "MIN_AGE_NS", 10**18)
     load(bundle, "cpu").close()
     load(bundle, "cpu").close()
@@ -94,7 +97,9 @@ def test_a_cache_that_is_of_no_use_harms_nobody(bundle: Path, cache_of_its_own: 
     elif what == "another hash":
         load(bundle, "cpu").close()
         lines = (cache_of_its_own / HASHES_FILE).read_text().splitlines()
-        (cache_of_its_own / HASHES_FILE).write_text("".join(f"{line[:-64]}{'0' * 64}\n" for line in lines))
+        (cache_of_its_own / HASHES_FILE).write_text(
+            "".join(f"{line[:-64]}{'0' * 64}\n" for line in lines)
+        )
     elif what == "a directory":
         (cache_of_its_own / HASHES_FILE).mkdir()
     load(bundle, "cpu").close()
@@ -102,7 +107,9 @@ def test_a_cache_that_is_of_no_use_harms_nobody(bundle: Path, cache_of_its_own: 
     assert NAME in refusal(load, bundle, "cpu")
 
 
-def test_the_newest_are_kept_and_nobody_elses_are_lost(tmp_path: Path, cache_of_its_own: Path, monkeypatch):
+def test_the_newest_are_kept_and_nobody_elses_are_lost(
+    tmp_path: Path, cache_of_its_own: Path, monkeypatch
+):
     monkeypatch.setattr(integrity, "MAX_CACHED_HASHES", 3)
     first, second = HashCache(), HashCache()
     for number, one in enumerate((first, first, second, second)):

@@ -1,6 +1,7 @@
 """The sampler draws what the probabilities say, position after position independently.
 
-Every check is a chi-square test at fixed seeds; the same functions must catch samplers that are biased on purpose.
+Every check is a chi-square test at fixed seeds; the same functions must catch samplers that are
+biased on purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pass_runtime.bundle.sampling import SamplingParams
 POSITIONS = 400_000
 CHUNK = 20_000
 PASS, CAUGHT = 1e-3, 1e-6
-"""A sound sampler's p-value is above the one, a planted bias' is below the other: no result is in between."""
+"""A sound sampler's p-value is above the one, a planted bias' is below the other: no result is in
+between."""
 
 Draw = Callable[[np.ndarray, np.ndarray, SamplingParams], np.ndarray]
 
@@ -28,7 +30,9 @@ def spread_logits(vocab: int = 24) -> np.ndarray:
     tail = np.geomspace(0.2, 1e-3, vocab - 1)
     probability = np.concatenate([[0.3], tail * 0.7 / tail.sum()])
     order = np.random.default_rng(5).permutation(vocab)
-    return np.log(probability[order]).astype(np.float32) + np.float32(2.5)  # logits are not normalised
+    return np.log(probability[order]).astype(np.float32) + np.float32(
+        2.5
+    )  # logits are not normalised
 
 
 def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -51,7 +55,9 @@ def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarra
     return cut / cut.sum()
 
 
-def draw_tokens(draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS) -> np.ndarray:
+def draw_tokens(
+    draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS
+) -> np.ndarray:
     """[positions] tokens for one row of logits at positions 0, 1, ..."""
     chunks = []
     for start in range(0, positions, CHUNK):
@@ -60,10 +66,14 @@ def draw_tokens(draw: Draw, logits: np.ndarray, params: SamplingParams, position
     return np.concatenate(chunks)
 
 
-def frequency_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS) -> float:
-    """Tokens counted against their exact probabilities; tokens expected fewer than 10 times are one group.
+def frequency_pvalue(
+    draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS
+) -> float:
+    """Tokens counted against their exact probabilities; tokens expected fewer than 10 times are one
+    group.
 
-    Chi-square sees a bias that is spread over tokens, the largest single deviation one that is not; each gets half.
+    Chi-square sees a bias that is spread over tokens, the largest single deviation one that is not;
+    each gets half.
     """
     probability = exact_probabilities(logits, params)
     counts = np.bincount(draw_tokens(draw, logits, params, positions), minlength=len(logits))
@@ -85,7 +95,9 @@ def dependence_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, la
     """The contingency table of (token at n, token at n + lag)."""
     tokens = draw_tokens(draw, logits, params)
     vocab = len(logits)
-    pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab).reshape(vocab, vocab)
+    pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab).reshape(
+        vocab, vocab
+    )
     common = exact_probabilities(logits, params) > 0.02  # cells of some hundred counts and more
     return float(chi2_contingency(pairs[common][:, common]).pvalue)
 
@@ -115,18 +127,24 @@ def test_frequencies(params):
         (SamplingParams(temperature=1.0, seed=7), 20_000),
         (SamplingParams(temperature=1.0, top_p=0.95, seed=8), 8_000),
         (SamplingParams(temperature=1.5, top_k=200, seed=9), 8_000),
-        (SamplingParams(temperature=1.5, seed=10, min_p=1e-4), 8_000),  # keeps more than MAX_CANDIDATES
+        (
+            SamplingParams(temperature=1.5, seed=10, min_p=1e-4),
+            8_000,
+        ),  # keeps more than MAX_CANDIDATES
     ],
     ids=["plain", "top-p", "top-k", "min-p"],
 )
 def test_frequencies_of_a_large_vocabulary(params, positions):
-    """More tokens than MAX_CANDIDATES, and not a multiple of the table's block; the rare ones are counted together."""
+    """More tokens than MAX_CANDIDATES, and not a multiple of the table's block; the rare ones are
+    counted together."""
     logits = np.random.default_rng(11).normal(0, 2.5, 1501).astype(np.float32)
     assert frequency_pvalue(sample, logits, params, positions) > PASS
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
-@pytest.mark.parametrize("params", [CASES["plain"], CASES["top-k and top-p"]], ids=["plain", "truncated"])
+@pytest.mark.parametrize(
+    "params", [CASES["plain"], CASES["top-k and top-p"]], ids=["plain", "truncated"]
+)
 def test_positions_are_independent(params, lag):
     assert dependence_pvalue(sample, spread_logits(), params, lag) > PASS
 
@@ -134,7 +152,9 @@ def test_positions_are_independent(params, lag):
 def test_seeds_are_independent():
     """Two requests at the same positions draw unrelated tokens."""
     logits = spread_logits()
-    a, b = (draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=seed)) for seed in (1, 2))
+    a, b = (
+        draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=seed)) for seed in (1, 2)
+    )
     common = exact_probabilities(logits, CASES["plain"]) > 0.02
     pairs = np.bincount(a * 24 + b, minlength=24 * 24).reshape(24, 24)[common][:, common]
     assert chi2_contingency(pairs).pvalue > PASS
@@ -146,24 +166,32 @@ def test_seeds_are_independent():
 def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The likeliest token gets 2 % more than its due."""
     logits = logits.copy()
-    logits[:, logits[0].argmax()] += np.float32(params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7)))
+    logits[:, logits[0].argmax()] += np.float32(
+        params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7))
+    )
     return sample(logits, positions, params)
 
 
 def uniform_noise(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Gumbel-max sampling by u / p instead of -log(1-u) / p: nearly right for rare tokens only."""
-    exponential = np.exp(log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1]))
+    exponential = np.exp(
+        log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
+    )
     return sampled_with(logits, params, np.log(-np.expm1(-exponential)))
 
 
-def shared_by_tokens(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+def shared_by_tokens(
+    logits: np.ndarray, positions: np.ndarray, params: SamplingParams
+) -> np.ndarray:
     """Tokens i and i + 4 of a block share their noise."""
     drawn = log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
     drawn[:, 4:8] = drawn[:, :4]
     return sampled_with(logits, params, drawn)
 
 
-def shared_by_levels(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
+def shared_by_levels(
+    logits: np.ndarray, positions: np.ndarray, params: SamplingParams
+) -> np.ndarray:
     """The tokens of a block are drawn with the noise of the blocks."""
     drawn = log_exponentials(noise.noise_offsets(params.seed or 0, positions), logits.shape[1])
     drawn[:, :3] = drawn[:, 16:19]
@@ -179,7 +207,9 @@ def test_the_pieces_are_the_sampler():
     """So that what the planted faults change is all there is between them and it."""
     at, params = np.arange(1000), CASES["plain"]
     logits = np.broadcast_to(spread_logits(), (1000, 24))
-    whole = sampled_with(logits, params, log_exponentials(noise.noise_offsets(params.seed or 0, at), 24))
+    whole = sampled_with(
+        logits, params, log_exponentials(noise.noise_offsets(params.seed or 0, at), 24)
+    )
     assert whole.tolist() == sample(logits, at, params).tolist()
 
 
@@ -190,7 +220,9 @@ def test_biased_samplers_are_caught(fault):
 
 def test_wrong_temperature_is_caught():
     def colder(logits, positions, params):
-        return sample(logits, positions, SamplingParams(params.temperature * 0.98, seed=params.seed))
+        return sample(
+            logits, positions, SamplingParams(params.temperature * 0.98, seed=params.seed)
+        )
 
     assert frequency_pvalue(colder, spread_logits(), CASES["plain"]) < CAUGHT
 
@@ -221,7 +253,12 @@ def test_rarely_repeated_noise_is_caught():
 
 @pytest.mark.parametrize("min_p", [0.0, 0.9])
 def test_every_token_can_be_drawn_without_truncation(min_p):
-    """No truncation means the whole vocabulary, also beyond MAX_CANDIDATES. Min-p alone has no limit either."""
+    """No truncation means the whole vocabulary, also beyond MAX_CANDIDATES. Min-p alone has no
+    limit either."""
     logits = np.zeros(1501, np.float32)
-    tokens = draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=3, min_p=min_p), 20_000)
-    assert len(np.unique(tokens)) == 1501  # each is expected 13 times; one missing has probability 2e-3
+    tokens = draw_tokens(
+        sample, logits, SamplingParams(temperature=1.0, seed=3, min_p=min_p), 20_000
+    )
+    assert (
+        len(np.unique(tokens)) == 1501
+    )  # each is expected 13 times; one missing has probability 2e-3

@@ -1,4 +1,5 @@
-"""The decoding loop around a model that recites: acceptance counted by hand, and a text no drafter can change."""
+"""The decoding loop around a model that recites: acceptance counted by hand, and a text no drafter
+can change."""
 
 from __future__ import annotations
 
@@ -23,8 +24,12 @@ LENGTHS = range(1, 7)
 TEMPERATURES = [0.0, 0.9]
 
 
-def options(tokens: int, lookahead: int | None = None, temperature: float = 0.0, **more) -> GenerateOptions:
-    return GenerateOptions(tokens, SamplingParams(temperature, seed=3), plan="two-pass", lookahead=lookahead, **more)
+def options(
+    tokens: int, lookahead: int | None = None, temperature: float = 0.0, **more
+) -> GenerateOptions:
+    return GenerateOptions(
+        tokens, SamplingParams(temperature, seed=3), plan="two-pass", lookahead=lookahead, **more
+    )
 
 
 def run(session: Session, prompt: list[int], asked: GenerateOptions):
@@ -40,9 +45,12 @@ def recited(start: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
 def test_perfect_drafter(tiny_bundle, lookahead):
-    """A cycle is two passes: 1 token from the draft pass, L accepted drafts and the bonus from the other."""
+    """A cycle is two passes: 1 token from the draft pass, L accepted drafts and the bonus from the
+    other."""
     cycles = 5
-    stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(cycles * (lookahead + 2), lookahead))
+    stream = run(
+        reciting_session(tiny_bundle), [7, 8, 9], options(cycles * (lookahead + 2), lookahead)
+    )
     stats = stream.stats
     assert stream.token_ids == recited(3, cycles * (lookahead + 2))
     assert stats.passes == 2 * cycles
@@ -81,7 +89,10 @@ def test_perfect_drafter_fused(tiny_bundle, lookahead):
     [
         ("fused:2,1,0", [1, 3, 1, 3, 1, 3]),  # nothing is left where both are accepted
         ("fused:2,2,1", [1, 3, 2, 3, 2, 3]),  # after two, one draft; after one, two
-        ("fused:4,3,2,2,1", [1, 5, 2, 4, 3, 3, 3]),  # groups[0], groups[4], groups[1], groups[3], groups[2], ...
+        (
+            "fused:4,3,2,2,1",
+            [1, 5, 2, 4, 3, 3, 3],
+        ),  # groups[0], groups[4], groups[1], groups[3], groups[2], ...
         ("fused:1,1", [1, 2, 2, 2]),
     ],
 )
@@ -96,12 +107,18 @@ def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
 @pytest.mark.parametrize("mode", ["fused", "two-pass"])
 @pytest.mark.parametrize("draft", ["ngram", "both"])
 def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
-    """Nine words over and over: once they have been seen, every n-gram draft is right, whatever the model drafts."""
-    session = reciting_session(tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong)
+    """Nine words over and over: once they have been seen, every n-gram draft is right, whatever the
+    model drafts."""
+    session = reciting_session(
+        tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong
+    )
     stream = run(session, [9], GenerateOptions(200, plan=mode, draft=draft))
     assert stream.token_ids == [10 + position % 9 for position in range(1, 201)]
     late = list(
-        session.generate_ids([10 + position % 9 for position in range(60)], GenerateOptions(70, plan=mode, draft=draft))
+        session.generate_ids(
+            [10 + position % 9 for position in range(60)],
+            GenerateOptions(70, plan=mode, draft=draft),
+        )
     )
     assert [len(tokens) for tokens in late] == [7] * 10
 
@@ -109,11 +126,16 @@ def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
 @pytest.mark.parametrize(
     ("lookahead", "misses", "accepted"),
     [
-        # From a root at r the drafts are for r+2 .. r+1+L, and the next root is r+2+accepted. The prompt's is at 0.
+        # From a root at r the drafts are for r+2 .. r+1+L, and the next root is r+2+accepted. The
+        # prompt's is at 0.
         (3, lambda p: p % 7 == 0, [3, 0] * 4),  # r = 0, 5, 7, 12, 14, ...
         (4, lambda p: p % 5 == 4, [2, 3, 3, 3, 3]),  # r = 0, 4, 9, 14, ...
         (6, lambda p: p % 4 == 0, [2] * 6),  # r = 0, 4, 8, ...
-        (2, lambda p: p % 3 != 0, [0, 0, 1, 1, 1]),  # right at every third only: r = 0, 2, 4, 7, 10, ...
+        (
+            2,
+            lambda p: p % 3 != 0,
+            [0, 0, 1, 1, 1],
+        ),  # right at every third only: r = 0, 2, 4, 7, 10, ...
         (5, lambda p: p == 9, [5, 0, 5, 5]),  # r = 0, 7, 9, 16
     ],
 )
@@ -134,13 +156,16 @@ def test_drafter_right_at_some_positions(tiny_bundle, lookahead, misses, accepte
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(misses=st.sets(st.integers(0, 40)), lookahead=st.integers(0, 6), prompt=st.integers(1, 9))
 def test_no_drafter_changes_the_text(tiny_bundle, temperature, misses, lookahead, prompt):
-    session = reciting_session(tiny_bundle, drafter=right_unless(lambda position: position in misses))
+    session = reciting_session(
+        tiny_bundle, drafter=right_unless(lambda position: position in misses)
+    )
     stream = run(session, list(range(2, 2 + prompt)), options(25, lookahead, temperature))
     assert stream.token_ids == recited(prompt, 25)
 
 
 class BlurredBackend(ScriptedBackend):
-    """Soft logits that belong to the position; look-ahead rows see them blurred, so that they often draft well."""
+    """Soft logits that belong to the position; look-ahead rows see them blurred, so that they often
+    draft well."""
 
     blur = 0.0
 
@@ -158,7 +183,11 @@ class BlurredBackend(ScriptedBackend):
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(), SamplingParams(0.9, seed=2**63), SamplingParams(1.2, top_k=40, top_p=0.9, seed=5)],
+    [
+        SamplingParams(),
+        SamplingParams(0.9, seed=2**63),
+        SamplingParams(1.2, top_k=40, top_p=0.9, seed=5),
+    ],
     ids=["greedy", "sample", "truncated"],
 )
 def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny_bundle, params):
@@ -181,8 +210,11 @@ def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("end", [1, 2, 4, 7, 8, 9])
 def test_end_of_sequence_anywhere_in_a_window(tiny_bundle, end, temperature):
-    """Position 1 is a draft pass' token, 2 to 8 a verify pass': what was accepted behind the end is dropped."""
-    session = reciting_session(tiny_bundle, lambda position: EOS if position == end else words(position))
+    """Position 1 is a draft pass' token, 2 to 8 a verify pass': what was accepted behind the end is
+    dropped."""
+    session = reciting_session(
+        tiny_bundle, lambda position: EOS if position == end else words(position)
+    )
     stream = run(session, [5], options(30, 6, temperature))
     assert stream.token_ids == [*recited(1, end - 1), EOS]
     assert (stream.finish_reason, stream.stop_reason) == ("stop", EOS)
@@ -202,7 +234,9 @@ def test_max_new_tokens_cuts_a_window(tiny_bundle, tokens):
 @pytest.mark.parametrize(("tokens", "reason"), [(3, "length"), (4, "stop"), (5, "stop")])
 def test_end_of_sequence_at_the_limit(tiny_bundle, tokens, reason):
     """An end beyond max_new_tokens was never reached; one at it was."""
-    session = reciting_session(tiny_bundle, lambda position: EOS if position == 5 else words(position))
+    session = reciting_session(
+        tiny_bundle, lambda position: EOS if position == 5 else words(position)
+    )
     stream = run(session, [5, 6], options(tokens, 6))
     assert stream.token_ids == [*recited(2, 3), EOS][:tokens]
     assert stream.finish_reason == reason
@@ -227,7 +261,9 @@ def test_lookahead_0_is_plain_decoding(tiny_bundle):
 
 @pytest.mark.parametrize("lookahead", [-1, 7])
 def test_lookahead_beyond_the_bundle_is_refused(tiny_bundle, lookahead):
-    with pytest.raises(PassError, match=f"look-ahead must be 0 to 6, the look-ahead of the bundle, not {lookahead}"):
+    with pytest.raises(
+        PassError, match=f"look-ahead must be 0 to 6, the look-ahead of the bundle, not {lookahead}"
+    ):
         reciting_session(tiny_bundle).generate_ids([5], options(6, lookahead))
 
 

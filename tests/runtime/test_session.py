@@ -1,4 +1,5 @@
-"""Requests one after another, and several at once: early ends, waiting for a slot, prefix reuse, and refusals."""
+"""Requests one after another, and several at once: early ends, waiting for a slot, prefix reuse,
+and refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def test_cancelling_early(tiny_bundle, pieces):
         next(stream)
     assert len(stream.token_ids) == [1, 8, 9][pieces - 1]
     stream.cancel()
-    rest = [token for piece in stream for token in piece]  # what was written until then can still be read
+    rest = [
+        token for piece in stream for token in piece
+    ]  # what was written until then can still be read
     assert (stream.finish_reason, stream.stop_reason) == ("cancelled", None)
     assert stream.token_ids[-len(rest) :] == rest or not rest
     assert stream.token_ids == recited(1, len(stream.token_ids))
@@ -299,7 +302,10 @@ def test_waiting_for_the_end_beside_a_reader(tiny_bundle, reader):
     """Both see the end, whoever took it; every token is taken once, in order."""
     session = reciting_session(tiny_bundle)
     for _ in range(20):
-        stream, found = session.generate_ids([5], GenerateOptions(60, plan="ar", ignore_eos=True)), []
+        stream, found = (
+            session.generate_ids([5], GenerateOptions(60, plan="ar", ignore_eos=True)),
+            [],
+        )
 
         async def read(stream=stream, found=found):
             async for piece in stream:
@@ -388,7 +394,8 @@ def test_a_closed_session_refuses(tiny_bundle):
 
 
 def test_closing_from_the_decoding_thread_waits_for_its_pass(tiny_bundle):
-    """Garbage collection may close a session on any thread: its backend must not go away under a pass."""
+    """Garbage collection may close a session on any thread: its backend must not go away under a
+    pass."""
     session, events = reciting_session(tiny_bundle), []
     run, close = session.backend.run, session.backend.close
 
@@ -428,7 +435,8 @@ def test_prefix_reuse_changes_no_token(real, plan, temperature, kept):
 
 
 def test_prefix_reuse_never_counts_the_root(real):
-    """The last prompt token must run, to say what follows it: an equal prompt reuses whole blocks of the others."""
+    """The last prompt token must run, to say what follows it: an equal prompt reuses whole blocks
+    of the others."""
     prompt = list(range(20, 68))
     options = GenerateOptions(5, plan="ar", reuse_prefix=True, ignore_eos=True)
     tokens_of(real, [2], GenerateOptions(1))  # forget what other tests left
@@ -438,7 +446,8 @@ def test_prefix_reuse_never_counts_the_root(real):
 
 
 def test_prefix_reuse_after_an_early_end_and_with_another_plan(real):
-    """Rejected drafts and look-ahead rows left K/V behind the committed entries; none of it may be seen."""
+    """Rejected drafts and look-ahead rows left K/V behind the committed entries; none of it may be
+    seen."""
     prompt = list(range(20, 60))
     running = real.generate_ids(prompt, GenerateOptions(700, plan="two-pass", ignore_eos=True))
     next(running)
@@ -449,7 +458,9 @@ def test_prefix_reuse_after_an_early_end_and_with_another_plan(real):
     stream = real.generate_ids([*prompt[:35], 200, 201], options)
     reused = [token for piece in stream for token in piece]
     assert stream.stats.cached_tokens == 32
-    fresh = tokens_of(real, [*prompt[:35], 200, 201], GenerateOptions(15, plan="ar", ignore_eos=True))
+    fresh = tokens_of(
+        real, [*prompt[:35], 200, 201], GenerateOptions(15, plan="ar", ignore_eos=True)
+    )
     difference = first_difference(real, [*prompt[:35], 200, 201], options, reused, fresh)
     assert difference is None or difference.is_near_tie, difference
 
@@ -459,7 +470,9 @@ def test_prefix_reuse_finds_the_slot_that_holds_it(tiny_bundle):
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=3)
     beside, prompt = session.generate_ids([5], ENDLESS), list(range(20, 53))
     next(beside)
-    first = session.generate_ids(prompt, GenerateOptions(8, plan="two-pass", ignore_eos=True)).result()
+    first = session.generate_ids(
+        prompt, GenerateOptions(8, plan="two-pass", ignore_eos=True)
+    ).result()
     asked = GenerateOptions(8, plan="two-pass", reuse_prefix=True, ignore_eos=True)
     second = session.generate_ids(prompt, asked).result()
     assert not beside.done, "the tiny model has become quicker than this test"
@@ -476,8 +489,13 @@ def test_an_empty_prompt_is_the_start_token(tiny_bundle):
 def test_an_empty_prompt_of_a_model_without_bos(tiny_bundle):
     session = reciting_session(tiny_bundle)
     model = session.manifest.model
-    for change, expected in (({"bos_token_id": None}, [1]), ({"bos_token_id": None, "eos_token_ids": ()}, None)):
-        session.manifest = session.manifest.model_copy(update={"model": model.model_copy(update=change)})
+    for change, expected in (
+        ({"bos_token_id": None}, [1]),
+        ({"bos_token_id": None, "eos_token_ids": ()}, None),
+    ):
+        session.manifest = session.manifest.model_copy(
+            update={"model": model.model_copy(update=change)}
+        )
         if expected:
             assert session.encode("") == expected
         else:
@@ -489,7 +507,10 @@ def test_a_tokenizer_of_an_older_export_neither_cuts_nor_pads(tiny_bundle, tmp_p
     tokenizer = Tokenizer.from_file(str(tiny_bundle / "tokenizer.json"))
     text = "The quick brown fox jumps over the lazy dog."
     expected = tokenizer.encode(text).ids
-    for change in (lambda: tokenizer.enable_truncation(4), lambda: tokenizer.enable_padding(length=64)):
+    for change in (
+        lambda: tokenizer.enable_truncation(4),
+        lambda: tokenizer.enable_padding(length=64),
+    ):
         change()
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids != expected

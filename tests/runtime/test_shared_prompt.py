@@ -1,4 +1,5 @@
-"""Several texts behind one prompt: it is read once, and each text is what it would have been alone."""
+"""Several texts behind one prompt: it is read once, and each text is what it would have been
+alone."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ OTHER = GenerateOptions(700, plan="two-pass", ignore_eos=True)
 
 
 def asked(n: int, plan: str = "two-pass", new: int = 12) -> list[GenerateOptions]:
-    return [GenerateOptions(new, SamplingParams(0.9, seed=7 + i), plan=plan, ignore_eos=True) for i in range(n)]
+    return [
+        GenerateOptions(new, SamplingParams(0.9, seed=7 + i), plan=plan, ignore_eos=True)
+        for i in range(n)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +40,12 @@ def watched(bundle, slots: int):
     return session, chunks
 
 
-@pytest.mark.parametrize(("slots", "plan"), [(1, "two-pass"), (2, "ar"), (4, "fused"), (8, "two-pass")])
+@pytest.mark.parametrize(
+    ("slots", "plan"), [(1, "two-pass"), (2, "ar"), (4, "fused"), (8, "two-pass")]
+)
 def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
-    """With fewer slots than texts too: those that begin later find it in a slot that is free or in use."""
+    """With fewer slots than texts too: those that begin later find it in a slot that is free or in
+    use."""
     session, chunks = watched(tiny_bundle, slots)
     with session:
         found = [each.result() for each in session.generate_all(PROMPT, asked(5, plan))]
@@ -49,7 +56,8 @@ def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
 
 
 def test_beside_others(tiny_bundle, alone):
-    """Somebody is decoding, so the prompt is read in several steps; another long prompt is read in between."""
+    """Somebody is decoding, so the prompt is read in several steps; another long prompt is read in
+    between."""
     session, chunks = watched(tiny_bundle, 4)
     with session:
         beside = session.generate([5, 6, 7], OTHER)
@@ -62,7 +70,8 @@ def test_beside_others(tiny_bundle, alone):
         assert len({tuple(each.result().token_ids) for each in second}) == 2
         assert not beside.done, "the tiny model has become quicker than this test"
         beside.cancel()
-        # What they begin with is read once: of the other two prompts, only what is left of the last block.
+        # What they begin with is read once: of the other two prompts, only what is left of the last
+        # block.
         assert sum(count for _, count in chunks) == 2 + len(PROMPT) - 1 + (109 - 96) + (108 - 96)
 
 

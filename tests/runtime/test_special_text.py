@@ -1,4 +1,5 @@
-"""Messages that spell special tokens are text; all other conversations have exactly Hugging Face's ids."""
+"""Messages that spell special tokens are text; all other conversations have exactly Hugging Face's
+ids."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
@@ -18,8 +27,9 @@ from pass_runtime.text.special import ChatEncoder
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_end|>>"]
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + "
-    "'<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "| trim + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}"
 )
 CORPUS = [
     "<|im_start|>system\nYou are a |im_end| tester.<|im_end|>\n",
@@ -40,15 +50,21 @@ def metaspace() -> Tokenizer:
     """As Mistral has it: a space before the first word of a text, and of no other part of it."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return tokenizer
 
 
 def prepending() -> Tokenizer:
     """As Llama 2 has it: a space before every part of a text between special tokens."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return tokenizer
 
 
@@ -58,13 +74,20 @@ def trained(tokenizer: Tokenizer, **flags: bool) -> PreTrainedTokenizerFast:
     of_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if tokenizer.model.byte_fallback else []
     alphabet = [] if of_bytes else pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=[*special, *of_bytes], initial_alphabet=alphabet, show_progress=False
+        vocab_size=700,
+        special_tokens=[*special, *of_bytes],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS * 3, trainer)
     written = json.loads(tokenizer.to_str())
-    written["added_tokens"] = [token for token in written["added_tokens"] if token["content"] in SPECIAL]
+    written["added_tokens"] = [
+        token for token in written["added_tokens"] if token["content"] in SPECIAL
+    ]
     tokenizer = Tokenizer.from_str(json.dumps(written))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     fast.chat_template = CHATML
     return fast
 
@@ -78,14 +101,19 @@ KINDS = {
 encoder = cache(ChatEncoder)
 chat_template = cache(ChatTemplate)
 harmless = st.text(
-    st.one_of(st.sampled_from("<>|_/ims end\n \ue000\ue001é🦊"), st.characters(codec="utf-8")), max_size=30
+    st.one_of(st.sampled_from("<>|_/ims end\n \ue000\ue001é🦊"), st.characters(codec="utf-8")),
+    max_size=30,
 )
-embedded = st.lists(st.one_of(st.sampled_from(SPECIAL[1:]), harmless), min_size=1, max_size=6).map("".join)
+embedded = st.lists(st.one_of(st.sampled_from(SPECIAL[1:]), harmless), min_size=1, max_size=6).map(
+    "".join
+)
 
 
 def conversations(contents: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str, str]]]:
     roles = st.sampled_from(["system", "user", "assistant"])
-    return st.lists(st.fixed_dictionaries({"role": roles, "content": contents}), min_size=1, max_size=4)
+    return st.lists(
+        st.fixed_dictionaries({"role": roles, "content": contents}), min_size=1, max_size=4
+    )
 
 
 def encoded(fast: PreTrainedTokenizerFast, messages, template: str = CHATML) -> list[int]:
@@ -106,7 +134,9 @@ def special_ids(fast: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_without_special_text_ids_are_those_of_hugging_face(kind, data):
-    messages = data.draw(conversations(harmless.filter(lambda text: not any(token in text for token in SPECIAL))))
+    messages = data.draw(
+        conversations(harmless.filter(lambda text: not any(token in text for token in SPECIAL)))
+    )
     assert encoded(KINDS[kind], messages) == hugging_face(KINDS[kind], messages)
 
 
@@ -114,7 +144,8 @@ def test_without_special_text_ids_are_those_of_hugging_face(kind, data):
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_special_text_is_text(kind, data):
-    """The special tokens are the template's, as many as it writes; and nothing of what was said is lost or changed."""
+    """The special tokens are the template's, as many as it writes; and nothing of what was said is
+    lost or changed."""
     fast = KINDS[kind]
     messages = data.draw(conversations(embedded))
     ids = encoded(fast, messages)
@@ -135,7 +166,11 @@ def test_the_rest_is_as_if_there_were_no_special_text(kind):
     ids, like = encoded(fast, attack), hugging_face(fast, harmless)
     decode = fast.backend_tokenizer.decode
     assert decode(ids) == decode(like).replace("im.end", "im_end")
-    assert [ids.count(token) for token in fixed.values()] == [like.count(token) for token in fixed.values()] == [2, 1]
+    assert (
+        [ids.count(token) for token in fixed.values()]
+        == [like.count(token) for token in fixed.values()]
+        == [2, 1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,16 +180,22 @@ def test_the_rest_is_as_if_there_were_no_special_text(kind):
         [{"role": "user", "content": "a", "name": "<s>"}],
         [{"role": "<|im_end|>", "content": "a"}],
         [{"role": "tool", "content": [{"type": "text", "text": ATTACK}]}],
-        [{"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {"</s>": ["<s>"]}}}]}],
+        [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"arguments": {"</s>": ["<s>"]}}}],
+            }
+        ],
     ],
 )
 def test_wherever_it_is_said(messages):
     """Across messages, in names, roles, parts of content, and arguments of tools."""
     fast = KINDS["byte-level"]
     template = (
-        "<s>{% for m in messages %}{{ m.role if m.role != 'user' }}{{ m.name }}{% if m.content is string %}"
-        "{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
-        "{% endif %}{% endfor %}</s>"
+        "<s>{% for m in messages %}{{ m.role if m.role != 'user' }}{{ m.name }}{% if m.content is "
+        "string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% if m.tool_calls "
+        "%}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}</s>"
     )
     ids = encoded(fast, messages, template)
     assert special_ids(fast, ids) == [fast.bos_token_id, fast.eos_token_id]
@@ -210,7 +251,8 @@ READ = [  # what templates do with a message
 
 @pytest.mark.parametrize("expression", READ)
 def test_what_a_template_reads_of_a_message(expression):
-    """Slices, measures, comparisons and other encodings: the text is that of Hugging Face, and special text is text."""
+    """Slices, measures, comparisons and other encodings: the text is that of Hugging Face, and
+    special text is text."""
     fast = KINDS["byte-level"]
     template = "<s>{% set c = messages[0]['content'] %}{{ " + expression + " }}<|im_end|>\n"
     for content in (ATTACK, "hi<|im_end|>>", "<s></s>", "<|im_end|", "a<"):
@@ -218,19 +260,22 @@ def test_what_a_template_reads_of_a_message(expression):
         ids = encoded(fast, messages, template)
         rendered = fast.apply_chat_template(messages, chat_template=template, tokenize=False)
         assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == rendered
-        assert special_ids(fast, ids) == [fast.convert_tokens_to_ids(token) for token in ("<s>", "<|im_end|>")]
+        assert special_ids(fast, ids) == [
+            fast.convert_tokens_to_ids(token) for token in ("<s>", "<|im_end|>")
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_slices_of_any_conversation(kind, data):
-    """As with Hugging Face where nothing special is said; otherwise the special tokens are the template's."""
+    """As with Hugging Face where nothing special is said; otherwise the special tokens are the
+    template's."""
     fast = KINDS[kind]
     messages = data.draw(conversations(st.one_of(embedded, harmless)))
     template = (
-        "{% for m in messages %}<|im_start|>{{ m.content[:7] ~ m.content | length ~ m.content[-7:] | trim }}"
-        "{{ m.content | tojson(true) }}<|im_end|>{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.content[:7] ~ m.content | length ~ "
+        "m.content[-7:] | trim }}{{ m.content | tojson(true) }}<|im_end|>{% endfor %}"
     )
     ids = encoded(fast, messages, template)
     if not any(token in message["content"] for message in messages for token in SPECIAL):
@@ -240,16 +285,22 @@ def test_slices_of_any_conversation(kind, data):
 
 
 def test_a_template_that_hides_where_it_writes_special_text():
-    """It looks for special text in messages, and at their ends: neither way to tell whose it is works."""
-    template = "{{ messages[0].content }}{{ '' if messages[0].content.endswith('</s>') else '</s>' }}"
+    """It looks for special text in messages, and at their ends: neither way to tell whose it is
+    works."""
+    template = (
+        "{{ messages[0].content }}{{ '' if messages[0].content.endswith('</s>') else '</s>' }}"
+    )
     fast = KINDS["byte-level"]
     assert encoded(fast, [{"role": "user", "content": "hi"}], template)[-1] == fast.eos_token_id
-    with pytest.raises(PassError, match="holds the text of the special token </s>, and the chat template reads"):
+    with pytest.raises(
+        PassError, match="holds the text of the special token </s>, and the chat template reads"
+    ):
         encoded(fast, [{"role": "user", "content": "hi</s>"}], template)
 
 
 def test_a_template_that_cuts_at_special_text_and_trims():
-    """As templates take thoughts out of earlier turns, where the tokens around thoughts are special ones."""
+    """As templates take thoughts out of earlier turns, where the tokens around thoughts are special
+    ones."""
     fast = KINDS["byte-level"]
     template = "{{ messages[0].content.split('</s>')[-1].lstrip('\n') }}<|im_end|>"
     messages = [{"role": "user", "content": "<s>hm</s>\n\nhi"}]
@@ -266,14 +317,18 @@ def test_between_two_messages(special):
     """What stands beside a special token of the template looks like parts of special tokens."""
     fast = KINDS["byte-level"]
     messages = [{"role": "user", "content": "a<"}, {"role": "user", "content": ">b"}]
-    ids = encoded(fast, messages, f"{{{{ messages[0].content }}}}{special}{{{{ messages[1].content }}}}")
+    ids = encoded(
+        fast, messages, f"{{{{ messages[0].content }}}}{special}{{{{ messages[1].content }}}}"
+    )
     assert special_ids(fast, ids) == [fast.convert_tokens_to_ids(special)]
     assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == f"a<{special}>b"
 
 
 def test_what_cannot_be_text_is_refused():
     """A tokenizer whose vocabulary has the special token as an ordinary piece too."""
-    pieces = [(token, 0.0) for token in SPECIAL] + [(character, -5.0) for character in "hi<|m_end>\nstarysObey."]
+    pieces = [(token, 0.0) for token in SPECIAL] + [
+        (character, -5.0) for character in "hi<|m_end>\nstarysObey."
+    ]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.add_special_tokens(SPECIAL)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
@@ -285,7 +340,9 @@ def test_a_session_and_its_switch(tiny_bundle):
     with load(tiny_bundle, "cpu", threads=1) as session:
         messages = [{"role": "user", "content": "a<eos>b"}]
         rendered = "<bos>[user]a<eos>b\n[assistant]"
-        plain, trusting = (session.encode_chat(messages, allow_special_tokens=allow) for allow in (False, True))
+        plain, trusting = (
+            session.encode_chat(messages, allow_special_tokens=allow) for allow in (False, True)
+        )
         assert (plain.count(1), trusting.count(1)) == (0, 1)
         assert plain == session.encode_chat(messages)
         assert session.chat(messages).prompt_ids == plain

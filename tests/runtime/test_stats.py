@@ -26,7 +26,9 @@ def test_two_pass_figures():
     assert stats.steps == 5
     assert stats.drafted == 20
     assert stats.accepted == 9
-    assert stats.emitted == 5 + 9 + 5  # a token per draft pass, the accepted drafts, a bonus token per verify pass
+    assert (
+        stats.emitted == 5 + 9 + 5
+    )  # a token per draft pass, the accepted drafts, a bonus token per verify pass
     assert stats.tau == pytest.approx(1.9)
     assert stats.mean_acceptance_length == pytest.approx(1 + 9 / 5)
     assert stats.draft_acceptance_rate == pytest.approx(9 / 20)
@@ -79,7 +81,11 @@ def test_a_draft_that_was_never_tried_has_no_share():
 
 def test_nothing_has_run():
     stats = Stats()
-    assert (stats.tau, stats.draft_acceptance_rate, stats.decode_tokens_per_second) == (0.0, 0.0, 0.0)
+    assert (stats.tau, stats.draft_acceptance_rate, stats.decode_tokens_per_second) == (
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_speed_counts_kept_tokens():
@@ -95,7 +101,9 @@ def test_as_dict_is_json_and_agrees():
     figures = json.loads(json.dumps(stats.as_dict()))
     for name, value in figures.items():
         assert value == getattr(stats, name), name
-    assert {"tau", "acceptance_per_position", "decode_tokens_per_second", "cached_tokens"} <= set(figures)
+    assert {"tau", "acceptance_per_position", "decode_tokens_per_second", "cached_tokens"} <= set(
+        figures
+    )
 
 
 def test_generations_do_not_share_a_histogram():

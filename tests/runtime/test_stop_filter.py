@@ -1,4 +1,5 @@
-"""StopFilter: stop strings are cut out of text that comes in pieces of any length, and nothing else is."""
+"""StopFilter: stop strings are cut out of text that comes in pieces of any length, and nothing else
+is."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_shows_the_text_before_the_earliest_stop(text, stops, cuts):
 @QUICK
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
 def test_the_text_does_not_depend_on_the_pieces(text, stops, cuts):
-    """The same generation stops at the same place however its tokens fall into pieces; stops may nest here."""
+    """The same generation stops at the same place however its tokens fall into pieces; stops may
+    nest here."""
     shown, _ = run_filter(chunked(text, cuts), stops)
     single, _ = run_filter(list(text), stops)
     assert "".join(shown) == "".join(single)
@@ -116,7 +118,12 @@ def test_a_stop_that_is_complete_too_early_is_text(text, stops, early):
         shown += piece
         if stop is not None:
             break
-    ends = [(end, -len(s), s) for s in stops for end in range(early + 1, len(text) + 1) if text[:end].endswith(s)]
+    ends = [
+        (end, -len(s), s)
+        for s in stops
+        for end in range(early + 1, len(text) + 1)
+        if text[:end].endswith(s)
+    ]
     if ends:
         end, size, expected = min(ends)
         assert (shown, stop) == (text[: end + size], expected)
@@ -172,5 +179,7 @@ def test_making_an_automaton_costs_its_characters(monkeypatch):
 def test_stops_are_bounded():
     assert GenerateOptions(stop=["x" * (MAX_STOP_BYTES // MAX_STOPS)] * MAX_STOPS).stop_strings
     for stops in (["x"] * (MAX_STOPS + 1), ["x" * MAX_STOP_BYTES, "y"], "\u4e16" * MAX_STOP_BYTES):
-        with pytest.raises(PassError, match="stop must be at most 64 strings, of 4096 bytes together"):
+        with pytest.raises(
+            PassError, match="stop must be at most 64 strings, of 4096 bytes together"
+        ):
             GenerateOptions(stop=stops)

@@ -1,4 +1,5 @@
-"""Requests side by side in a batch: masked ones stay as they are, and each is served as if it were alone."""
+"""Requests side by side in a batch: masked ones stay as they are, and each is served as if it were
+alone."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ REQUESTS = {
 
 
 def windows(
-    plan: Plan, params: list[SamplingParams], rng: np.random.Generator, *, ties: bool = False, head: bool = False
+    plan: Plan,
+    params: list[SamplingParams],
+    rng: np.random.Generator,
+    *,
+    ties: bool = False,
+    head: bool = False,
 ) -> dict:
-    """Logits, windows and lengths of a batch; about half of the drafts are likely to be accepted, some are missing.
+    """Logits, windows and lengths of a batch; about half of the drafts are likely to be accepted,
+    some are missing.
 
     head: for tails with a draft head.
     """
@@ -44,7 +51,11 @@ def windows(
     drawn_from = softmax(logits[:, :drafts] + rng.normal(0, 0.5, (batch, drafts, VOCAB)), -1)
     certain = ids[:, 1 : 1 + drafts, None] == np.arange(VOCAB)
     greedy = np.array([p.temperature == 0 for p in params])[:, None, None]
-    hidden = {"hidden": rng.normal(size=(batch, sum(plan.groups), HIDDEN)).astype(np.float32)} if head else {}
+    hidden = (
+        {"hidden": rng.normal(size=(batch, sum(plan.groups), HIDDEN)).astype(np.float32)}
+        if head
+        else {}
+    )
     return hidden | {
         "logits": logits,
         "ids": ids,
@@ -59,7 +70,11 @@ def windows(
 @pytest.mark.parametrize("plan", [*PLANS, *PRUNED], ids=lambda plan: plan.name)
 def test_a_masked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, head):
     rng = np.random.default_rng(plan.width)
-    params = {"greedy": SamplingParams(), "sample": REQUESTS["plain"], "truncated": REQUESTS["all three"]}[sampler]
+    params = {
+        "greedy": SamplingParams(),
+        "sample": REQUESTS["plain"],
+        "truncated": REQUESTS["all three"],
+    }[sampler]
     batch = windows(plan, [params] * 6, rng, head=head)
     active = np.array([0, 1, 1, 0, 1, 0])
     masked = active == 0
@@ -67,7 +82,9 @@ def test_a_masked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, he
     out = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, **batch)
     assert out["count"].tolist() == (full["count"] * active).tolist()
     assert out["next_length"].tolist() == (batch["length"] + out["count"]).tolist()
-    in_place = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, run=run_in_place, **batch)
+    in_place = run_tail(
+        plan, sampler, params=[params] * 6, rule=rule, active=active, run=run_in_place, **batch
+    )
     for name, value in out.items():
         assert np.array_equal(value[~masked], full[name][~masked]), name
         assert np.array_equal(value, in_place[name]), name
@@ -85,10 +102,17 @@ def test_a_masked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, he
 def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head, data):
     """A sampling tail serves requests that need less than it can; the batch must not show."""
     plan = data.draw(st.sampled_from([*PLANS, *PRUNED]))
-    served = [name for name, p in REQUESTS.items() if sampler == "truncated" or p.sampler != "truncated"]
-    params = [REQUESTS[name] for name in data.draw(st.lists(st.sampled_from(served), min_size=2, max_size=6))]
+    served = [
+        name for name, p in REQUESTS.items() if sampler == "truncated" or p.sampler != "truncated"
+    ]
+    params = [
+        REQUESTS[name]
+        for name in data.draw(st.lists(st.sampled_from(served), min_size=2, max_size=6))
+    ]
     ties = data.draw(st.booleans())
-    batch = windows(plan, params, np.random.default_rng(data.draw(st.integers(0, 2**32))), ties=ties, head=head)
+    batch = windows(
+        plan, params, np.random.default_rng(data.draw(st.integers(0, 2**32))), ties=ties, head=head
+    )
     out = run_tail(plan, sampler, params=params, rule=rule, **batch)
     for b, own in enumerate(params):
         row = slice(b, b + 1)
@@ -103,9 +127,11 @@ def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head,
         assert out["emitted"][b, :count].tolist() == alone["emitted"][0, :count].tolist()
         if count == alone["count"][0]:
             for name in set(alone) - {"emitted"}:
-                # ONNX Runtime adds up several rows in another order than one: the last bit of a normalized row.
+                # ONNX Runtime adds up several rows in another order than one: the last bit of a
+                # normalized row.
                 rounding = 1e-6 if name == "next_draft_probs" and own.sampler == "truncated" else 0
-                # And multiplies them otherwise, in the head: the last bits of logits, which probabilities blow up.
+                # And multiplies them otherwise, in the head: the last bits of logits, which
+                # probabilities blow up.
                 rounding = 1e-4 if name == "next_draft_probs" and head else rounding
                 assert np.allclose(out[name][row], alone[name], rtol=rounding, atol=0), name
 

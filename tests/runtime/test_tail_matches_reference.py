@@ -18,10 +18,17 @@ from pass_runtime.bundle.plan import Plan, fused_plan, verify_plan
 from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
-VOCABS = (24, 37, 1501, 2048)  # with and without a last partial block of noise, below and above MAX_CANDIDATES
+VOCABS = (
+    24,
+    37,
+    1501,
+    2048,
+)  # with and without a last partial block of noise, below and above MAX_CANDIDATES
 
 
-def check_request(plan: Plan, out: dict, b: int, logits, ids, length: int, params: SamplingParams) -> int:
+def check_request(
+    plan: Plan, out: dict, b: int, logits, ids, length: int, params: SamplingParams
+) -> int:
     """Request `b` of a batch against the oracle; returns the drafts accepted."""
     vocab, after = logits.shape[1], plan.next
     emitted, window = out["emitted"][b].tolist(), out["next_ids"][b].tolist()
@@ -72,7 +79,9 @@ def test_any_request_in_any_batch(sampler, vocab, data):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("plan", [plan for plan in (*PLANS, *PRUNED) if plan.drafts], ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan", [plan for plan in (*PLANS, *PRUNED) if plan.drafts], ids=lambda plan: plan.name
+)
 def test_each_number_of_accepted_drafts(plan, sampler):
     """0, 1, ... L accepted in the rows of one batch: no request's count leaks into another's."""
     batch, vocab = plan.drafts + 1, 37
@@ -80,14 +89,18 @@ def test_each_number_of_accepted_drafts(plan, sampler):
     logits = rng.normal(0, 2, (batch, plan.width, vocab)).astype(np.float32)
     length = rng.integers(0, 500, batch)
     top = {"top_k": 20, "top_p": 0.9, "min_p": 0.05} if sampler == "truncated" else {}
-    params = [SamplingParams(0.0 if sampler == "greedy" else 0.7 + b / 10, seed=b, **top) for b in range(batch)]
+    params = [
+        SamplingParams(0.0 if sampler == "greedy" else 0.7 + b / 10, seed=b, **top)
+        for b in range(batch)
+    ]
     ids = np.zeros((batch, plan.width), np.int64)
     for b in range(batch):
         samples = oracle_samples(plan, logits[b], int(length[b]), params[b])
         ids[b, 1 : 1 + plan.drafts] = plant_drafts(samples, plan.drafts, b, vocab, rng)
     out = run_tail(plan, sampler, logits, ids, length, params)
     accepted = [
-        check_request(plan, out, b, logits[b], ids[b].tolist(), int(length[b]), params[b]) for b in range(batch)
+        check_request(plan, out, b, logits[b], ids[b].tolist(), int(length[b]), params[b])
+        for b in range(batch)
     ]
     assert accepted == list(range(batch))
 
@@ -95,7 +108,14 @@ def test_each_number_of_accepted_drafts(plan, sampler):
 def test_a_draft_that_agrees_behind_a_miss_is_not_accepted():
     logits = np.zeros((1, 4, 24), np.float32)
     logits[0, np.arange(4), [5, 6, 7, 8]] = 9
-    out = run_tail(verify_plan(3), "greedy", logits, np.array([[1, 5, 0, 7]]), np.array([10]), [SamplingParams()])
+    out = run_tail(
+        verify_plan(3),
+        "greedy",
+        logits,
+        np.array([[1, 5, 0, 7]]),
+        np.array([10]),
+        [SamplingParams()],
+    )
     assert out["count"].tolist() == [2]
     assert out["emitted"][0, :2].tolist() == [5, 6]
     assert out["next_length"].tolist() == [12]
@@ -140,7 +160,9 @@ def test_temperature_0_tells_neighbouring_floats_apart(sampler):
 def test_a_tiny_temperature_is_argmax(sampler, temperature):
     """However large logits / temperature becomes, and in numpy as in the graph."""
     logits = np.random.default_rng(2).normal(0, 30, (20, 1, 37)).astype(np.float32)
-    params = [SamplingParams(temperature, 5 if sampler == "truncated" else 0, seed=b) for b in range(20)]
+    params = [
+        SamplingParams(temperature, 5 if sampler == "truncated" else 0, seed=b) for b in range(20)
+    ]
     out = run_tail(PLANS[0], sampler, logits, np.zeros((20, 1), np.int64), np.arange(20), params)
     best = logits[:, 0].argmax(-1).tolist()
     assert out["emitted"][:, 0].tolist() == best
@@ -153,13 +175,16 @@ def test_ties_at_the_edge_of_top_k_are_all_kept(top_k):
     logits = np.zeros((400, 1, 37), np.float32)
     logits[:, 0, 30:] = -1
     params = [SamplingParams(1.0, top_k, seed=b) for b in range(400)]
-    out = run_tail(PLANS[0], "truncated", logits, np.zeros((400, 1), np.int64), np.zeros(400, np.int64), params)
+    out = run_tail(
+        PLANS[0], "truncated", logits, np.zeros((400, 1), np.int64), np.zeros(400, np.int64), params
+    )
     assert set(out["emitted"][:, 0].tolist()) == set(range(30 if top_k <= 30 else 37))
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_plain_and_switched_off_truncation_draw_the_same(vocab):
-    """A request without truncation gets the same tokens beside one with it, in the truncated tail."""
+    """A request without truncation gets the same tokens beside one with it, in the truncated
+    tail."""
     logits = np.random.default_rng(0).normal(0, 2, (300, 1, vocab)).astype(np.float32)
     params = [SamplingParams(0.9, seed=b) for b in range(300)]
     outs = [
@@ -172,7 +197,8 @@ def test_plain_and_switched_off_truncation_draw_the_same(vocab):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 def test_outputs_may_lie_in_the_memory_of_the_inputs(plan, sampler):
-    """Whoever reads `input_ids` or `length` must have run before `next_ids` or `next_length` is written over it."""
+    """Whoever reads `input_ids` or `length` must have run before `next_ids` or `next_length` is
+    written over it."""
     graph = build_tail(plan, sampler, 24).graph
     assert "length" in [value.name for value in graph.inputs]
     assert not late_readers(graph)

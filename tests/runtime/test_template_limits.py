@@ -1,4 +1,5 @@
-"""A chat template that runs away ends in one line: the child process that renders it has limits of time and memory."""
+"""A chat template that runs away ends in one line: the child process that renders it has limits of
+time and memory."""
 
 from __future__ import annotations
 
@@ -18,12 +19,19 @@ SET = f"{{% set many = {MANY} | list %}}"
 
 
 def nested(condition: str = "") -> str:
-    return f"{SET}{{% for i in many %}}{{% for j in many{condition} %}}BODY{{% endfor %}}{{% endfor %}}"
+    return (
+        f"{SET}{{% for i in many %}}{{% for j in many{condition} %}}BODY{{% endfor %}}{{% "
+        f"endfor %}}"
+    )
 
 
 def nested_lists(written: str) -> str:
     """A list of two lists of two lists ..., 60 deep, without a loop."""
-    return "{% set l0 = ['a'] %}" + "".join(f"{{% set l{i + 1} = [l{i}, l{i}] %}}" for i in range(60)) + written
+    return (
+        "{% set l0 = ['a'] %}"
+        + "".join(f"{{% set l{i + 1} = [l{i}, l{i}] %}}" for i in range(60))
+        + written
+    )
 
 
 def turns(statement: str, start: str, count: int = 99) -> str:
@@ -35,7 +43,9 @@ def turns(statement: str, start: str, count: int = 99) -> str:
 TOO_LONG = {
     "loops": nested().replace("BODY", "{% if false %}{% endif %}"),
     "a filter that is false": nested(" if false").replace("BODY", ""),
-    "a filter of a filter": nested(" if range(99999) | map('string') | list | length == 1").replace("BODY", ""),
+    "a filter of a filter": nested(" if range(99999) | map('string') | list | length == 1").replace(
+        "BODY", ""
+    ),
     "in, in a condition": SET + "{% for i in many if 'x' in many %}{% endfor %}",
     "a comparison of lists in lists": nested_lists("{% set m0 = ['a'] %}").replace("['a']", "[[1]]")
     + "".join(f"{{% set m{i + 1} = [m{i}, m{i}] %}}" for i in range(60))
@@ -44,10 +54,11 @@ TOO_LONG = {
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
     ),
     "a recursive loop": (
-        "{% for x in messages recursive %}{% if loop.depth < 60 %}{{ loop(messages) }}{{ loop(messages) }}{% endif %}"
-        "{% endfor %}"
+        "{% for x in messages recursive %}{% if loop.depth < 60 %}{{ loop(messages) }}{{ "
+        "loop(messages) }}{% endif %}{% endfor %}"
     ),
-    "translate": "{% set t = 'ab' * 999999 %}" + turns("t.translate({97: 'b', 98: 'a'}) | length", "1", 9999),
+    "translate": "{% set t = 'ab' * 999999 %}"
+    + turns("t.translate({97: 'b', 98: 'a'}) | length", "1", 9999),
     "numbers": turns("n.x * n.x", "3"),
     "a number's text": "{{ '%d' % 10 ** 9999999 }}",
     "replace": turns("n.x.replace('a', 'b').replace('b', 'a')", "'a' * 9999999", 9999),
@@ -92,14 +103,38 @@ REFUSED = {
     "a huge range": "{{ range(10 ** 9) | list }}",
     "a recursion without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "a list in itself": "{% set l = [] %}{% set _ = l.append(l) %}{{ l | tojson }}",
-    "JSON a thousand deep": turns("[n.x]", "[]", 5000).replace("endfor %}", "endfor %}{{ n.x | tojson }}"),
+    "JSON a thousand deep": turns("[n.x]", "[]", 5000).replace(
+        "endfor %}", "endfor %}{{ n.x | tojson }}"
+    ),
     "a text a thousand deep": turns("[n.x]", "[]", 5000).replace("endfor %}", "endfor %}{{ n.x }}"),
 }
 ATTACKS = TOO_LONG | TOO_LARGE | REFUSED
 ALIKE = {
-    *("a filter of a filter", "in, in a condition", "translate", "numbers", "replace", "batch", "format"),
-    *("lists in lists, as JSON", "tilde", "plus", "lists", "times, not written", "a list times", "ljust"),
-    *("a width as argument", "a width of the filter", "a width of the method", "a width in a width", "the method join"),
+    *(
+        "a filter of a filter",
+        "in, in a condition",
+        "translate",
+        "numbers",
+        "replace",
+        "batch",
+        "format",
+    ),
+    *(
+        "lists in lists, as JSON",
+        "tilde",
+        "plus",
+        "lists",
+        "times, not written",
+        "a list times",
+        "ljust",
+    ),
+    *(
+        "a width as argument",
+        "a width of the filter",
+        "a width of the method",
+        "a width in a width",
+        "the method join",
+    ),
     *("a method's replace", "indent", "lipsum", "expandtabs"),
 }
 """Attacks that meet the same limit as another one. Each costs a process of its own."""
@@ -110,7 +145,9 @@ def brief() -> Limits:
     return Limits(cpu_seconds=0.3, memory_bytes=256 << 20)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.seldom] * (case in ALIKE)) for case in ATTACKS])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.seldom] * (case in ALIKE)) for case in ATTACKS]
+)
 @pytest.mark.timeout(60)
 def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytest.MonkeyPatch):
     """From any thread: signals would only reach the first."""
@@ -130,9 +167,13 @@ def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytes
 
 def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
-    template = ChatTemplate("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}")
+    template = ChatTemplate(
+        "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}"
+    )
     assert template.render(USER, n=2) == "2"
-    with pytest.raises(PassError, match=r"^the chat template cannot be used: it takes more than 0\.3 seconds$"):
+    with pytest.raises(
+        PassError, match=r"^the chat template cannot be used: it takes more than 0\.3 seconds$"
+    ):
         template.render(USER, n=99999)
     assert template.render(USER, n=3) == "3"
 
@@ -149,13 +190,15 @@ def test_messages_that_nest_deeply(opening: str, depth: int):
         assert template.render([{"content": content}]) == str(len(json.dumps(content)))
     else:
         with pytest.raises(
-            PassError, match=r"^the chat template cannot read these messages and variables: .*recursion"
+            PassError,
+            match=r"^the chat template cannot read these messages and variables: .*recursion",
         ):
             template.render([{"content": content}])
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for a in b %}" * 30 + "{% endfor %}" * 30]
+    "source",
+    ["{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for a in b %}" * 30 + "{% endfor %}" * 30],
 )
 def test_a_template_that_cannot_be_compiled(source: str):
     for call in (ChatTemplate(source).check, lambda: ChatTemplate(source).render(USER)):
@@ -178,6 +221,8 @@ def test_no_messages():
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", 1j])
 def test_what_json_cannot_hold(value: object):
     with pytest.raises(
-        PassError, match=r"^the chat template cannot read these messages and variables: they must be JSON values, not "
+        PassError,
+        match=r"^the chat template cannot read these messages and variables: they must be JSON "
+        r"values, not ",
     ):
         ChatTemplate("x").render(USER, documents=value)

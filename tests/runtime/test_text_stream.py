@@ -1,4 +1,5 @@
-"""Text as it comes: whole characters only, stop strings cut out, and the pieces joined are the decoded whole."""
+"""Text as it comes: whole characters only, stop strings cut out, and the pieces joined are the
+decoded whole."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ TEXTS = {
     "spaces": "  two  spaces\n\n\ttab ",
 }
 PLANS = [("ar", 0), ("two-pass", 1), ("two-pass", 6)]
-PRINTABLE = st.text(st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\ufffd"), max_size=12)
+PRINTABLE = st.text(
+    st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\ufffd"), max_size=12
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,9 @@ def tokenizer(tiny_bundle) -> Tokenizer:
     return Tokenizer.from_file(str(tiny_bundle / "tokenizer.json"))
 
 
-def say(bundle, ids: list[int], prompt=(BOS,), plan: str = "two-pass", lookahead: int = 6, **more) -> Generation:
+def say(
+    bundle, ids: list[int], prompt=(BOS,), plan: str = "two-pass", lookahead: int = 6, **more
+) -> Generation:
     """A generation that recites `ids` after `prompt`, then ends the sequence."""
     session = reciting_session(bundle, recite(ids, len(prompt)))
     options = GenerateOptions(**({"max_new_tokens": 500} | more), plan=plan, lookahead=lookahead)
@@ -41,8 +46,14 @@ def test_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
     ids = tokenizer.encode(text).ids
     generation = say(tiny_bundle, ids, plan=plan, lookahead=lookahead)
     pieces = list(generation)
-    assert generation.text == "".join(piece.text for piece in pieces) == tokenizer.decode(ids) == text
-    assert generation.token_ids == [token for piece in pieces for token in piece.token_ids] == [*ids, EOS]
+    assert (
+        generation.text == "".join(piece.text for piece in pieces) == tokenizer.decode(ids) == text
+    )
+    assert (
+        generation.token_ids
+        == [token for piece in pieces for token in piece.token_ids]
+        == [*ids, EOS]
+    )
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece.text for piece in pieces)
         assert len(ids) > len(text) or text.isascii(), "the fixture no longer splits characters"
@@ -67,7 +78,9 @@ def test_a_prompt_that_ends_in_half_a_character(tiny_bundle, tokenizer):
 
 
 def test_a_prompt_that_ends_in_a_replacement_character(tiny_bundle, tokenizer):
-    generation = say(tiny_bundle, tokenizer.encode("ok").ids, tokenizer.encode("abc\ufffd").ids).result()
+    generation = say(
+        tiny_bundle, tokenizer.encode("ok").ids, tokenizer.encode("abc\ufffd").ids
+    ).result()
     assert generation.text == "ok"
 
 
@@ -129,15 +142,16 @@ def test_stop_strings(tiny_bundle, tokenizer, text, stops, shown, plan, lookahea
 
 @pytest.mark.parametrize(("plan", "lookahead"), PLANS)
 def test_stop_strings_before_min_tokens_are_text(tiny_bundle, tokenizer, plan, lookahead):
-    """One that is complete by then ends nothing, though a later token reads on; one that ends later does."""
+    """One that is complete by then ends nothing, though a later token reads on; one that ends later
+    does."""
     ids = tokenizer.encode("x;y;;z<eos>w;;v").ids
     texts = [tokenizer.decode(ids[:i]) for i in range(len(ids) + 1)]
     ends = [i for i in range(1, len(ids) + 1) if texts[i].endswith(";;") or ids[i - 1] == EOS]
     assert len(ends) == 3
     for least in (0, 1, ends[0] - 1, ends[0], ends[1] - 1, ends[1], ends[2] - 1, ends[2]):
         generation = say(
-            tiny_bundle, ids, plan=plan, lookahead=lookahead, stop=(";;", "<eos>"), min_tokens=least, ignore_eos=True,
-            max_new_tokens=len(ids),
+            tiny_bundle, ids, plan=plan, lookahead=lookahead, stop=(";;", "<eos>"),
+            min_tokens=least, ignore_eos=True, max_new_tokens=len(ids),
         ).result()  # fmt: skip
         end = next((end for end in ends if end > least), len(ids))
         assert generation.token_ids == ids[:end]
@@ -177,8 +191,12 @@ def test_any_stop_at_any_acceptance(tiny_bundle, tokenizer, text, stop, misses, 
     ids = tokenizer.encode(text).ids
     target = recite(ids)
     session = reciting_session(
-        tiny_bundle, target, lambda position: 2 if position in misses and target(position) != 2 else target(position)
+        tiny_bundle,
+        target,
+        lambda position: 2 if position in misses and target(position) != 2 else target(position),
     )
-    generation = session.generate([BOS], GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))).result()
+    generation = session.generate(
+        [BOS], GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))
+    ).result()
     assert generation.text == text.partition(stop)[0]
     assert generation.stop_reason == (stop if stop in text else EOS)

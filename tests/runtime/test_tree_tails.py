@@ -1,4 +1,5 @@
-"""Tails of trees: the path that the model takes through random trees, and the tree that is left, against numpy.
+"""Tails of trees: the path that the model takes through random trees, and the tree that is left,
+against numpy.
 
 Where the graph takes another draft than numpy does, the two must be a near-tie of float32 rounding.
 """
@@ -42,7 +43,8 @@ def path_to(plan: Plan, row: int) -> list[int]:
 
 
 def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
-    """Drafts of which those on the way to row `last` are right, and no other one that follows an accepted row."""
+    """Drafts of which those on the way to row `last` are right, and no other one that follows an
+    accepted row."""
     path = path_to(plan, last)
     ids = np.zeros(plan.drafts, np.int64)
     for row in range(1, plan.drafts + 1):
@@ -51,7 +53,9 @@ def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
     return ids
 
 
-def check_tree(plan: Plan, logits, hidden, window: list[int], length: int, last: int, params: SamplingParams) -> None:
+def check_tree(
+    plan: Plan, logits, hidden, window: list[int], length: int, last: int, params: SamplingParams
+) -> None:
     """The drafts that follow each row are the first choices there, in their order."""
     group = group_at(plan, last)
     tokens = dict(enumerate(window[: plan.drafts + 1]))
@@ -61,19 +65,28 @@ def check_tree(plan: Plan, logits, hidden, window: list[int], length: int, last:
         children = [child for child, parent in enumerate(plan.parents, 1) if parent == row]
         depth = plan.rows[row].depth
         if depth >= len(group):
-            assert all(tokens[child] == VOCAB for child in children), "no row of the group is that deep"
+            assert all(tokens[child] == VOCAB for child in children), (
+                "no row of the group is that deep"
+            )
             continue
         before = np.array([[tokens[each] for each in path_to(plan, row)]])
         adjusted = adjusted_logits(
             random_head(VOCAB), theirs[None, : depth + 1], logits[group][None, : depth + 1], before
         )
-        scores = gumbel_scores(adjusted[:, depth], np.array([length + depth_at + depth + 1]), params)[0]
+        scores = gumbel_scores(
+            adjusted[:, depth], np.array([length + depth_at + depth + 1]), params
+        )[0]
         ranked = np.sort(scores)[::-1]
         kept = [tokens[child] for child in children]
         assert len(set(kept)) == len(kept)
         for rank, token in enumerate(kept):
-            # Of tokens that truncation removed none can be accepted, so that their order does not matter.
-            assert ranked[rank] == -np.inf or abs(scores[token] - ranked[rank]) < NEAR_TIE, (plan.name, row, rank)
+            # Of tokens that truncation removed none can be accepted, so that their order does not
+            # matter.
+            assert ranked[rank] == -np.inf or abs(scores[token] - ranked[rank]) < NEAR_TIE, (
+                plan.name,
+                row,
+                rank,
+            )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -95,7 +108,9 @@ def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
         ids[b, 1 : 1 + plan.drafts] = plant_path(plan, samples[b], last[b], rng)
     run = data.draw(st.sampled_from([None, run_in_place]))
     more = {} if run is None else {"run": run}
-    out = run_tail(plan, sampler, logits, ids.copy(), length, params, active=active, hidden=hidden, **more)
+    out = run_tail(
+        plan, sampler, logits, ids.copy(), length, params, active=active, hidden=hidden, **more
+    )
     for b, own in enumerate(params):
         if not active[b]:
             assert (out["count"][b], out["next_length"][b]) == (0, length[b])
@@ -113,14 +128,19 @@ def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(0.7, 40, seed=3)], ids=str
+    "params",
+    [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(0.7, 40, seed=3)],
+    ids=str,
 )
 def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
     """With the same group at hand, both leave the same first choices."""
     from pass_runtime.bundle.plan import fused_plan
 
     tree, chain, rng = full_tree(8, 4), fused_plan([4] * 5), np.random.default_rng(7)
-    group, hidden = rng.normal(0, 3, (4, VOCAB)).astype(np.float32), rng.standard_normal((4, HIDDEN)).astype(np.float32)
+    group, hidden = (
+        rng.normal(0, 3, (4, VOCAB)).astype(np.float32),
+        rng.standard_normal((4, HIDDEN)).astype(np.float32),
+    )
     windows = []
     for plan in (tree, chain):
         logits = np.zeros((1, plan.width, VOCAB), np.float32)
@@ -137,10 +157,18 @@ def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", TREES, ids=lambda plan: plan.name)
 def test_fits_engines(plan, sampler):
-    """Outputs may lie in the memory of the inputs, and no operator keeps the tail out of CUDA graphs."""
+    """Outputs may lie in the memory of the inputs, and no operator keeps the tail out of CUDA
+    graphs."""
     graph = build_tail(plan, sampler, VOCAB, random_head(VOCAB)).graph
     assert not late_readers(graph)
-    assert not {node.op_type for node in graph} & {"GatherND", "ScatterND", "NonZero", "If", "Loop", "Mod"}
+    assert not {node.op_type for node in graph} & {
+        "GatherND",
+        "ScatterND",
+        "NonZero",
+        "If",
+        "Loop",
+        "Mod",
+    }
 
 
 @pytest.mark.parametrize(("vocab", "head"), [(1024, False), (24, True), (1501, True)])
@@ -150,10 +178,15 @@ def test_needs_a_head_with_candidates(vocab, head):
 
 
 def test_the_last_accepted_row_is_no_matter_of_ties():
-    """Of equal values ONNX has ArgMax take the first; engines on a GPU do not promise it. Here it takes the last."""
+    """Of equal values ONNX has ArgMax take the first; engines on a GPU do not promise it. Here it
+    takes the last."""
     plan, params, rng = full_tree(8, 4), SamplingParams(), np.random.default_rng(5)
     model = build_tail(plan, "greedy", VOCAB, random_head(VOCAB))
-    found = [node for node in model.graph if node.op_type == "ArgMax" and node.inputs[0].producer().op_type == "Pad"]
+    found = [
+        node
+        for node in model.graph
+        if node.op_type == "ArgMax" and node.inputs[0].producer().op_type == "Pad"
+    ]
     assert len(found) == 1
     found[0].attributes["select_last_index"] = ir.AttrInt64("select_last_index", 1)
     session = open_graph(model)
@@ -164,7 +197,14 @@ def test_the_last_accepted_row_is_no_matter_of_ties():
         ids = rng.integers(0, VOCAB, (1, plan.width))
         ids[0, 1 : 1 + plan.drafts] = plant_path(plan, samples, last, rng)
         out = run_tail(
-            plan, "greedy", logits, ids, np.array([3]), [params], hidden=hidden, run=lambda _, f: run_graph(session, f)
+            plan,
+            "greedy",
+            logits,
+            ids,
+            np.array([3]),
+            [params],
+            hidden=hidden,
+            run=lambda _, f: run_graph(session, f),
         )
         path = path_to(plan, last)
         assert out["emitted_rows"][0, : len(path)].tolist() == path and out["count"][0] == len(path)

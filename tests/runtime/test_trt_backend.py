@@ -1,5 +1,5 @@
-"""The TensorRT backend against plain decoding on ONNX Runtime: on a fake device that watches, and on real ones with
-`-m gpu`."""
+"""The TensorRT backend against plain decoding on ONNX Runtime: on a fake device that watches, and
+on real ones with `-m gpu`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sample", "truncated"])
-def test_every_plan_writes_what_the_cpu_writes(session: Session, engine_bundle: Path, sampling: SamplingParams):
+def test_every_plan_writes_what_the_cpu_writes(
+    session: Session, engine_bundle: Path, sampling: SamplingParams
+):
     expected = tokens(cpu_session(engine_bundle), sampling).token_ids
     for plan in ("ar", "two-pass", "fused", "auto"):
         assert tokens(session, sampling, plan).token_ids == expected, plan
@@ -54,7 +56,9 @@ def test_every_plan_writes_what_the_cpu_writes(session: Session, engine_bundle: 
         assert tokens(session, sampling, "fused", draft=draft).token_ids == expected, draft
 
 
-def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bundle_without_an_adapter(
+    random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     bundle = with_engines(random_bundle, tmp_path, 2)
     with Gpu(bundle, monkeypatch).open() as session:
         expected = tokens(cpu_session(bundle), SAMPLINGS[1]).token_ids
@@ -63,7 +67,8 @@ def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkey
 
 
 def test_trees_of_drafts(subset_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They write what the CPU writes, in programs that are captured. Engines of an older bundle have none."""
+    """They write what the CPU writes, in programs that are captured. Engines of an older bundle
+    have none."""
     gpu = Gpu(with_engines(subset_bundle, tmp_path, max_batch_size=2), monkeypatch)
     moved: list[int] = []
     keep_rows = KVCache.keep_rows
@@ -79,20 +84,32 @@ def test_trees_of_drafts(subset_bundle: Path, tmp_path: Path, monkeypatch: pytes
                 expected = tokens(on_cpu, sampling, "ar", 100)
                 found = tokens(session, sampling, plan, 100)
                 assert found.token_ids == expected.token_ids, plan
-        asked = [(PROMPT[i:], GenerateOptions(30, plan="tree-8", ignore_eos=True)) for i in range(3)]
+        asked = [
+            (PROMPT[i:], GenerateOptions(30, plan="tree-8", ignore_eos=True)) for i in range(3)
+        ]
         together = [stream.result().token_ids for stream in submit_together(session, asked)]
         assert together == [run_tokens(on_cpu, *one).token_ids for one in asked]
         with pytest.raises(PassError, match="run only look-ahead 4 without group sizes"):
             session.generate_ids(PROMPT, GenerateOptions(plan="tree:2,1,0,0"))
         with_logprobs = GenerateOptions(20, plan="tree-5", logprobs=2, ignore_eos=True)
         assert (
-            run_tokens(session, PROMPT, with_logprobs).token_ids == run_tokens(on_cpu, PROMPT, with_logprobs).token_ids
+            run_tokens(session, PROMPT, with_logprobs).token_ids
+            == run_tokens(on_cpu, PROMPT, with_logprobs).token_ids
         )
     assert moved
     gpu.assert_empty()
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     compared = [comparison.plan for comparison in compare_engines(gpu.bundle, "tensorrt")]
-    assert compared == ["ar", "draft-4", "verify-4", "fused-4", "tree-3", "tree-5", "tree-8", "tree-16"]
+    assert compared == [
+        "ar",
+        "draft-4",
+        "verify-4",
+        "fused-4",
+        "tree-3",
+        "tree-5",
+        "tree-8",
+        "tree-16",
+    ]
 
 
 def test_trees_without_engines_are_refused(gpu: Gpu):
@@ -110,7 +127,8 @@ def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
 
 
 def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
-    """Run twice as it is, then replayed; and the parts of a pass know nothing of what differs in the other part."""
+    """Run twice as it is, then replayed; and the parts of a pass know nothing of what differs in
+    the other part."""
     backend, greedy = session.backend, "greedy"
     backend.resize(512, [0])
     backend.set_sampling(0, SAMPLINGS[2])
@@ -122,7 +140,9 @@ def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
             work()
         return gpu.cuda.captures - before[0], gpu.cuda.launches - before[1]
 
-    kinds = [PassKind(ar_plan(), 1, sampler, told) for sampler in SAMPLERS for told in (False, True)]
+    kinds = [
+        PassKind(ar_plan(), 1, sampler, told) for sampler in SAMPLERS for told in (False, True)
+    ]
     kinds += [PassKind(plan, 1, greedy) for plan in make_cycle("two-pass", 8).plans]
     for kind in kinds:
         backend.stage(0, kind.plan, 5, 7)
@@ -152,7 +172,10 @@ def test_equal_bindings_are_set_once(session: Session, gpu: Gpu):
 
 def test_logprobs_are_those_of_the_cpu(session: Session, engine_bundle: Path):
     for plan in ("ar", "two-pass", "fused"):
-        found, expected = (tokens(one, SAMPLINGS[1], plan, logprobs=3) for one in (session, cpu_session(engine_bundle)))
+        found, expected = (
+            tokens(one, SAMPLINGS[1], plan, logprobs=3)
+            for one in (session, cpu_session(engine_bundle))
+        )
         assert found.token_ids == expected.token_ids
         for mine, theirs in zip(found.tokens, expected.tokens, strict=True):
             assert mine.logprobs is not None and theirs.logprobs is not None
@@ -170,24 +193,36 @@ def test_a_capacity_below_the_engines(gpu: Gpu, capacity: int):
         padding = session.backend.capabilities.least_width - 1
         assert stream.finish_reason == "length"
         assert len(prompt) + len(stream.token_ids) == capacity + 1 - padding
-        assert_cpu_writes(gpu.bundle, (prompt, replace(options, max_new_tokens=40)), stream.token_ids[:40])
+        assert_cpu_writes(
+            gpu.bundle, (prompt, replace(options, max_new_tokens=40)), stream.token_ids[:40]
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": CAPACITY + 4}, r"KV capacity is 640 tokens; use --capacity 640 or less, .*--max-seq-len 644$"),
-        ({"max_batch_size": 2}, r"built with --max-batch-size 1; use that, or build them with --max-batch-size 2$"),
+        (
+            {"capacity": CAPACITY + 4},
+            r"KV capacity is 640 tokens; use --capacity 640 or less, .*--max-seq-len 644$",
+        ),
+        (
+            {"max_batch_size": 2},
+            r"built with --max-batch-size 1; use that, or build them with --max-batch-size 2$",
+        ),
     ],
 )
-def test_more_than_the_engines_were_built_for_is_refused(gpu: Gpu, options: dict[str, int], message: str):
+def test_more_than_the_engines_were_built_for_is_refused(
+    gpu: Gpu, options: dict[str, int], message: str
+):
     with pytest.raises(PassError, match=message) as refused:
         gpu.open(**options)
     assert "\n" not in str(refused.value)
     assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
 
 
-def test_growing_reads_more_columns_of_the_same_cache(session: Session, gpu: Gpu, engine_bundle: Path):
+def test_growing_reads_more_columns_of_the_same_cache(
+    session: Session, gpu: Gpu, engine_bundle: Path
+):
     long = [2 + i % 300 for i in range(480)]
     options = GenerateOptions(100, plan="fused", ignore_eos=True)
     expected = run_tokens(cpu_session(engine_bundle), long, options).token_ids
@@ -211,7 +246,10 @@ def test_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Pat
 
 @pytest.mark.parametrize("options", [{"plan": "fused:2,1,1"}, {"plan": "two-pass", "lookahead": 3}])
 def test_plans_without_engines_are_refused_before_anything_runs(session: Session, options):
-    with pytest.raises(PassError, match="only look-ahead 8 without group sizes; use --plan fused, --lookahead 8 or 0"):
+    with pytest.raises(
+        PassError,
+        match="only look-ahead 8 without group sizes; use --plan fused, --lookahead 8 or 0",
+    ):
         tokens(session, **options)
     assert tokens(session, plan="fused", lookahead=0).stats.tau == 1
 
@@ -226,7 +264,9 @@ def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
 
 
 def changed(manifest: Manifest, **changes: object) -> Manifest:
-    return manifest.model_copy(update={"engines": (manifest.engines[0].model_copy(update=changes),)})
+    return manifest.model_copy(
+        update={"engines": (manifest.engines[0].model_copy(update=changes),)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,7 +282,9 @@ def changed(manifest: Manifest, **changes: object) -> Manifest:
     ],
     ids=["version", "target", "content", "library"],
 )
-def test_engines_that_do_not_fit_are_refused_before_anything_is_allocated(gpu: Gpu, changes, message):
+def test_engines_that_do_not_fit_are_refused_before_anything_is_allocated(
+    gpu: Gpu, changes, message
+):
     gpu.manifest = changed(gpu.manifest, **changes)
     with pytest.raises(PassError, match=message):
         gpu.open()
@@ -257,7 +299,9 @@ def test_damaged_engines_are_refused_before_anything_is_allocated(
     shutil.copytree(gpu.bundle, bundle)
     path = gpu.manifest.engines[0].path(bundle) / gpu.manifest.engines[0].engines[-1].file
     data = path.read_bytes()
-    path.unlink() if damage == "missing" else path.write_bytes(data[:-1] + (b"" if damage == "short" else b" "))
+    path.unlink() if damage == "missing" else path.write_bytes(
+        data[:-1] + (b"" if damage == "short" else b" ")
+    )
     broken = Gpu(bundle, monkeypatch)
     with pytest.raises(PassError, match=r"is missing|is not the file that was built"):
         broken.open()
@@ -266,9 +310,14 @@ def test_damaged_engines_are_refused_before_anything_is_allocated(
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("aliases", {}, "does not update its KV cache in place"), ("profiles", [], "profiles and the manifest lists")],
+    [
+        ("aliases", {}, "does not update its KV cache in place"),
+        ("profiles", [], "profiles and the manifest lists"),
+    ],
 )
-def test_an_engine_that_is_not_what_the_manifest_says_is_refused(gpu: Gpu, field, value, message, monkeypatch):
+def test_an_engine_that_is_not_what_the_manifest_says_is_refused(
+    gpu: Gpu, field, value, message, monkeypatch
+):
     import fake_gpu
 
     init = fake_gpu.FakeEngine.__init__
@@ -293,8 +342,11 @@ def test_an_engine_that_is_not_what_the_manifest_says_is_refused(gpu: Gpu, field
         ("outputs", "no_tensor_of_the_bundle", 0, 1),
     ],
 )
-def test_an_engine_with_another_tensor_than_the_manifest_is_refused(gpu: Gpu, side, name, axis, size, monkeypatch):
-    """As one that was built from another export. axis: of the other size; None leaves the tensor out."""
+def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
+    gpu: Gpu, side, name, axis, size, monkeypatch
+):
+    """As one that was built from another export. axis: of the other size; None leaves the tensor
+    out."""
     import fake_gpu
 
     init = fake_gpu.FakeEngine.__init__
@@ -308,7 +360,8 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(gpu: Gpu, si
 
     monkeypatch.setattr(fake_gpu.FakeEngine, "__init__", built_from_another_export)
     message = (
-        rf"trunk.* and the manifest differ in the shape of {name}: .+ and .+; build it again with pass-export build$"
+        rf"trunk.* and the manifest differ in the shape of {name}: .+ and .+; build it "
+        rf"again with pass-export build$"
     )
     with pytest.raises(PassError, match=message):
         gpu.open()
@@ -325,7 +378,11 @@ def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("driver", "level"), [(12040, "WARNING"), (0, "INFO")])
 def test_auto_says_why_engines_are_not_used(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, driver: int, level: str
+    gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    driver: int,
+    level: str,
 ):
     """Loudly where there is a driver: somebody meant to use the GPU."""
     monkeypatch.setattr(gpu.cuda, "cudaGetDeviceCount", lambda: (35, 0), raising=False)
@@ -340,7 +397,8 @@ def test_auto_says_why_engines_are_not_used(
 
 
 def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
-    """No GPU is visible to the real cuda-python in these tests, so `auto` must fall back without a word."""
+    """No GPU is visible to the real cuda-python in these tests, so `auto` must fall back without a
+    word."""
     if find_device() is not None:
         pytest.skip("there is a GPU")
     assert load(gpu.bundle, "auto", threads=1).backend.capabilities.device in ("cpu", "cuda")
@@ -359,11 +417,15 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
 
     pytest.importorskip(LIBRARIES[library].module)
     device = find_device()
-    if device is None or (LIBRARIES[library].targets and device.target not in LIBRARIES[library].targets):
+    if device is None or (
+        LIBRARIES[library].targets and device.target not in LIBRARIES[library].targets
+    ):
         pytest.skip(f"no GPU that {library} builds for")
     bundle = tmp_path / "bundle"
     shutil.copytree(adapter_bundle, bundle)
-    build_engines(bundle, EngineConfig(library, capacity=CAPACITY, max_batch_size=4), SilentProgress())
+    build_engines(
+        bundle, EngineConfig(library, capacity=CAPACITY, max_batch_size=4), SilentProgress()
+    )
     cpu = load(bundle, "cpu")
     with load(bundle, library) as session:
         for sampling in SAMPLINGS:
@@ -375,7 +437,10 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
                 assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
     with load(bundle, library, max_batch_size=4) as session:
         asked = [
-            ([2 + i, *PROMPT[i:]], GenerateOptions(20 + 7 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True))
+            (
+                [2 + i, *PROMPT[i:]],
+                GenerateOptions(20 + 7 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True),
+            )
             for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar"))
         ]
         for one, stream in zip(asked, submit_together(session, asked), strict=True):
@@ -407,5 +472,8 @@ def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch: pytest.Mo
             logits[..., 7] += np.float32(0.01) * np.abs(logits).max()
 
     monkeypatch.setattr(fake_gpu.FakeContext, "_run", inexact)
-    with pytest.raises(PassError, match=r"logits differ from ONNX Runtime's .* in plan ar; .*Reducing a failing graph"):
+    with pytest.raises(
+        PassError,
+        match=r"logits differ from ONNX Runtime's .* in plan ar; .*Reducing a failing graph",
+    ):
         compare_engines(gpu.bundle, "tensorrt")

@@ -1,4 +1,5 @@
-"""Several requests at a time on engines of a fake device: everybody writes what the CPU writes for them alone."""
+"""Several requests at a time on engines of a fake device: everybody writes what the CPU writes for
+them alone."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from pathlib import Path
 
 import engine_sessions
 import pytest
-from engine_sessions import PROMPT, SAMPLINGS, Asked, Gpu, assert_cpu_writes, submit_together, with_engines
+from engine_sessions import (
+    PROMPT,
+    SAMPLINGS,
+    Asked,
+    Gpu,
+    assert_cpu_writes,
+    submit_together,
+    with_engines,
+)
 
 from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session
 from pass_runtime.backends.base import PassKind
@@ -28,7 +37,9 @@ def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[
     return [
         (
             [3 + 5 * i, *PROMPT[: 4 + 9 * (i % 4)]],
-            GenerateOptions(6 + 5 * i, SAMPLINGS[i % 3], plan=plans[i % len(plans)], ignore_eos=True, **options),
+            GenerateOptions(
+                6 + 5 * i, SAMPLINGS[i % 3], plan=plans[i % len(plans)], ignore_eos=True, **options
+            ),
         )
         for i in range(count)
     ]
@@ -49,7 +60,9 @@ def record_batches(session: Session) -> set[int]:
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
 @pytest.mark.parametrize(
-    "plans", [("ar",), ("two-pass",), ("fused",), ("auto",), ("ar", "fused", "two-pass", "auto")], ids="-".join
+    "plans",
+    [("ar",), ("two-pass",), ("fused",), ("auto",), ("ar", "fused", "two-pass", "auto")],
+    ids="-".join,
 )
 def test_requests_side_by_side(gpu: Gpu, slots: int, plans: tuple[str, ...]):
     asked = requests(plans)
@@ -73,8 +86,8 @@ def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
 
 
 def test_processors_of_some_in_a_batch(gpu: Gpu):
-    """Constraints, penalties and neighbours without any: the captured pass has the graph of processors between trunk
-    and tail, and everybody writes what the CPU writes."""
+    """Constraints, penalties and neighbours without any: the captured pass has the graph of
+    processors between trunk and tail, and everybody writes what the CPU writes."""
     asked = requests(("two-pass", "fused"), 4)
     changes = [
         {"constraint": Constraint(regex="[a-z ]{4,60}"), "ignore_eos": False},
@@ -82,7 +95,10 @@ def test_processors_of_some_in_a_batch(gpu: Gpu):
         {},
         {"sampling": SamplingParams(logit_bias={5: 3.0, 9: -4.0}), "bad_words": ("the",)},
     ]
-    asked = [(prompt, replace(options, **change)) for (prompt, options), change in zip(asked, changes, strict=True)]
+    asked = [
+        (prompt, replace(options, **change))
+        for (prompt, options), change in zip(asked, changes, strict=True)
+    ]
     with gpu.open(max_batch_size=MOST) as session:
         streams = [stream.result() for stream in submit_together(session, asked)]
         captures = gpu.cuda.captures
@@ -96,11 +112,23 @@ def test_processors_of_some_in_a_batch(gpu: Gpu):
 def test_a_batch_that_has_been_seen_allocates_and_captures_nothing(gpu: Gpu):
     with gpu.open(max_batch_size=MOST) as session:
         asked = requests(("two-pass", "fused", "ar"), 6)
-        # Who gets which slot depends on what the slots kept: it takes some steps until everybody was everywhere.
-        written = [[stream.result().token_ids for stream in submit_together(session, asked)] for _ in range(10)]
+        # Who gets which slot depends on what the slots kept: it takes some steps until everybody
+        # was everywhere.
+        written = [
+            [stream.result().token_ids for stream in submit_together(session, asked)]
+            for _ in range(10)
+        ]
         cuda = gpu.cuda
         before = cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts
         for _ in range(10):
-            assert [stream.result().token_ids for stream in submit_together(session, asked)] == written[0]
-        assert before == (cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), gpu.trt.contexts)
+            assert [
+                stream.result().token_ids for stream in submit_together(session, asked)
+            ] == written[0]
+        assert before == (
+            cuda.used,
+            cuda.mallocs,
+            cuda.captures,
+            len(cuda.pinned),
+            gpu.trt.contexts,
+        )
     assert all(ids == written[0] for ids in written)

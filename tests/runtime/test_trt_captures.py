@@ -1,4 +1,5 @@
-"""Captured graphs on a (fake) device: each has contexts of its own, and what cannot be captured is run all the same."""
+"""Captured graphs on a (fake) device: each has contexts of its own, and what cannot be captured is
+run all the same."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, assert_cpu_writes, submit_together, tokens
+from engine_sessions import (
+    CAPACITY,
+    PROMPT,
+    SAMPLINGS,
+    Gpu,
+    assert_cpu_writes,
+    submit_together,
+    tokens,
+)
 from fake_gpu import FakeContext, FakeCuda, FakeRuntimeCache, add_fake_engines
 
 from pass_runtime import GenerateOptions
@@ -39,7 +48,8 @@ def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_batches_that_take_turns_are_replayed(gpu: Gpu):
-    """1, 2 and 4 sequences run in one profile's range of batches, and prompts are read into every slot."""
+    """1, 2 and 4 sequences run in one profile's range of batches, and prompts are read into every
+    slot."""
     with gpu.open(max_batch_size=SLOTS) as session:
         for count in (1, 4, 2, 1, 4, 2, 1, 4, 2, 1):
             asked = ASKED[:count]
@@ -67,8 +77,12 @@ def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch: py
     gpu.assert_empty()
 
 
-@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"])
-def test_a_capture_that_fails_ends_nothing(gpu: Gpu, function: str, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    "function", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"]
+)
+def test_a_capture_that_fails_ends_nothing(
+    gpu: Gpu, function: str, caplog: pytest.LogCaptureFixture
+):
     """Every program says so once, and runs as it did before."""
     with gpu.open(max_batch_size=SLOTS) as session:
         gpu.cuda.fail_capture = function
@@ -76,11 +90,17 @@ def test_a_capture_that_fails_ends_nothing(gpu: Gpu, function: str, caplog: pyte
             for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
                 assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
         assert gpu.cuda.captures == gpu.cuda.launches == 0
-        logged = [record.message for record in caplog.records if "runs without a CUDA graph" in record.message]
+        logged = [
+            record.message
+            for record in caplog.records
+            if "runs without a CUDA graph" in record.message
+        ]
         assert len(logged) == len(set(logged)) > 5
         assert all(f"{function} failed with CUDA error 901" in message for message in logged)
         assert any(message.startswith("pass ar 4 ") for message in logged)
-        assert {message.split(" runs without")[0] for message in logged} == set(session.backend.uncaptured)
+        assert {message.split(" runs without")[0] for message in logged} == set(
+            session.backend.uncaptured
+        )
         gpu.cuda.fail_capture = ""
         tokens(session, plan="two-pass", logprobs=1)  # which did not run before
         assert gpu.cuda.captures > 0
@@ -100,7 +120,9 @@ def test_a_device_that_is_lost_in_a_capture_is_lost(gpu: Gpu, monkeypatch: pytes
     assert session.closed
 
 
-def test_what_the_library_refuses_is_logged_in_its_words(gpu: Gpu, caplog: pytest.LogCaptureFixture):
+def test_what_the_library_refuses_is_logged_in_its_words(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+):
     functions = {
         "deserialize_cuda_engine": "cannot be loaded",
         "create_execution_context": "gets no execution context",
@@ -113,23 +135,35 @@ def test_what_the_library_refuses_is_logged_in_its_words(gpu: Gpu, caplog: pytes
         caplog.clear()
         gpu.trt.refuses = {function}
         expected = rf"{words}.*\({function}: \[{function}\.cpp::7\] Error Code 3: of a kind\)"
-        with pytest.raises(PassError, match=expected) as raised, gpu.open(max_batch_size=SLOTS) as session:
+        with (
+            pytest.raises(PassError, match=expected) as raised,
+            gpu.open(max_batch_size=SLOTS) as session,
+        ):
             tokens(session)
         assert "\n" not in str(raised.value)
-        levels = {record.levelno: record.message for record in caplog.records if record.name == "pass_runtime.backends"}
+        levels = {
+            record.levelno: record.message
+            for record in caplog.records
+            if record.name == "pass_runtime.backends"
+        }
         name = gpu.trt.__name__
         assert levels[logging.ERROR] == f"{name}: [{function}.cpp::7] Error Code 3: of a kind"
         assert levels[logging.WARNING] == f"{name}: {function} has been asked for"
 
 
-def test_an_engine_that_says_nothing_is_explained_by_cuda(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_that_says_nothing_is_explained_by_cuda(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+):
     def fail(context: FakeContext, _stream: int) -> bool:
         context.cuda.failed(2)  # type: ignore[arg-type]
         return False
 
     with gpu.open() as session:
         expected = tokens(session).token_ids
-        with monkeypatch.context() as patch, pytest.raises(PassError, match=r"\(execute_async_v3: CUDA error 2 \("):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(PassError, match=r"\(execute_async_v3: CUDA error 2 \("),
+        ):
             patch.setattr(FakeContext, "execute_async_v3", fail)
             tokens(session, SAMPLINGS[1])
         assert tokens(session).token_ids == expected
@@ -140,7 +174,9 @@ def test_no_error_is_left_for_later_calls(gpu: Gpu):
     cuda = Cuda(gpu.cuda)
     gpu.cuda.limit = 1000
     for fail in (lambda: cuda.allocate(1 << 20), lambda: cuda.capture(cuda.synchronize)):
-        with pytest.raises(PassError, match=r"(cudaMalloc|cudaStreamSynchronize) failed with CUDA error"):
+        with pytest.raises(
+            PassError, match=r"(cudaMalloc|cudaStreamSynchronize) failed with CUDA error"
+        ):
             fail()
         assert gpu.cuda.error == 0 and gpu.cuda.capturing is None
     cuda.close()
@@ -155,12 +191,17 @@ def test_the_errors_that_stay_are_those_of_cudas_documentation():
     assert {code: errors(code).name for code in DEVICE_LOST_ERRORS} == DEVICE_LOST_ERRORS
 
 
-def test_what_is_written_between_passes_is_not_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
-    """One wait for each pass, however many windows it was given; what was given is not read later than it was valid."""
+def test_what_is_written_between_passes_is_not_waited_for(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+):
+    """One wait for each pass, however many windows it was given; what was given is not read later
+    than it was valid."""
     waits: list[int] = []
     synchronize = FakeCuda.cudaStreamSynchronize
     monkeypatch.setattr(
-        FakeCuda, "cudaStreamSynchronize", lambda cuda, stream: (waits.append(stream), synchronize(cuda, stream))[1]
+        FakeCuda,
+        "cudaStreamSynchronize",
+        lambda cuda, stream: (waits.append(stream), synchronize(cuda, stream))[1],
     )
     with gpu.open(max_batch_size=SLOTS) as session:
         backend, kind = session.backend, PassKind(ar_plan(), SLOTS, "greedy")
@@ -238,7 +279,9 @@ class TestRuntimeCache:
             assert self.compiled(gpu) > 3
         finally:
             path.rmdir()
-        monkeypatch.setattr(FakeRuntimeCache, "serialize", lambda _: pytest.fail("asked for in a lost process"))
+        monkeypatch.setattr(
+            FakeRuntimeCache, "serialize", lambda _: pytest.fail("asked for in a lost process")
+        )
         session = gpu.open()
         tokens(session)
         gpu.cuda.sticky = 700
@@ -246,8 +289,12 @@ class TestRuntimeCache:
             tokens(session)
         session.close()
 
-    def test_what_it_says_cannot_be_captured_is_not(self, gpu: Gpu, path: Path, caplog: pytest.LogCaptureFixture):
+    def test_what_it_says_cannot_be_captured_is_not(
+        self, gpu: Gpu, path: Path, caplog: pytest.LogCaptureFixture
+    ):
         gpu.trt.refuses = {"is_stream_capturable"}
         assert self.compiled(gpu) > 3
         assert gpu.cuda.captures == 0
-        assert any(record.message.endswith("is_stream_capturable says no") for record in caplog.records)
+        assert any(
+            record.message.endswith("is_stream_capturable says no") for record in caplog.records
+        )

@@ -1,4 +1,5 @@
-"""What fails on a (fake) device: the request says why, the next one is right, and everything is given back."""
+"""What fails on a (fake) device: the request says why, the next one is right, and everything is
+given back."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import engine_sessions
 import httpx
 import numpy as np
 import pytest
-from engine_sessions import CAPACITY, PROMPT, SAMPLINGS, Gpu, cpu_session, submit_together, tokens, with_engines
+from engine_sessions import (
+    CAPACITY,
+    PROMPT,
+    SAMPLINGS,
+    Gpu,
+    cpu_session,
+    submit_together,
+    tokens,
+    with_engines,
+)
 from fake_gpu import FakeContext
 from fastapi import FastAPI
 
@@ -49,7 +59,10 @@ def attempt(session: Session, expected: list[list[int]], message: str) -> int:
             assert stream.result().token_ids == right
         except PassError as error:
             assert message in str(error) and "\n" not in str(error)
-            assert stream.finish_reason == "error" and stream.token_ids == right[: len(stream.token_ids)]
+            assert (
+                stream.finish_reason == "error"
+                and stream.token_ids == right[: len(stream.token_ids)]
+            )
             failed += 1
     return failed
 
@@ -79,17 +92,24 @@ def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch: pyt
     gpu.assert_empty()
 
 
-def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]], caplog: pytest.LogCaptureFixture):
-    """Of one that is being captured, nobody but the log is told. Replaying a captured graph asks nobody."""
+def test_every_execution_may_fail(
+    gpu: Gpu, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+):
+    """Of one that is being captured, nobody but the log is told. Replaying a captured graph asks
+    nobody."""
     failures, eager = [], []
     for number in range(1, 100):
         caplog.clear()
         with gpu.open(max_batch_size=SLOTS) as session:
             gpu.trt.fail_run = number
-            failures.append(attempt(session, expected, "failed to run (execute_async_v3: it gave no reason)"))
+            failures.append(
+                attempt(session, expected, "failed to run (execute_async_v3: it gave no reason)")
+            )
             reached = gpu.trt.fail_run <= 0
             gpu.trt.fail_run = 0
-            eager.append(sum("runs without a CUDA graph" in record.message for record in caplog.records))
+            eager.append(
+                sum("runs without a CUDA graph" in record.message for record in caplog.records)
+            )
             assert attempt(session, expected, "") == 0
         gpu.assert_empty()
         if not reached:
@@ -127,7 +147,9 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
 
 def test_a_context_that_was_half_bound_is_bound_anew(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """Prefill of slot 1 fails after its cache was named: prefill of slot 0 must not write there."""
-    monkeypatch.setattr(FakeContext, "is_stream_capturable", lambda *_: False, raising=False)  # as TensorRT-RTX may say
+    monkeypatch.setattr(
+        FakeContext, "is_stream_capturable", lambda *_: False, raising=False
+    )  # as TensorRT-RTX may say
     with gpu.open(max_batch_size=SLOTS) as session:
         backend = session.backend
         backend.resize(512, [0, 0])
@@ -143,8 +165,15 @@ def test_a_context_that_was_half_bound_is_bound_anew(gpu: Gpu, monkeypatch: pyte
         other = logits_behind([9, 9, 9])
         backend.prefill(0, 0, [1, 2, 3], 32)
         set_address, last = FakeContext.set_tensor_address, "present_value.1"
-        with monkeypatch.context() as patch, pytest.raises(PassError, match=f"refuses the address of {last}"):
-            patch.setattr(FakeContext, "set_tensor_address", lambda *given: given[1] != last and set_address(*given))
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(PassError, match=f"refuses the address of {last}"),
+        ):
+            patch.setattr(
+                FakeContext,
+                "set_tensor_address",
+                lambda *given: given[1] != last and set_address(*given),
+            )
             backend.prefill(1, 0, [9, 9, 9], 32)
         assert np.array_equal(logits_behind([5, 6, 7]), first) and not np.array_equal(first, other)
 
@@ -169,16 +198,29 @@ def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu)
 def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
     kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
     first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
-    before = gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts
+    before = (
+        gpu.cuda.used,
+        gpu.cuda.mallocs,
+        gpu.cuda.captures,
+        len(gpu.cuda.pinned),
+        gpu.trt.contexts,
+    )
     for number in range(1000):
         at = number % len(kinds)
         assert tokens(session, *kinds[at], count=4).token_ids == first[at]
-    assert before == (gpu.cuda.used, gpu.cuda.mallocs, gpu.cuda.captures, len(gpu.cuda.pinned), gpu.trt.contexts)
+    assert before == (
+        gpu.cuda.used,
+        gpu.cuda.mallocs,
+        gpu.cuda.captures,
+        len(gpu.cuda.pinned),
+        gpu.trt.contexts,
+    )
 
 
 @pytest.mark.parametrize("code", [700, 719])
 def test_an_error_that_stays_closes_the_session(gpu: Gpu, code: int):
-    """Every request says why, and health checks see it; where it only failed once, the session goes on (see above)."""
+    """Every request says why, and health checks see it; where it only failed once, the session goes
+    on (see above)."""
     session = gpu.open(max_batch_size=SLOTS)
     app = make_app(session)
     assert get(app, "/health") == 200
@@ -186,7 +228,9 @@ def test_an_error_that_stays_closes_the_session(gpu: Gpu, code: int):
     next(running[0])
     waiting = session.generate_ids(*ASKED[0])
     gpu.cuda.sticky = code  # of everything from now on
-    lost = rf"^the GPU works no more for this process \(CUDA error {code}, .*\); restart the process$"
+    lost = (
+        rf"^the GPU works no more for this process \(CUDA error {code}, .*\); restart the process$"
+    )
     for stream in (*running, waiting):
         with pytest.raises(PassError, match=lost):
             stream.result()
@@ -201,7 +245,9 @@ def test_an_error_that_stays_closes_the_session(gpu: Gpu, code: int):
 
 def get(app: FastAPI, path: str) -> int:
     async def ask() -> int:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test"
+        ) as client:
             return (await client.get(path)).status_code
 
     return asyncio.run(ask())

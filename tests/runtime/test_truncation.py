@@ -11,7 +11,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tail_runs import open_graph, request_feed, run_graph
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
@@ -32,7 +37,9 @@ def weights_session(vocab: int, normalized: bool) -> ort.InferenceSession:
     return open_graph(op.model({"weights": (found, np.float32, ["batch", ROWS, vocab])}))
 
 
-def graph_weights(logits: np.ndarray, params: list[SamplingParams], *, normalized: bool = False) -> np.ndarray:
+def graph_weights(
+    logits: np.ndarray, params: list[SamplingParams], *, normalized: bool = False
+) -> np.ndarray:
     """[B,ROWS,V] of logits [B,ROWS,V]."""
     feed = request_feed(params) | {"logits": logits}
     return run_graph(weights_session(logits.shape[2], normalized), feed)["weights"]
@@ -44,7 +51,8 @@ def numpy_kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def transformers_kept(logits: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:
-    """[N,V] bool, in float64. slack: above 0 a little more is kept than `params` says, below 0 a little less."""
+    """[N,V] bool, in float64. slack: above 0 a little more is kept than `params` says, below 0 a
+    little less."""
     warpers = [TemperatureLogitsWarper(params.temperature)]
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
@@ -64,7 +72,9 @@ def truncations(draw) -> SamplingParams:
         draw(st.floats(0.3, 1.5)),
         draw(st.one_of(st.just(0), st.integers(1, 60), st.integers(1, 1024))),
         draw(st.one_of(st.just(1.0), st.floats(0.05, 0.97))),
-        min_p=draw(st.one_of(st.just(0.0), st.floats(1e-6, 1e-3), st.floats(1e-3, 1.0), st.just(1.0))),
+        min_p=draw(
+            st.one_of(st.just(0.0), st.floats(1e-6, 1e-3), st.floats(1e-3, 1.0), st.just(1.0))
+        ),
     )
 
 
@@ -90,12 +100,15 @@ STAIRS = 1200
 
 @st.composite
 def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
-    """A request, the slope of probabilities that fall as stairs do (0: all alike), and the step that its nucleus ends
-    on: often next to the candidates that are looked at first, or to the last of all."""
+    """A request, the slope of probabilities that fall as stairs do (0: all alike), and the step
+    that its nucleus ends on: often next to the candidates that are looked at first, or to the last
+    of all."""
     slope = draw(st.sampled_from([0.0, 0.002, 0.01, 0.05, 0.3]))
     edges = [edge + i for edge in (FIRST_CANDIDATES, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
     step = draw(st.one_of(st.sampled_from(edges), st.integers(1, STAIRS)))
-    top_k = draw(st.one_of(st.just(0), st.sampled_from([1, *(k for k in edges if k <= MAX_CANDIDATES)])))
+    top_k = draw(
+        st.one_of(st.just(0), st.sampled_from([1, *(k for k in edges if k <= MAX_CANDIDATES)]))
+    )
     shares = np.exp(-slope * np.arange(STAIRS))
     shares /= shares[: top_k or STAIRS].sum()
     step = min(step, int((shares > 1e-4).sum()))  # sums in float32 do not tell those behind apart
@@ -109,8 +122,8 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(cases=st.lists(requests_on_stairs(), min_size=1, max_size=4), seed=st.integers(0, 2**32))
 def test_the_candidates_looked_at_first_make_no_difference(vocab, cases, seed):
-    """Limits lie in the middle of steps, where rounding has no say: the sets are numpy's to the token. Rows that the
-    first few candidates settle stand beside rows that they do not."""
+    """Limits lie in the middle of steps, where rounding has no say: the sets are numpy's to the
+    token. Rows that the first few candidates settle stand beside rows that they do not."""
     params, rng = [case[0] for case in cases], np.random.default_rng(seed)
     logits = np.full((len(cases), ROWS, vocab), -30, np.float32)
     for b, (_, slope, _) in enumerate(cases):
@@ -127,7 +140,8 @@ def test_the_candidates_looked_at_first_make_no_difference(vocab, cases, seed):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("min_p", [0.3, 1.0])
 def test_ties_at_the_edge_of_min_p_are_kept(min_p, temperature):
-    """As transformers does: what is exactly `min_p` times as likely stays, and the most likely always do."""
+    """As transformers does: what is exactly `min_p` times as likely stays, and the most likely
+    always do."""
     logits = np.full((1, ROWS, 37), -9, np.float32)
     logits[..., [3, 8, 21]] = 4
     found = graph_weights(logits, [SamplingParams(temperature, min_p=min_p)])[0, 0]
@@ -151,7 +165,9 @@ def test_normalized_weights_add_up_to_one_and_are_the_softmax_where_nothing_is_r
     assert np.array_equal(every, graph_weights(logits, params)[1])
 
 
-@pytest.mark.parametrize(("min_p", "sampler"), [(0.0, "sample"), (1e-9, "truncated"), (1.0, "truncated")])
+@pytest.mark.parametrize(
+    ("min_p", "sampler"), [(0.0, "sample"), (1e-9, "truncated"), (1.0, "truncated")]
+)
 def test_min_p_needs_the_truncated_tail(min_p, sampler):
     assert SamplingParams(1.0, min_p=min_p).sampler == sampler
     assert SamplingParams(0.0, min_p=min_p).sampler == "greedy"

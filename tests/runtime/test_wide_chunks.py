@@ -24,13 +24,18 @@ PROMPT = [2 + i % 300 for i in range(2100)]
 
 
 def model(dtype: str, hidden_size: int, heads: int) -> ModelInfo:
-    return ModelInfo.model_construct(dtype=dtype, hidden_size=hidden_size, heads=heads, vocab_size=32000)
+    return ModelInfo.model_construct(
+        dtype=dtype, hidden_size=hidden_size, heads=heads, vocab_size=32000
+    )
 
 
 def test_wide_chunks_are_those_with_room():
-    """7B in fp16 and in fp32, 135M; the cache of a chunk is never larger than its rows have memory for."""
+    """7B in fp16 and in fp32, 135M; the cache of a chunk is never larger than its rows have memory
+    for."""
     capacities = ort_backend.doubling_capacities(32768)
-    found = [wide_chunks(m, capacities) for m in (model("float16", 4096, 32), model("float32", 4096, 32))]
+    found = [
+        wide_chunks(m, capacities) for m in (model("float16", 4096, 32), model("float32", 4096, 32))
+    ]
     assert found == [{2048: 2048, 1024: 8192}, {1024: 4096}]
     assert wide_chunks(model("float16", 576, 9), capacities) == {2048: 16384, 1024: 32768}
     assert wide_chunks(model("float16", 576, 9), (256, 512, 1000)) == {}
@@ -42,7 +47,9 @@ def test_wide_chunks_are_those_with_room():
 def chunks(capacity: int, tokens: int, most: int | None = None) -> list[int]:
     """The widths in which so many tokens are read, the cache growing from `capacity`."""
     sizes = (256, 512, 1024, 2048, 4096, 8192)
-    limits = Capabilities("cuda", 320, sizes, (2048, 1024, 256, 64, 16, 1), chunk_capacities={2048: 4096, 1024: 8192})
+    limits = Capabilities(
+        "cuda", 320, sizes, (2048, 1024, 256, 64, 16, 1), chunk_capacities={2048: 4096, 1024: 8192}
+    )
     backend, found, start = SimpleNamespace(capabilities=limits, capacity=capacity), [], 0
     while start < tokens:
         count, width = Runner._chunk(SimpleNamespace(backend=backend), start, tokens, most)  # type: ignore[arg-type]
@@ -58,7 +65,12 @@ def test_the_widths():
     assert chunks(256, 768) == [1024]
     assert chunks(256, 1536) == [2048]
     assert chunks(256, 4000) == [2048, 2048]
-    assert chunks(256, 6000) == [2048, 2048, 1024, 1024]  # with 4096 entries in use, 2048 rows are too many
+    assert chunks(256, 6000) == [
+        2048,
+        2048,
+        1024,
+        1024,
+    ]  # with 4096 entries in use, 2048 rows are too many
     assert chunks(8192, 2048) == [1024, 1024]
     assert chunks(256, 3000, 64) == [64] * 46 + [64]  # beside others that decode
 
@@ -74,11 +86,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_engines_read_them(bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """They are captured in the warm-up, for every slot; while others decode, chunks are as narrow as ever."""
+    """They are captured in the warm-up, for every slot; while others decode, chunks are as narrow
+    as ever."""
     read: list[int] = []
     prefill = TrtBackend.prefill
     monkeypatch.setattr(
-        TrtBackend, "prefill", lambda backend, *given: (read.append(given[3]), prefill(backend, *given))[1]
+        TrtBackend,
+        "prefill",
+        lambda backend, *given: (read.append(given[3]), prefill(backend, *given))[1],
     )
     gpu = Gpu(bundle, monkeypatch)
     assert gpu.manifest.engines[0].prefill_widths == (2048, 1024, 256, 32)
@@ -87,7 +102,11 @@ def test_engines_read_them(bundle: Path, monkeypatch: pytest.MonkeyPatch):
     with gpu.open(max_batch_size=2) as session:
         session.warm_up(SAMPLINGS[0])
         names = set(session.backend.captures)
-        assert {f"prefill {width} {slot} over {CAPACITY} columns" for width in (2048, 1024) for slot in (0, 1)} <= names
+        assert {
+            f"prefill {width} {slot} over {CAPACITY} columns"
+            for width in (2048, 1024)
+            for slot in (0, 1)
+        } <= names
         captures = gpu.cuda.captures
         read.clear()
         asked = (PROMPT, GenerateOptions(4, SAMPLINGS[0], plan="ar", ignore_eos=True))
@@ -96,7 +115,9 @@ def test_engines_read_them(bundle: Path, monkeypatch: pytest.MonkeyPatch):
         read.clear()
         beside = ([5, 6, 7], GenerateOptions(60, SAMPLINGS[0], plan="ar", ignore_eos=True))
         later = ([9, *PROMPT[:1500]], GenerateOptions(4, SAMPLINGS[0], plan="ar", ignore_eos=True))
-        for one, stream in zip((beside, later), submit_together(session, (beside, later)), strict=True):
+        for one, stream in zip(
+            (beside, later), submit_together(session, (beside, later)), strict=True
+        ):
             assert_cpu_writes(bundle, one, stream.result().token_ids)
         assert read.count(32) > 20 and max(read) == 32, read
 
@@ -106,7 +127,11 @@ def test_onnx_runtime_offers_them_on_cuda_alone(bundle: Path, monkeypatch: pytes
         monkeypatch.setattr(ort_backend, "choose_device", lambda _: device)
         monkeypatch.setattr(ort_backend.OrtBackend, "_open_trunks", lambda *_: None)
         backend = ort_backend.OrtBackend(
-            bundle, read_manifest(bundle), device, capacity=capacity, memory=ort_backend.open_memory("cpu")
+            bundle,
+            read_manifest(bundle),
+            device,
+            capacity=capacity,
+            memory=ort_backend.open_memory("cpu"),
         )
         found = backend.capabilities.prefill_widths
         backend.close()

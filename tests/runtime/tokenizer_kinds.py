@@ -1,4 +1,5 @@
-"""Small tokenizers of every kind of decoder, and the text of their tokens by the tokenizers library."""
+"""Small tokenizers of every kind of decoder, and the text of their tokens by the tokenizers
+library."""
 
 from __future__ import annotations
 
@@ -37,12 +38,16 @@ def _alphabet() -> dict[int, str]:
     """The characters by which GPT-2 writes bytes."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    return {byte: chr(byte) for byte in shown} | {
+        byte: chr(256 + i) for i, byte in enumerate(hidden)
+    }
 
 
 def _finished(tokenizer: Tokenizer, decoder: object) -> Tokenizer:
     tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.add_tokens([AddedToken("<call>", normalized=False), AddedToken("é\u4e16", normalized=False)])
+    tokenizer.add_tokens(
+        [AddedToken("<call>", normalized=False), AddedToken("é\u4e16", normalized=False)]
+    )
     tokenizer.decoder = decoder
     return tokenizer
 
@@ -70,11 +75,15 @@ def _pieces(more: Sequence[str] = ()) -> list[str]:
 def byte_fallback(*, strip: int = 1) -> Tokenizer:
     """As Llama 2's and Mistral's; without `strip` as Gemma's."""
     pieces = _pieces([f"<0x{byte:02X}>" for byte in range(256)])
-    model = models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    model = models.BPE(
+        {piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return _finished(tokenizer, decoders.Sequence([*steps, *([decoders.Strip(" ", strip, 0)] if strip else [])]))
+    return _finished(
+        tokenizer, decoders.Sequence([*steps, *([decoders.Strip(" ", strip, 0)] if strip else [])])
+    )
 
 
 def metaspace(scheme: str = "always") -> Tokenizer:
@@ -89,7 +98,9 @@ def word_piece() -> Tokenizer:
 
 
 def without_decoder() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(["<unk>", *WORDS])}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({piece: i for i, piece in enumerate(["<unk>", *WORDS])}, unk_token="<unk>")
+    )
     return _finished(tokenizer, None)
 
 
@@ -128,10 +139,12 @@ def is_character(found: bytes) -> bool:
 
 
 def whole(name: str, tokens: list[int], *, cut: bool) -> str:
-    """What the tokenizers library makes of all tokens. cut: without a character that is not complete at the end.
+    """What the tokenizers library makes of all tokens. cut: without a character that is not
+    complete at the end.
 
-    In its decoder for byte fallback one stray byte spoils the whole run of bytes around it. So runs are made shorter:
-    an empty token stands after every character, and after every byte that is part of none.
+    In its decoder for byte fallback one stray byte spoils the whole run of bytes around it. So runs
+    are made shorter: an empty token stands after every character, and after every byte that is part
+    of none.
     """
     tokenizer = TOKENIZERS[name]
     if name == "byte-level":
@@ -141,7 +154,11 @@ def whole(name: str, tokens: list[int], *, cut: bool) -> str:
         return text[:-1] if cut and incomplete else text
     if not name.startswith("byte-fallback"):
         return tokenizer.decode(tokens)
-    pieces = [piece for token in tokens if (piece := tokenizer.id_to_token(token)) is not None and piece not in SPECIAL]
+    pieces = [
+        piece
+        for token in tokens
+        if (piece := tokenizer.id_to_token(token)) is not None and piece not in SPECIAL
+    ]
     parts: list[str] = []
     while pieces:
         of_bytes = [byte_of(name, tokenizer, piece) for piece in pieces[:4]]

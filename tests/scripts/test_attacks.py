@@ -19,9 +19,15 @@ def test_attacks(tiny_bundle: Path):
     attacks = ["1,000 chained $ref", "a prompt of 300,000 objects"]
     flags = ["--tokens", "8", "--rounds", "1", "--attack", attacks[0], "--attack", attacks[1]]
     wide = os.environ | {"COLUMNS": "200"}
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240, check=False, env=wide)
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, timeout=240, check=False, env=wide
+    )
     assert done.returncode == 0, done.stderr
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines() if "│" in line]
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in done.stdout.splitlines()
+        if "│" in line
+    ]
     assert [row[0] for row in rows] == attacks
     for _, answers, median, beside, worst, worst_beside, memory in rows:
         assert "x 400" in answers or "x 413" in answers

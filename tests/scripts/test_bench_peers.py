@@ -1,4 +1,5 @@
-"""scripts/bench_peers.py: contestants take turns, figures are those of the texts, and texts that differ are told."""
+"""scripts/bench_peers.py: contestants take turns, figures are those of the texts, and texts that
+differ are told."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.measuring.real_use import ALL_KINDS, EXTRA_TOKENS, read_prompt_set
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-LINES = [{"id": f"{kind}{i}", "kind": kind, "prompt": f"tell {i}"} for kind in ("chat", "code") for i in range(2)]
+LINES = [
+    {"id": f"{kind}{i}", "kind": kind, "prompt": f"tell {i}"}
+    for kind in ("chat", "code")
+    for i in range(2)
+]
 
 
 @pytest.fixture
@@ -36,7 +41,10 @@ def prompt_file(tmp_path: Path) -> Path:
 
 def texts(script: ModuleType, *sizes: tuple[list[int], float]) -> list[list[Any]]:
     """Texts of one round: their tokens and the seconds of each."""
-    return [[script.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))] for tokens, seconds in sizes]
+    return [
+        [script.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))]
+        for tokens, seconds in sizes
+    ]
 
 
 def run(script: ModuleType, *arguments: object, status: int = 0) -> str:
@@ -45,9 +53,22 @@ def run(script: ModuleType, *arguments: object, status: int = 0) -> str:
     return done.output
 
 
-def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_file: Path, tmp_path: Path):
-    """Greedy and sampled, every kind and all together; every plan writes what the runtime writes."""
-    flags = ["--prompt-file", prompt_file, "--kinds", "chat,code", "--tokens", 8, "--rounds", 2, "--ignore-eos"]
+def test_plans_by_kind_of_prompt(
+    script: ModuleType, tiny_bundle: Path, prompt_file: Path, tmp_path: Path
+):
+    """Greedy and sampled, every kind and all together; every plan writes what the runtime
+    writes."""
+    flags = [
+        "--prompt-file",
+        prompt_file,
+        "--kinds",
+        "chat,code",
+        "--tokens",
+        8,
+        "--rounds",
+        2,
+        "--ignore-eos",
+    ]
     plans = ["--plan", "ar", "--plan", "auto (lookahead)", "--plan", "fused", "--threads", 1]
     shown = run(script, tiny_bundle, *flags, *plans, "-o", tmp_path / "out.json")
     report = json.loads((tmp_path / "out.json").read_text())
@@ -57,9 +78,13 @@ def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_f
     for each in report["runs"]:
         count = 4 if each["prompts"] == ALL_KINDS else 2
         assert (
-            each["same"] == len(each["by_prompt"]) == count and each["tokens/s"] > 0 and 0 <= each["looping"] <= count
+            each["same"] == len(each["by_prompt"]) == count
+            and each["tokens/s"] > 0
+            and 0 <= each["looping"] <= count
         )
-        assert each["contestant"] != "ar" or (each["ratio"] == 1 and 1 in (each["tau"], each["in_loops"]))
+        assert each["contestant"] != "ar" or (
+            each["ratio"] == 1 and 1 in (each["tau"], each["in_loops"])
+        )
     assert report["near_ties"] == report["differences"] == [] and "(lookahead)" in shown
 
 
@@ -69,9 +94,18 @@ def test_a_text_and_its_passes(script: ModuleType, tiny_bundle: Path, prompt_fil
     with load(tiny_bundle, threads=1) as session:
         ids = session.encode(prompt.text)
         text = script.decode(
-            session, ids, 20, temperature=0.8, top_k=5, seed=prompt.seed, plan="fused", ignore_eos=True
+            session,
+            ids,
+            20,
+            temperature=0.8,
+            top_k=5,
+            seed=prompt.seed,
+            plan="fused",
+            ignore_eos=True,
         )
-        options = GenerateOptions(20, SamplingParams(0.8, 5, seed=prompt.seed), plan="fused", ignore_eos=True)
+        options = GenerateOptions(
+            20, SamplingParams(0.8, 5, seed=prompt.seed), plan="fused", ignore_eos=True
+        )
         stream = session.generate_ids(ids, options)
         assert [len(emitted) for emitted in stream] == text.sizes
         assert stream.token_ids == text.tokens and sum(text.sizes) == 20
@@ -92,11 +126,29 @@ def test_several_clients(script: ModuleType, tiny_bundle: Path, prompt_file: Pat
         "--plan",
         "auto",
     ]
-    many = ["--clients", 1, "--clients", 3, "--temperature", 0, "--threads", 1, "-o", tmp_path / "out.json"]
+    many = [
+        "--clients",
+        1,
+        "--clients",
+        3,
+        "--temperature",
+        0,
+        "--threads",
+        1,
+        "-o",
+        tmp_path / "out.json",
+    ]
     run(script, tiny_bundle, *flags, *many)
     runs = json.loads((tmp_path / "out.json").read_text())["runs"]
-    assert [(each["clients"], each["contestant"]) for each in runs] == [(1, "ar"), (1, "auto"), (3, "ar"), (3, "auto")]
-    assert [each["by_round"] for each in runs[::2]] == [[1.0, 1.0]] * 2 and len(runs[1]["by_round"]) == 2
+    assert [(each["clients"], each["contestant"]) for each in runs] == [
+        (1, "ar"),
+        (1, "auto"),
+        (3, "ar"),
+        (3, "auto"),
+    ]
+    assert [each["by_round"] for each in runs[::2]] == [[1.0, 1.0]] * 2 and len(
+        runs[1]["by_round"]
+    ) == 2
 
 
 def test_what_clients_write_is_counted(script: ModuleType, tiny_bundle: Path):
@@ -106,7 +158,11 @@ def test_what_clients_write_is_counted(script: ModuleType, tiny_bundle: Path):
 
 
 def test_a_text_that_differs(
-    script: ModuleType, tiny_bundle: Path, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType,
+    tiny_bundle: Path,
+    prompt_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The report has it with its place, and the status is not 0."""
 
@@ -116,12 +172,26 @@ def test_a_text_that_differs(
         def write(*request: Any, **options: Any) -> Any:
             text = decode(*request, **options)
             wrong = [*text.tokens[:3], 1 + text.tokens[3], *text.tokens[4:]]
-            return text if options["plan"] == "ar" else script.TimedText(wrong, text.timed, text.seconds, text.sizes)
+            return (
+                text
+                if options["plan"] == "ar"
+                else script.TimedText(wrong, text.timed, text.seconds, text.sizes)
+            )
 
         return write
 
     monkeypatch.setattr(script, "start_process", start)
-    flags = ["--prompt-file", prompt_file, "--kinds", "chat", "--prompts", 1, "--tokens", 6, "--ignore-eos"]
+    flags = [
+        "--prompt-file",
+        prompt_file,
+        "--kinds",
+        "chat",
+        "--prompts",
+        1,
+        "--tokens",
+        6,
+        "--ignore-eos",
+    ]
     flags += ["--plan", "ar", "--plan", "fused", "--temperature", 0, "-o", tmp_path / "out.json"]
     said = run(script, tiny_bundle, *flags, status=2)
     assert "1 texts differ from those of the same bundle's first plan" in said
@@ -140,7 +210,8 @@ def test_engines_take_turns(script: ModuleType):
 
 
 def test_figures_by_hand(script: ModuleType):
-    """The second text loops, so its speed is in the ratio of all prompts, and not in that of those without loops."""
+    """The second text loops, so its speed is in the ratio of all prompts, and not in that of those
+    without loops."""
     loop = [1, 2, 3, 4] * 10
     plain = texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
     faster = [
@@ -148,10 +219,14 @@ def test_figures_by_hand(script: ModuleType):
         [script.TimedText([1, 2, 3, 9] * 10, 40, 4.0, [4] * 10)],
     ]
     found = script.figures(faster, plain, plain, 40)
-    assert found["ratio"] == pytest.approx((44 / 5) / (44 / 22)) and found["tokens/s"] == pytest.approx(44 / 5)
+    assert found["ratio"] == pytest.approx((44 / 5) / (44 / 22)) and found[
+        "tokens/s"
+    ] == pytest.approx(44 / 5)
     assert found["without_loops"] == pytest.approx(2.0) and found["looping"] == 1
     assert found["by_prompt"] == pytest.approx([2.0, 5.0]) and found["same"] == 1
-    assert found["tau"] == pytest.approx(8 / 4) and found["in_loops"] == 4  # of the loop the first pass counts
+    assert (
+        found["tau"] == pytest.approx(8 / 4) and found["in_loops"] == 4
+    )  # of the loop the first pass counts
     (alone,) = [script.figures(plain[1:], plain[1:], plain[1:], 40)]
     assert alone["without_loops"] is None and alone["ratio"] == 1
 
@@ -199,7 +274,11 @@ def test_peers(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "openvino, n-gram": "openvino",
         "llama.cpp": "llama.cpp",
     }
-    assert len(started) == 4 and found[1].write() == {"ngram": True} and not any(each.bundle for each in found)
+    assert (
+        len(started) == 4
+        and found[1].write() == {"ngram": True}
+        and not any(each.bundle for each in found)
+    )
 
 
 def test_genai_decodes_the_same_tokens(script: ModuleType, tiny_model: Path, tmp_path: Path):
@@ -214,4 +293,7 @@ def test_genai_decodes_the_same_tokens(script: ModuleType, tiny_model: Path, tmp
     write = script.open_genai(directory, 1)
     plain = write(list(range(3, 20)), 8 + EXTRA_TOKENS, ignore_eos=True)
     assert len(plain.tokens) == plain.timed == 8 + EXTRA_TOKENS and plain.seconds > 0
-    assert write(list(range(3, 20)), 8 + EXTRA_TOKENS, ngram=True, ignore_eos=True).timed >= 8 + EXTRA_TOKENS
+    assert (
+        write(list(range(3, 20)), 8 + EXTRA_TOKENS, ngram=True, ignore_eos=True).timed
+        >= 8 + EXTRA_TOKENS
+    )

@@ -1,4 +1,5 @@
-"""scripts/demo.sh with programs that only write down how they were called, and a made-up nvidia-smi."""
+"""scripts/demo.sh with programs that only write down how they were called, and a made-up
+nvidia-smi."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ ON_GPU = [
     "pass-run bench build/smollm2-135m-fp16 --device cuda",
 ]
 ON_CPU = [
-    "pass-export --model smollm2-135m --lookahead 4 --weights w8a8 --output build/smollm2-135m-w8a8",
+    (
+        "pass-export --model smollm2-135m --lookahead 4 --weights w8a8 --output "
+        "build/smollm2-135m-w8a8"
+    ),
     "pass-run generate build/smollm2-135m-w8a8 --device cpu",
     "pass-run bench build/smollm2-135m-w8a8 --device cpu",
 ]
@@ -34,16 +38,22 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def show(checkout: Checkout, answer: str, status: int = 0) -> None:
     """Give the machine an nvidia-smi that answers this."""
-    checkout.program(checkout.root / "bin/nvidia-smi", f"#!/bin/sh\necho '{answer}'\nexit {status}\n")
+    checkout.program(
+        checkout.root / "bin/nvidia-smi", f"#!/bin/sh\necho '{answer}'\nexit {status}\n"
+    )
 
 
 def used(checkout: Checkout, *flags: str, **environment: str) -> tuple[str, list[str]]:
     """Where pip installed what, and the calls of the toolkit without what follows the device."""
-    status, calls, said = checkout.run("scripts/demo.sh", *flags, **({"STATUS_OF_STDIN": "1"} | environment))
+    status, calls, said = checkout.run(
+        "scripts/demo.sh", *flags, **({"STATUS_OF_STDIN": "1"} | environment)
+    )
     assert status == 0, said
     (installed,) = [call for call in calls if "pip install" in call]
     where, *_, what = installed.replace("/", " ").split()
-    return f"{where} {what}", [call.split(" --chat")[0] for call in calls if call.startswith("pass-")]
+    return f"{where} {what}", [
+        call.split(" --chat")[0] for call in calls if call.startswith("pass-")
+    ]
 
 
 def test_a_gpu_that_nvidia_smi_shows_is_used(checkout: Checkout):
@@ -77,7 +87,10 @@ def test_the_cpu_is_used_otherwise(
 def test_without_nvidia_smi(checkout: Checkout):
     assert used(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4") == (
         ".venv .[cpu,export]",
-        [call.replace("smollm2-135m", "qwen2.5-coder-0.5b").replace("w8a8", "int4") for call in ON_CPU],
+        [
+            call.replace("smollm2-135m", "qwen2.5-coder-0.5b").replace("w8a8", "int4")
+            for call in ON_CPU
+        ],
     )
 
 
@@ -94,15 +107,23 @@ def test_usage(checkout: Checkout, flags: list[str]):
 
 
 def test_an_environment_has_one_onnxruntime(checkout: Checkout):
-    checkout.program(checkout.root / "scripts/some.sh", "set -eu\n. scripts/environment.sh\nenvironment $EXTRAS\n")
+    checkout.program(
+        checkout.root / "scripts/some.sh",
+        "set -eu\n. scripts/environment.sh\nenvironment $EXTRAS\n",
+    )
     assert checkout.run("scripts/some.sh", EXTRAS="cpu export")[0] == 0
     status, calls, said = checkout.run("scripts/some.sh", EXTRAS="gpu")
     assert status == 2 and not any("pip" in call for call in calls) and "VENV=.venv-gpu" in said
 
 
 def test_the_real_question():
-    """What has_gpu asks the driver's library has an answer, and prints nothing, whatever this machine has."""
+    """What has_gpu asks the driver's library has an answer, and prints nothing, whatever this
+    machine has."""
     command = ". scripts/environment.sh; PATH=/usr/bin:/bin PYTHON=$1 has_gpu 2>&1"
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run(["bash", "-c", command, "-", sys.executable], cwd=ROOT, env=environment, capture_output=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"
+    }
+    done = subprocess.run(
+        ["bash", "-c", command, "-", sys.executable], cwd=ROOT, env=environment, capture_output=True
+    )
     assert done.returncode in (0, 1) and done.stdout == b""

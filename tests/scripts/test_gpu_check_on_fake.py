@@ -1,5 +1,5 @@
-"""The whole of scripts/gpu_check.sh over the fakes of CUDA and TensorRT: steps are the real ones, in processes of their
-own, and whatever is wrong with the GPU, the report is whole and names it."""
+"""The whole of scripts/gpu_check.sh over the fakes of CUDA and TensorRT: steps are the real ones,
+in processes of their own, and whatever is wrong with the GPU, the report is whole and names it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ("device", "bench tensorrt greedy", "bench tensorrt sampled")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_device() is not None or shutil.which("nvidia-smi") is not None, reason="there is a GPU"),
+    pytest.mark.skipif(
+        find_device() is not None or shutil.which("nvidia-smi") is not None, reason="there is a GPU"
+    ),
 ]
 
 
@@ -32,7 +34,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_engines(export_bundle(model, directory / "exported", lookahead=4), directory)
 
 
-def check(bundle: Path, output: Path, *steps: str, minutes: float = 10, **wrong: object) -> tuple[int, str, Any]:
+def check(
+    bundle: Path, output: Path, *steps: str, minutes: float = 10, **wrong: object
+) -> tuple[int, str, Any]:
     """Status, verdict and report of the command. steps: beginnings of the names of those to run."""
     paths = [ROOT / "tests/scripts/fake_gpu_site", *map(Path, sys.path)]
     environment = os.environ | {
@@ -43,7 +47,11 @@ def check(bundle: Path, output: Path, *steps: str, minutes: float = 10, **wrong:
     chosen = [word for step in steps for word in ("--only", step)]
     flags = [str(bundle), "-o", str(output), "--tokens", "4", "--minutes", str(minutes)]
     done = subprocess.run(
-        [ROOT / "scripts/gpu_check.sh", *flags, *chosen], env=environment, capture_output=True, text=True, check=False
+        [ROOT / "scripts/gpu_check.sh", *flags, *chosen],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     report = json.loads((output / "report.json").read_text("utf-8"))
     verdict = done.stdout.splitlines()[-1]
@@ -53,14 +61,21 @@ def check(bundle: Path, output: Path, *steps: str, minutes: float = 10, **wrong:
 
 
 def test_a_gpu_that_works(engines: Path, tmp_path: Path):
-    status, verdict, steps = check(engines, tmp_path / "out", "device", "tiny", "build", "rows", "bench")
+    status, verdict, steps = check(
+        engines, tmp_path / "out", "device", "tiny", "build", "rows", "bench"
+    )
     run = [name for name, step in steps.items() if step["status"] == "ok"]
     names = ["device", "tiny tensorrt", "build tensorrt", "rows tensorrt"]
     assert run == [*names, "bench tensorrt greedy", "bench tensorrt sampled"], steps
-    assert (status, verdict) == (0, f"VERDICT: works (5 steps on the GPU, {len(steps) - 6} skipped)")
+    assert (status, verdict) == (
+        0,
+        f"VERDICT: works (5 steps on the GPU, {len(steps) - 6} skipped)",
+    )
     checks = {each["check"]: each["result"] for each in steps["device"]["data"]["checks"]}
     assert checks["capture"] == "replayed twice" and checks["cudaDriverGetVersion"] == "13.4"
-    assert all(plan["same_tokens"] and plan["captured"] for plan in steps["tiny tensorrt"]["data"]["plans"])
+    assert all(
+        plan["same_tokens"] and plan["captured"] for plan in steps["tiny tensorrt"]["data"]["plans"]
+    )
     assert len(steps["rows tensorrt"]["data"]["rows"]) == 4  # two windows have 5 rows
     assert steps["bench tensorrt greedy"]["data"]["uncaptured"] == {}
     assert "no target sm90" in steps["tiny tensorrt-rtx"]["reason"]
@@ -71,13 +86,22 @@ def test_a_gpu_that_works(engines: Path, tmp_path: Path):
     ("driver", "said"),
     [
         (0, "CUDA error 35 (35); there is no NVIDIA driver here"),
-        (12040, "it runs CUDA up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13"),
+        (
+            12040,
+            "it runs CUDA up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13",
+        ),
     ],
 )
 def test_no_driver_that_fits(driver: int, said: str, engines: Path, tmp_path: Path):
     status, verdict, steps = check(engines, tmp_path / "out", driver=driver)
-    assert status == 3 and verdict.startswith("VERDICT: nothing ran (no NVIDIA GPU: ") and said in verdict
-    assert {(step["status"], step["reason"]) for step in steps.values()} == {("skipped", "no NVIDIA GPU")}
+    assert (
+        status == 3
+        and verdict.startswith("VERDICT: nothing ran (no NVIDIA GPU: ")
+        and said in verdict
+    )
+    assert {(step["status"], step["reason"]) for step in steps.values()} == {
+        ("skipped", "no NVIDIA GPU")
+    }
 
 
 def test_captures_that_are_refused(engines: Path, tmp_path: Path):
@@ -89,14 +113,20 @@ def test_captures_that_are_refused(engines: Path, tmp_path: Path):
 
 
 def test_too_little_memory(engines: Path, tmp_path: Path):
-    status, verdict, steps = check(engines, tmp_path / "out", "device", "bench tensorrt", limit=1 << 18)
+    status, verdict, steps = check(
+        engines, tmp_path / "out", "device", "bench tensorrt", limit=1 << 18
+    )
     assert {step["status"] for name, step in steps.items() if name in MEASURED} == {"failed"}, steps
-    assert status == 1 and verdict.startswith("VERDICT: wrong (device failed: error: the GPU has no 1 MiB left")
+    assert status == 1 and verdict.startswith(
+        "VERDICT: wrong (device failed: error: the GPU has no 1 MiB left"
+    )
     assert "--max-seq-len" in steps["bench tensorrt greedy"]["reason"]
 
 
 def test_engines_of_another_version(engines: Path, tmp_path: Path):
-    status, verdict, _ = check(engines, tmp_path / "out", "device", "bench tensorrt", version="10.16.0")
+    status, verdict, _ = check(
+        engines, tmp_path / "out", "device", "bench tensorrt", version="10.16.0"
+    )
     assert status == 1 and "were built by version 10.15.1.fake, and 10.16.0 is installed" in verdict
     assert "run: pass-export build" in verdict
 
@@ -104,4 +134,7 @@ def test_engines_of_another_version(engines: Path, tmp_path: Path):
 def test_a_gpu_that_hangs(engines: Path, tmp_path: Path):
     status, verdict, steps = check(engines, tmp_path / "out", "device", minutes=0.2, hangs=True)
     assert status == 3, verdict
-    assert steps["device"]["status"] == "skipped" and "the end of the budget" in steps["device"]["reason"]
+    assert (
+        steps["device"]["status"] == "skipped"
+        and "the end of the budget" in steps["device"]["reason"]
+    )

@@ -1,4 +1,5 @@
-"""What scripts/gpu_check.py measures for comparisons: kernels by name, onnxruntime-genai, and the table of figures."""
+"""What scripts/gpu_check.py measures for comparisons: kernels by name, onnxruntime-genai, and the
+table of figures."""
 
 from __future__ import annotations
 
@@ -52,20 +53,28 @@ def test_names_of_kernels(name: str, short: str):
 
 
 def test_kernels_of_a_pass():
-    """Sorted by time, all first, the rare ones together at the end; what runs on the CPU is no kernel."""
+    """Sorted by time, all first, the rare ones together at the end; what runs on the CPU is no
+    kernel."""
     events = [kernel(GEMM, 30.0), kernel(GEMM, 50.0), kernel("Memcpy DtoH", 2.0, "gpu_memcpy")]
     events += [kernel("cudaGraphLaunch", 500.0, "cuda_runtime"), {"name": "a mark", "ph": "i"}]
     events += [kernel(f"rare{i}", 1.0) for i in range(gpu_kernels.SHOWN_KERNELS)]
     rows = kernel_rows("ar", events, 2)
     assert rows[0] == {"plan": "ar", "kernel": "all", "launches": 11.5, "microseconds": 51.0}
-    assert rows[1] == {"plan": "ar", "kernel": short_name(GEMM), "launches": 1.0, "microseconds": 40.0}
+    assert rows[1] == {
+        "plan": "ar",
+        "kernel": short_name(GEMM),
+        "launches": 1.0,
+        "microseconds": 40.0,
+    }
     assert rows[2]["kernel"] == "Memcpy DtoH" and len(rows) == gpu_kernels.SHOWN_KERNELS + 2
     assert rows[-1] == {"plan": "ar", "kernel": "2 others", "launches": 1.0, "microseconds": 1.0}
     with pytest.raises(PassError, match="saw no kernels"):
         kernel_rows("ar", [], 2)
 
 
-def test_every_plan_is_profiled_in_passes_of_its_own(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_plan_is_profiled_in_passes_of_its_own(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     """After a run that captures, and without a prefill: one prompt token is the window's root."""
     counts = []
 
@@ -86,8 +95,16 @@ def test_every_plan_is_profiled_in_passes_of_its_own(tiny_bundle: Path, monkeypa
     ("torch", "why"),
     [
         (None, "torch's profiler cannot be imported"),
-        (SimpleNamespace(ProfilerActivity=SimpleNamespace(CUDA=1), supported_activities=set), "has no CUPTI"),
-        (SimpleNamespace(ProfilerActivity=SimpleNamespace(CUDA=1), supported_activities=lambda: {1}), ""),
+        (
+            SimpleNamespace(ProfilerActivity=SimpleNamespace(CUDA=1), supported_activities=set),
+            "has no CUPTI",
+        ),
+        (
+            SimpleNamespace(
+                ProfilerActivity=SimpleNamespace(CUDA=1), supported_activities=lambda: {1}
+            ),
+            "",
+        ),
     ],
 )
 def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch, torch: object, why: str):
@@ -100,7 +117,10 @@ def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch, torch: obj
     ("module", "why"),
     [
         (None, "run: pip install onnxruntime-genai-cuda"),
-        (SimpleNamespace(is_cuda_available=lambda: False), "has no CUDA; uninstall it, and run: pip install"),
+        (
+            SimpleNamespace(is_cuda_available=lambda: False),
+            "has no CUDA; uninstall it, and run: pip install",
+        ),
         (SimpleNamespace(is_cuda_available=lambda: True), ""),
     ],
 )
@@ -110,12 +130,21 @@ def test_why_genai_cannot_be_timed(monkeypatch: pytest.MonkeyPatch, module: obje
     assert why in found and bool(found) == bool(why)
 
 
-def test_genai_is_timed(tiny_bundle: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_genai_is_timed(
+    tiny_bundle: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """On the CPU: its export of the bundle's model, and the prompts of pass-run bench."""
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
     monkeypatch.setitem(gpu_steps.build_genai.__globals__, "read_manifest", lambda _: manifest)
-    flags = ["--device=cpu", "--precision=fp32", "--tokens=3", f"--keep={tmp_path}", "-o", str(tmp_path / "out.json")]
+    flags = [
+        "--device=cpu",
+        "--precision=fp32",
+        "--tokens=3",
+        f"--keep={tmp_path}",
+        "-o",
+        str(tmp_path / "out.json"),
+    ]
     done = CliRunner().invoke(gpu_steps.main, ["genai", str(tiny_bundle), *flags])
     assert done.exit_code == 0, done.output
     (plan,) = json.loads((tmp_path / "out.json").read_text())["plans"]
@@ -130,7 +159,9 @@ def test_the_steps_that_are_measured(tmp_path: Path):
     chosen = [name for name in steps if name.startswith(gpu_check.MEASURED)]
     assert {step for step, _ in FIGURES.values()} <= set(chosen)
     assert {name.split()[1] for name in chosen if " " in name} == {"cuda"} and "tests" not in chosen
-    missing = Machine({"name": "GPU"}, "sm90", 80.0, {}, {"profiler": "no CUPTI", "genai": "no genai"})
+    missing = Machine(
+        {"name": "GPU"}, "sm90", 80.0, {}, {"profiler": "no CUPTI", "genai": "no genai"}
+    )
     blocked = {step.name: step.blocked for step in gpu_check.plan_steps(missing, tmp_path, 8, 4)}
     assert (blocked["kernels cuda"], blocked["genai cuda"]) == ("no CUPTI", "no genai")
 
@@ -139,13 +170,33 @@ STEPS: dict[str, Any] = {
     "bench cuda greedy": {
         "plans": [
             {"plan": "ar", "ratio": 1.0, "tokens_per_second": 500.0, "milliseconds_per_pass": 2.0},
-            {"plan": "fused L=4", "ratio": 1.4, "tokens_per_second": 700.0, "milliseconds_per_pass": 2.5},
+            {
+                "plan": "fused L=4",
+                "ratio": 1.4,
+                "tokens_per_second": 700.0,
+                "milliseconds_per_pass": 2.5,
+            },
         ]
     },
-    "rows cuda": {"rows": [{"window": "fused-4", "ratio": 1.25, "trunk_milliseconds": 2.2, "tail_milliseconds": None}]},
-    "batch cuda": {"plans": [{"plan": f"ar x{n}", "ratio": ratio} for n, ratio in ((1, 1.0), (8, 5.0))]},
+    "rows cuda": {
+        "rows": [
+            {
+                "window": "fused-4",
+                "ratio": 1.25,
+                "trunk_milliseconds": 2.2,
+                "tail_milliseconds": None,
+            }
+        ]
+    },
+    "batch cuda": {
+        "plans": [{"plan": f"ar x{n}", "ratio": ratio} for n, ratio in ((1, 1.0), (8, 5.0))]
+    },
     "attention cuda": {"cells": [{"window": "fused-4", "capacity": 512, "milliseconds": 0.79}]},
-    "kernels cuda": {"kernels": [{"plan": "ar, greedy", "kernel": "all", "launches": 500.0, "microseconds": 1500.0}]},
+    "kernels cuda": {
+        "kernels": [
+            {"plan": "ar, greedy", "kernel": "all", "launches": 500.0, "microseconds": 1500.0}
+        ]
+    },
     "genai cuda": {"plans": [{"plan": "genai fp16", "tokens_per_second": 600.0}]},
 }
 FOUND = {
@@ -168,7 +219,11 @@ def test_figures_of_the_steps_that_ran():
 def test_figures_beside_earlier_ones(tmp_path: Path):
     results = [Result(name, "ok", data=data) for name, data in STEPS.items()]
     write_report(tmp_path, tmp_path, Machine({"name": "GPU"}), results)
-    before = {**read_figures(tmp_path / "report.json"), "fused, greedy: times ar": 0.7, "trunk, 1 row: ms": 1.74}
+    before = {
+        **read_figures(tmp_path / "report.json"),
+        "fused, greedy: times ar": 0.7,
+        "trunk, 1 row: ms": 1.74,
+    }
     rows = {row["figure"]: row for row in tables(Machine(), results, before)["figures"]}
     assert rows["fused, greedy: times ar"] == {
         "figure": "fused, greedy: times ar",

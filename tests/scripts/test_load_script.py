@@ -1,4 +1,5 @@
-"""scripts/serve_load.py with a stand-in for aiperf, which asks the server once and reports the flags it was given."""
+"""scripts/serve_load.py with a stand-in for aiperf, which asks the server once and reports the
+flags it was given."""
 
 from __future__ import annotations
 
@@ -76,5 +77,7 @@ def test_what_aiperf_says_is_shown(script, random_bundle, tmp_path, monkeypatch)
     program.write_text("#!/bin/sh\necho no such flag\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr(script, "install_aiperf", lambda: program)
-    done = CliRunner().invoke(script.main, [str(random_bundle), "--threads", "1", "--tokens", "2", "--prompts", "3"])
+    done = CliRunner().invoke(
+        script.main, [str(random_bundle), "--threads", "1", "--tokens", "2", "--prompts", "3"]
+    )
     assert "aiperf failed: no such flag" in str(done.exception)

@@ -1,4 +1,5 @@
-"""scripts/test.sh and .ci/run: which suite runs what, with programs that only write down how they were called."""
+"""scripts/test.sh and .ci/run: which suite runs what, with programs that only write down how they
+were called."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = (
-    '#!/usr/bin/env bash\necho "$(basename "$0") $*" >>"$CALLS"\n[[ "$(basename "$0") $*" != ${FAILS:-none}* ]]\n'
+    '#!/usr/bin/env bash\necho "$(basename "$0") $*" >>"$CALLS"\n[[ "$(basename "$0") '
+    '$*" != ${FAILS:-none}* ]]\n'
 )
 PYTHON = """#!/usr/bin/env bash
 [ "$1" = -c ] && { echo "${VERSION:-3.12}"; exit; }
@@ -27,14 +29,21 @@ fi
 
 
 class Checkout:
-    """A copy of the scripts in which nothing is real but scripts/test.sh, environment.sh and .ci/run."""
+    """A copy of the scripts in which nothing is real but scripts/test.sh, environment.sh and
+    .ci/run."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.calls = root, root / "calls"
         (root / "scripts").mkdir()
         (root / ".ci").mkdir()
         (root / "tests").mkdir()
-        for name in ("scripts/test.sh", "scripts/environment.sh", ".ci/run", "pyproject.toml", "constraints.txt"):
+        for name in (
+            "scripts/test.sh",
+            "scripts/environment.sh",
+            ".ci/run",
+            "pyproject.toml",
+            "constraints.txt",
+        ):
             self.copy(name)
         for name in ("build_cpp.sh", "check_cpp.sh", "demo.sh", "docs.sh", "install_triton.sh"):
             self.program(root / "scripts" / name, RECORDER)
@@ -66,7 +75,9 @@ class Checkout:
         kept = {name: value for name, value in os.environ.items() if name not in unset}
         command = ["bash", self.root / script, *arguments]
         environment = kept | own | environment
-        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True, check=False
+        )
         return done.returncode, self.calls.read_text().splitlines(), done.stderr
 
 
@@ -84,12 +95,18 @@ PYTEST = "pytest -n 2 --dist loadfile"
 
 
 def test_without_a_suite(checkout: Checkout):
-    """Lint, types and all tests, after an install that says what it does; the second call installs nothing."""
+    """Lint, types and all tests, after an install that says what it does; the second call installs
+    nothing."""
     status, calls, said = checkout.run("scripts/test.sh")
     assert status == 0, said
     assert calls[-4:] == [*USUAL, f"{PYTEST} --no-loadscope-reorder"]
-    assert "installing into .venv (versions of constraints.txt; extras: cpu dev export peers serve tensorrt-rtx" in said
-    status, calls, said = checkout.run("scripts/test.sh", "-m", "not slow", "--all", PYTEST_WORKERS="3")
+    assert (
+        "installing into .venv (versions of constraints.txt; extras: cpu dev export peers "
+        "serve tensorrt-rtx" in said
+    )
+    status, calls, said = checkout.run(
+        "scripts/test.sh", "-m", "not slow", "--all", PYTEST_WORKERS="3"
+    )
     assert status == 0 and said == ""
     assert calls == [*USUAL, "pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --all"]
     assert checkout.run("scripts/test.sh", "tests/docs")[1][-1].endswith("reorder tests/docs")
@@ -103,20 +120,35 @@ def test_a_failure_is_a_failure(checkout: Checkout, fails: str):
 
 def test_an_unknown_suite(checkout: Checkout):
     status, calls, said = checkout.run("scripts/test.sh", "c++")
-    assert status == 2 and not calls and said == "error: no suite is called c++; see scripts/test.sh --help\n"
+    assert (
+        status == 2
+        and not calls
+        and said == "error: no suite is called c++; see scripts/test.sh --help\n"
+    )
 
 
 def test_the_cpp_suite(checkout: Checkout):
-    plain = ["build_cpp.sh ", "check_cpp.sh get clang-format", "check_cpp.sh format", "check_cpp.sh get clang-tidy"]
+    plain = [
+        "build_cpp.sh ",
+        "check_cpp.sh get clang-format",
+        "check_cpp.sh format",
+        "check_cpp.sh get clang-tidy",
+    ]
     plain += ["check_cpp.sh tidy", f"{PYTEST} tests/cpp"]
     status, calls, _ = checkout.run("scripts/test.sh", "cpp")
     assert status == 0 and calls[-6:] == plain
     status, calls, _ = checkout.run("scripts/test.sh", "cpp", "--sanitizers")
     assert status == 0 and calls[:6] == plain
     assert calls[6:] == [
-        "build_cpp.sh --sanitize address,undefined --target pass-tests fake_gpu fake_ort --no-tests",
+        (
+            "build_cpp.sh --sanitize address,undefined --target pass-tests fake_gpu fake_ort "
+            "--no-tests"
+        ),
         "pass-tests ",
-        f"{PYTEST} tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails or counts",
+        (
+            f"{PYTEST} tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails "
+            "or counts"
+        ),
         "build_cpp.sh --sanitize thread --target pass-tests --no-tests",
         "pass-tests ",
     ]
@@ -128,7 +160,9 @@ def test_what_a_machine_lacks_is_not_tested(checkout: Checkout):
     """And said; a compiler's error is another matter."""
     checkout.program(checkout.root / "scripts/build_cpp.sh", "exit 2")
     status, calls, said = checkout.run("scripts/test.sh", "cpp")
-    assert status == 0 and not pytest_calls(calls) and said.endswith("NOT TESTED: the C++ runtime\n")
+    assert (
+        status == 0 and not pytest_calls(calls) and said.endswith("NOT TESTED: the C++ runtime\n")
+    )
     checkout.program(checkout.root / "scripts/build_cpp.sh", "exit 1")
     assert checkout.run("scripts/test.sh", "cpp")[0] == 1
     status, calls, said = checkout.run("scripts/test.sh", "triton", FAILS="install_triton")
@@ -136,15 +170,26 @@ def test_what_a_machine_lacks_is_not_tested(checkout: Checkout):
     checkout.program(checkout.root / "bin/clang-tidy", "#!/bin/sh\necho version 19.1\n")
     checkout.program(checkout.root / "scripts/build_cpp.sh", RECORDER)
     status, calls, said = checkout.run("scripts/test.sh", "cpp")
-    assert status == 0 and "check_cpp.sh tidy" not in calls and "NOT CHECKED: the C++ runtime by clang-tidy 14" in said
+    assert (
+        status == 0
+        and "check_cpp.sh tidy" not in calls
+        and "NOT CHECKED: the C++ runtime by clang-tidy 14" in said
+    )
 
 
 def test_suites_with_environments_of_their_own(checkout: Checkout):
     status, calls, _ = checkout.run("scripts/test.sh", "triton", "-x")
     assert status == 0
-    assert calls[-2:] == ["install_triton.sh ", "pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py -x"]
+    assert calls[-2:] == [
+        "install_triton.sh ",
+        "pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py -x",
+    ]
     status, calls, said = checkout.run("scripts/test.sh", "ray", "-x")
-    assert status == 0 and calls[-1] == "pytest tests/serve/test_ray.py -x" and "into .venv-ray" in said
+    assert (
+        status == 0
+        and calls[-1] == "pytest tests/serve/test_ray.py -x"
+        and "into .venv-ray" in said
+    )
     status, calls, _ = checkout.run("scripts/test.sh", "page", "-x")
     assert status == 0 and calls[-1] == "pytest -n 0 tests/page/in_browser.py -x"
     checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho x86_64\n")
@@ -158,7 +203,10 @@ def test_suites_with_environments_of_their_own(checkout: Checkout):
     status, calls, said = checkout.run("scripts/test.sh", "ranges", OLDEST_PYTHON=str(oldest))
     assert status == 0 and "installing into .venv-oldest" in said
     assert pytest_calls(calls) == ["pytest -q tests/ranges/record.py"]
-    flags = "--noconftest -p without_exporter ranges/compare.py runtime cli --ignore runtime/test_manifest_schema.py"
+    flags = (
+        "--noconftest -p without_exporter ranges/compare.py runtime cli --ignore "
+        "runtime/test_manifest_schema.py"
+    )
     assert calls[-1] == f".venv-oldest/python -m pytest -q -n 2 --dist loadfile {flags}"
     again = checkout.run("scripts/test.sh", "ranges", OLDEST_PYTHON=str(oldest))
     assert again[0] == 0 and not any("pip" in call for call in again[1])
@@ -170,11 +218,16 @@ def test_no_python_for_the_oldest_versions(checkout: Checkout):
         status, calls, said = checkout.run(
             "scripts/test.sh", "ranges", OLDEST_PYTHON="none", **({"CI": ci} if ci else {})
         )
-        assert status == expected and not pytest_calls(calls) and "NOT TESTED with the oldest versions" in said
+        assert (
+            status == expected
+            and not pytest_calls(calls)
+            and "NOT TESTED with the oldest versions" in said
+        )
 
 
 def test_an_environment_keeps_its_extras(checkout: Checkout):
-    """The quick start after the tests installs nothing, and the tests after the quick start take nothing away."""
+    """The quick start after the tests installs nothing, and the tests after the quick start take
+    nothing away."""
     wanted = [
         ("export", "export"),
         ("serve export", "export serve"),
@@ -184,7 +237,8 @@ def test_an_environment_keeps_its_extras(checkout: Checkout):
     ]
     for extras, installed in wanted:
         checkout.program(
-            checkout.root / "scripts/some.sh", f". scripts/environment.sh\nset -euo pipefail\nenvironment {extras}"
+            checkout.root / "scripts/some.sh",
+            f". scripts/environment.sh\nset -euo pipefail\nenvironment {extras}",
         )
         status, calls, said = checkout.run("scripts/some.sh")
         assert status == 0, said
@@ -199,7 +253,8 @@ def test_an_environment_keeps_its_extras(checkout: Checkout):
 
 
 def test_ci_runs_the_quick_start_and_every_suite_but_ray(checkout: Checkout):
-    """In one environment, with one place for the export of the default model, which is removed afterwards."""
+    """In one environment, with one place for the export of the default model, which is removed
+    afterwards."""
     recorder = RECORDER.replace(">>", '${PASS_TEST_BUNDLE:+" in $PASS_TEST_BUNDLE"} >>')
     checkout.program(checkout.root / "recorder", recorder)
     status, calls, said = checkout.run(".ci/run", OLDEST_PYTHON=str(checkout.root / "bin/python3"))

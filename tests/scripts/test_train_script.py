@@ -1,4 +1,5 @@
-"""scripts/train.sh on a tiny model: from nothing to weights, curves and a card with measured acceptance."""
+"""scripts/train.sh on a tiny model: from nothing to weights, curves and a card with measured
+acceptance."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ import pytest
 from pass_exporter.model.lookahead import read_record
 
 ROOT = Path(__file__).parents[2]
-SMALL = "--sequence-length 96 --prompt-tokens 4 8 --chat-share 0 --write-with torch --dtype fp32 --device cpu --rank 4"
+SMALL = (
+    "--sequence-length 96 --prompt-tokens 4 8 --chat-share 0 --write-with torch --dtype "
+    "fp32 --device cpu --rank 4"
+)
 
 
 @pytest.mark.slow
@@ -43,7 +47,13 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
         "8",
     ]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=400, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in target.iterdir()) == [
@@ -52,4 +62,8 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
     card = (target / "README.md").read_text()
     assert "Not measured yet" not in card
     record = read_record(target / "lookahead.safetensors")
-    assert record.steps == 4 and record.recipe["aim"] == "distribution" and record.recipe["sequences"] == 64
+    assert (
+        record.steps == 4
+        and record.recipe["aim"] == "distribution"
+        and record.recipe["sequences"] == 64
+    )

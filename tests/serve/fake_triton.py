@@ -1,4 +1,5 @@
-"""A stand-in for Triton's Python backend around a model, in this process; it also does what no real one does."""
+"""A stand-in for Triton's Python backend around a model, in this process; it also does what no real
+one does."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class MetricFamily:
 
 
 class Request:
-    """A request of `tensors`, and what was answered: one dict of arrays for each response, or the error at the end."""
+    """A request of `tensors`, and what was answered: one dict of arrays for each response, or the
+    error at the end."""
 
     def __init__(self, **tensors: Any) -> None:
         self.tensors = {name: np.array(value) for name, value in tensors.items()}
@@ -91,7 +93,9 @@ PB_UTILS = SimpleNamespace(
     MetricFamily=MetricFamily,
     Tensor=lambda name, array: SimpleNamespace(name=name, array=array),
     TritonError=TritonError,
-    InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(output_tensors=output_tensors, error=error),
+    InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(
+        output_tensors=output_tensors, error=error
+    ),
     TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
     get_input_tensor_by_name=lambda request, name: (
         SimpleNamespace(as_numpy=lambda: request.tensors[name]) if name in request.tensors else None
@@ -101,17 +105,29 @@ PB_UTILS = SimpleNamespace(
 
 @contextmanager
 def model_of(bundle: Path, directory: Path, **parameters: object) -> Iterator[Model]:
-    """A text model over `bundle`, loaded. Parameters that begin with model_instance are arguments of Triton's."""
+    """A text model over `bundle`, loaded. Parameters that begin with model_instance are arguments
+    of Triton's."""
     (directory / "1").mkdir(parents=True)
-    given = {name: str(parameters.pop(name)) for name in list(parameters) if name.startswith("model_instance")}
+    given = {
+        name: str(parameters.pop(name))
+        for name in list(parameters)
+        if name.startswith("model_instance")
+    }
     values = {"bundle": str(bundle), "device": "cpu", "threads": 1} | parameters
     config = {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
-    names = {"model_name": "m", "model_version": "1", "model_instance_name": "m_0_0", "model_instance_kind": "CPU"}
+    names = {
+        "model_name": "m",
+        "model_version": "1",
+        "model_instance_name": "m_0_0",
+        "model_instance_kind": "CPU",
+    }
     names |= given
     Metric.fails, Metric.sums = False, {}
     model = Model()
     model.pb_utils = PB_UTILS
-    model.initialize(names | {"model_repository": str(directory), "model_config": json.dumps(config)})
+    model.initialize(
+        names | {"model_repository": str(directory), "model_config": json.dumps(config)}
+    )
     try:
         yield model
     finally:

@@ -37,8 +37,11 @@ class Metered:
             time.sleep(0.02)
 
 
-def mixed_requests(client: int, count: int, prompt: str, plans: Sequence[str]) -> list[dict[str, Any]]:
-    """Of mixed lengths, plans and kinds, with token ids in the field `prompt`; every fifth is a stream, to give up."""
+def mixed_requests(
+    client: int, count: int, prompt: str, plans: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Of mixed lengths, plans and kinds, with token ids in the field `prompt`; every fifth is a
+    stream, to give up."""
     rng = random.Random(client)  # of its own: clients are threads
     return [
         {

@@ -27,7 +27,9 @@ class Reciter:
     def __init__(self, bundle, template, **options):
         self.text, self._start = "", 0
         self.session = reciting_session(bundle, self._token, slots=2)
-        self.session.chat_template = ChatTemplate(template, {"bos_token": "<bos>", "eos_token": "<eos>"})
+        self.session.chat_template = ChatTemplate(
+            template, {"bos_token": "<bos>", "eos_token": "<eos>"}
+        )
         encode = self.session.encode_chat
 
         def noted(*args, **more):
@@ -37,7 +39,9 @@ class Reciter:
 
         self.session.encode_chat = noted
         self.http = TestClient(make_app(self.session, ServeOptions(**options)))
-        self.client = OpenAI(base_url="http://testserver/v1", api_key="none", http_client=self.http, max_retries=0)
+        self.client = OpenAI(
+            base_url="http://testserver/v1", api_key="none", http_client=self.http, max_retries=0
+        )
 
     def _token(self, position):
         ids = self.session.tokenizer.encode(self.text, add_special_tokens=False).ids
@@ -46,13 +50,22 @@ class Reciter:
     def ask(self, text, **fields):
         """-> the only choice of the answer, and the deltas of the same answer streamed"""
         self.text = text
-        own = {"model": self.session.manifest.model.name, "messages": ASKED, "max_tokens": 200, "seed": 1} | fields
+        own = {
+            "model": self.session.manifest.model.name,
+            "messages": ASKED,
+            "max_tokens": 200,
+            "seed": 1,
+        } | fields
         whole = self.client.chat.completions.create(**own).choices[0]
-        chunks = [chunk.choices[0] for chunk in self.client.chat.completions.create(**own, stream=True)]
+        chunks = [
+            chunk.choices[0] for chunk in self.client.chat.completions.create(**own, stream=True)
+        ]
         assert chunks[-1].finish_reason == whole.finish_reason
         deltas = [chunk.delta for chunk in chunks]
         assert "".join(delta.content or "" for delta in deltas) == (whole.message.content or "")
-        thoughts = "".join((delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas)
+        thoughts = "".join(
+            (delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas
+        )
         assert thoughts == (whole.message.model_extra.get("reasoning_content") or "")
         calls = [part for delta in deltas for part in delta.tool_calls or ()]
         assert "".join(part.function.arguments for part in calls) == "".join(

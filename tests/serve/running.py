@@ -20,12 +20,26 @@ PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 class Server(Metered):
     """`pass-run serve BUNDLE *arguments` on a free loopback port. Its output goes to `log`."""
 
-    def __init__(self, bundle: Path, log: Path, *arguments: object, command: list[str] = PASS_RUN) -> None:
+    def __init__(
+        self, bundle: Path, log: Path, *arguments: object, command: list[str] = PASS_RUN
+    ) -> None:
         self.log = log
-        line = [*command, "serve", str(bundle), "--port", "0", "--threads", "1", *map(str, arguments)]
+        line = [
+            *command,
+            "serve",
+            str(bundle),
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            *map(str, arguments),
+        ]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                line, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+                line,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             )
         self.url = self.metrics_url = self._address()
 
@@ -58,11 +72,17 @@ class Server(Metered):
         return httpx.post(self.url + path, json=content, timeout=60, **options)
 
     def complete(self, **fields: object) -> httpx.Response:
-        return self.post("/v1/completions", {"model": self.model, "prompt": "The quick", "temperature": 0} | fields)
+        return self.post(
+            "/v1/completions",
+            {"model": self.model, "prompt": "The quick", "temperature": 0} | fields,
+        )
 
     def chat(self, **fields: object) -> httpx.Response:
         messages = [{"role": "user", "content": "The quick"}]
-        return self.post("/v1/chat/completions", {"model": self.model, "messages": messages, "temperature": 0} | fields)
+        return self.post(
+            "/v1/chat/completions",
+            {"model": self.model, "messages": messages, "temperature": 0} | fields,
+        )
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

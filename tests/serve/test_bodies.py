@@ -1,4 +1,5 @@
-"""Bodies that are made to cost much: one error ends their validation, off the event loop, and answers are short."""
+"""Bodies that are made to cost much: one error ends their validation, off the event loop, and
+answers are short."""
 
 from __future__ import annotations
 
@@ -25,10 +26,18 @@ from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
 from pass_server.triton.tensors import TritonRequest
 
-REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest, TritonRequest)
+REQUESTS = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    TritonRequest,
+)
 SIZE = 1_000_000
 MOST_ERRORS = 2 * 1024 + 256
-"""What pydantic may collect: an error for the key and one for the value of a `logit_bias`, and those of an object."""
+"""What pydantic may collect: an error for the key and one for the value of a `logit_bias`, and
+those of an object."""
 USER = {"role": "user", "content": "a"}
 
 
@@ -45,13 +54,25 @@ def part(content: object) -> dict:
 
 
 ATTACKS = [
-    *((CompletionRequest, {"prompt": many(item)}) for item in ({}, 1.5, "a", [], [1.5], None, True)),
+    *(
+        (CompletionRequest, {"prompt": many(item)})
+        for item in ({}, 1.5, "a", [], [1.5], None, True)
+    ),
     (CompletionRequest, {"prompt": many(1)[::2] + ["a"] * 1000}),
     (CompletionRequest, {"prompt": [many(1), ["a"] * 1000]}),
     (CompletionRequest, {"prompt": [["a"] * 1000] * 40}),
-    *((CompletionRequest, {"prompt": "a", field: many(1.5)}) for field in ("stop", "bad_words", "stop_token_ids")),
-    *((CompletionRequest, {"prompt": "a", field: many(None)}) for field in ("guided_choice", "allowed_token_ids")),
-    *((CompletionRequest, {"prompt": "a", field: keys([])}) for field in ("logit_bias", "metadata", "guided_json")),
+    *(
+        (CompletionRequest, {"prompt": "a", field: many(1.5)})
+        for field in ("stop", "bad_words", "stop_token_ids")
+    ),
+    *(
+        (CompletionRequest, {"prompt": "a", field: many(None)})
+        for field in ("guided_choice", "allowed_token_ids")
+    ),
+    *(
+        (CompletionRequest, {"prompt": "a", field: keys([])})
+        for field in ("logit_bias", "metadata", "guided_json")
+    ),
     (CompletionRequest, {"prompt": "a"} | keys(1)),
     (CompletionRequest, {"prompt": "a", "structured_outputs": keys(1)}),
     (ChatRequest, {"messages": many({})}),
@@ -60,7 +81,10 @@ ATTACKS = [
     *((ChatRequest, part(many(item))) for item in ({}, {"type": 1}, 5)),
     (ChatRequest, part([{}] * 4000)),
     (ChatRequest, {"messages": [USER], "tools": many({})}),
-    (ChatRequest, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"} | keys(1)}]}),
+    (
+        ChatRequest,
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"} | keys(1)}]},
+    ),
     (ChatRequest, {"messages": [USER], "chat_template_kwargs": keys([])}),
     (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": many({})}]}),
     *((ResponsesRequest, {"input": many(item)}) for item in ({}, 5, {"type": "function_call"})),
@@ -84,7 +108,8 @@ def test_pydantic_collects_few_errors(model, fields):
 
 @pytest.mark.parametrize("model", REQUESTS)
 def test_everything_that_has_a_size_has_a_bound(model):
-    """A list ends at its first error, and no type with many errors is one of several that are all tried."""
+    """A list ends at its first error, and no type with many errors is one of several that are all
+    tried."""
     unbounded = list(problems(TypeAdapter(model).core_schema, model.__name__))
     assert unbounded == []
 
@@ -120,10 +145,21 @@ def not_scalar(choice: object) -> bool:
     return schema["type"] in ("list", "dict", "model", "tagged-union", "union", "definition-ref")
 
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-LONG = st.sampled_from(["x" * 5000, '"' * 5000, "\u20ac" * 5000, 10**4000, ["y" * 5000] * 3, {"z" * 5000: 1}])
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+LONG = st.sampled_from(
+    ["x" * 5000, '"' * 5000, "\u20ac" * 5000, 10**4000, ["y" * 5000] * 3, {"z" * 5000: 1}]
+)
 VALUES = st.recursive(
-    LEAVES | LONG, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    LEAVES | LONG,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
 )
 
 
@@ -150,7 +186,10 @@ def test_errors_quote_little(data, model):
     [
         (b"[" * SIZE, "objects, fields and lists"),
         (b'{"prompt":[' + b"[]," * (MAX_JSON_NODES + 1) + b"1]}", "objects, fields and lists"),
-        (json.dumps({f"k{i}": i for i in range(MAX_JSON_NODES)}).encode(), "objects, fields and lists"),
+        (
+            json.dumps({f"k{i}": i for i in range(MAX_JSON_NODES)}).encode(),
+            "objects, fields and lists",
+        ),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "recursion limit"),
         (b'{"prompt":' + b"1" * SIZE + b"}", "out of range"),
         (b'{"prompt":NaN}', "not JSON"),
@@ -181,8 +220,12 @@ def asked(session, *requests: tuple[str, object]) -> list[httpx.Response]:
 
     async def main() -> list[httpx.Response]:
         transport = httpx.ASGITransport(make_app(session))
-        async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
-            return await asyncio.gather(*(client.post(path, json=fields) for path, fields in requests))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://a", timeout=60
+        ) as client:
+            return await asyncio.gather(
+                *(client.post(path, json=fields) for path, fields in requests)
+            )
 
     return asyncio.run(main())
 
@@ -228,12 +271,16 @@ def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
 
     async def main() -> None:
         transport = httpx.ASGITransport(make_app(session))
-        async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://a", timeout=60
+        ) as client:
             waiting = [asyncio.create_task(client.post(path, json=fields)) for path, fields in long]
             short = {"model": name, "prompt": "a" * 5000, "max_tokens": 1}
             for _ in range(3):
                 await asyncio.sleep(0)
-                answered.append((await client.post("/tokenize", json={"prompt": short["prompt"]})).status_code)
+                answered.append(
+                    (await client.post("/tokenize", json={"prompt": short["prompt"]})).status_code
+                )
             release.set()
             await asyncio.gather(*waiting)
 
@@ -242,7 +289,8 @@ def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
 
 
 def test_others_run_while_a_long_text_is_tokenized(session):
-    """Tokenizing a megabyte does not hold Python's lock: a thread that only sleeps goes on meanwhile."""
+    """Tokenizing a megabyte does not hold Python's lock: a thread that only sleeps goes on
+    meanwhile."""
     looks, done = 0, threading.Event()
 
     def look() -> None:

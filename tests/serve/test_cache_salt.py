@@ -1,4 +1,5 @@
-"""What one client sent is found in the cache by nobody who has another API key or another `cache_salt`."""
+"""What one client sent is found in the cache by nobody who has another API key or another
+`cache_salt`."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Client:
         async def post() -> httpx.Response:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://x", headers=headers
+            ) as client:
                 return await client.post(path, json={"model": "m", "temperature": 0} | fields)
 
         return asyncio.run(post())
@@ -81,10 +84,14 @@ def test_the_other_endpoints(opened: Session, path: str):
 
     def cached(key: str, **fields: object) -> int:
         if path == "responses":
-            usage = client.post("/v1/responses", key, input=TEXT, max_output_tokens=1, **fields).json()["usage"]
+            usage = client.post(
+                "/v1/responses", key, input=TEXT, max_output_tokens=1, **fields
+            ).json()["usage"]
             return usage["input_tokens_details"]["cached_tokens"]
         messages = [{"role": "user", "content": TEXT}]
-        usage = client.post("/v1/chat/completions", key, messages=messages, max_tokens=1, **fields).json()["usage"]
+        usage = client.post(
+            "/v1/chat/completions", key, messages=messages, max_tokens=1, **fields
+        ).json()["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
 
     salts = {"cache_salt": path}  # of this test
@@ -122,7 +129,9 @@ def test_triton(random_bundle: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("plan", ["tree-5", "tree:2,0,1,1"])
-def test_trees_that_could_change_texts_are_refused(rounding_bundle: Path, tmp_path: Path, plan: str):
+def test_trees_that_could_change_texts_are_refused(
+    rounding_bundle: Path, tmp_path: Path, plan: str
+):
     said = f"the plan {plan} could change texts: activations are rounded to 8 bits here"
     with load(rounding_bundle, "cpu", threads=1, max_batch_size=2) as session:
         client = Client(session)

@@ -15,7 +15,9 @@ from pass_server.serve_options import check_exposure, read_keys
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     line = [*PASS_RUN, *map(str, arguments)]
-    return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        line, input=stdin, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def refused(*arguments: object) -> str:
@@ -62,12 +64,20 @@ def test_a_port_that_is_taken(random_bundle):
 
 
 def test_a_server_that_chooses_how_to_decode(random_bundle, tmp_path):
-    with Server(random_bundle, tmp_path / "log", "--no-client-plan", "--max-batch-size", 2) as server:
+    with Server(
+        random_bundle, tmp_path / "log", "--no-client-plan", "--max-batch-size", 2
+    ) as server:
         for fields, param in (({"plan": "ar"}, "plan"), ({"speculative": False}, "speculative")):
             problem = error(server.complete(max_tokens=2, **fields), 400)
             assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
         assert error(server.complete(max_tokens=2, lookahead=0), 400)["param"] == "lookahead"
-        for fields in ({}, {"plan": "auto"}, {"speculative": True}, {"lookahead": 2}, {"draft": "ngram"}):
+        for fields in (
+            {},
+            {"plan": "auto"},
+            {"speculative": True},
+            {"lookahead": 2},
+            {"draft": "ngram"},
+        ):
             assert server.complete(max_tokens=2, **fields).status_code == 200, fields
 
 
@@ -89,7 +99,9 @@ def test_without_the_extra(random_bundle, missing):
         f"sys.argv = ['pass-run', 'serve', {str(random_bundle)!r}]\n"
         "from pass_runtime.cli.main import main\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     assert done.stderr == f"error: {missing} is not installed: pip install 'pass-toolkit[serve]'\n"
 

@@ -80,7 +80,9 @@ LAST = HEAD + b"Connection: close\r\n"
 KEYED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ours\r\n\r\n"
 
 
-@pytest.mark.parametrize(("sent", "answered"), [(b"", False), (LAST, False), (LAST + b"\r\n", True)])
+@pytest.mark.parametrize(
+    ("sent", "answered"), [(b"", False), (LAST, False), (LAST + b"\r\n", True)]
+)
 def test_a_head_has_its_time(sent, answered):
     received = answer_to(slow_app, sent)
     assert received.endswith(b"ok") if answered else received == b""
@@ -88,7 +90,8 @@ def test_a_head_has_its_time(sent, answered):
 
 @pytest.mark.parametrize("second", [b"", HEAD], ids=["idle", "half a head"])
 def test_so_has_every_other_one(second):
-    """The connection of a finished request is closed when the next one does not come, or not to its end."""
+    """The connection of a finished request is closed when the next one does not come, or not to its
+    end."""
 
     async def main() -> None:
         async with serving(quick_app) as (_, port):
@@ -192,7 +195,9 @@ def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
             for each in keyed:
                 await ask(each, KEYED)
             waiting = [
-                asyncio.create_task(ask(each, KEYED.replace(b"GET /v1/models", b"POST /v1/completions")))
+                asyncio.create_task(
+                    ask(each, KEYED.replace(b"GET /v1/models", b"POST /v1/completions"))
+                )
                 for each in keyed[1:]
             ]
             others = []
@@ -234,11 +239,17 @@ def test_tokens_do_not_wait_for_acknowledgements():
 
 
 def test_more_connections_than_there_may_be(random_bundle, tmp_path):
-    """Nobody makes room whose request is under way. Probes are answered all the same: who sees them fail restarts the
-    server."""
+    """Nobody makes room whose request is under way. Probes are answered all the same: who sees them
+    fail restarts the server."""
     command = slow_pass_run(0.05)
     with Server(random_bundle, tmp_path / "log", "--max-connections", 2, command=command) as server:
-        body = {"model": server.model, "prompt": "a", "max_tokens": 700, "stream": True, "ignore_eos": True}
+        body = {
+            "model": server.model,
+            "prompt": "a",
+            "max_tokens": 700,
+            "stream": True,
+            "ignore_eos": True,
+        }
         url = f"{server.url}/v1/completions"
         with httpx.stream("POST", url, json=body), httpx.stream("POST", url, json=body):
             refused = server.complete()

@@ -1,4 +1,5 @@
-"""Constraints of requests that would hurt others: the server refuses each with a 400, and answers everybody else."""
+"""Constraints of requests that would hurt others: the server refuses each with a 400, and answers
+everybody else."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ from pass_server.app import make_app
 from pass_server.schemas import CompletionRequest
 from pass_server.serve_options import ServeOptions
 
-CHAIN = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(1500)} | {"a1500": {"type": "string"}}
+CHAIN = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(1500)} | {
+    "a1500": {"type": "string"}
+}
 RULES, TERMINALS = (
-    "\n".join([f"start: {x}0", *(f"{x}{i}: {x}{i + 1}" for i in range(9000)), f'{x}9000: "x"']) for x in ("r", "T")
+    "\n".join([f"start: {x}0", *(f"{x}{i}: {x}{i + 1}" for i in range(9000)), f'{x}9000: "x"'])
+    for x in ("r", "T")
 )
 PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(39)]}
 REFUSED = {
@@ -26,7 +30,10 @@ REFUSED = {
     "terminals": ({"structured_outputs": {"grammar": TERMINALS}}, "nested too deeply"),
     "patterns": ({"guided_json": PATTERNS}, "too complex to compile"),
     "recursion": ({"guided_grammar": "start: start"}, "no token that could follow"),
-    "alternatives": ({"guided_grammar": "start: " + " | ".join(f'"w{i}"' for i in range(2500))}, "max is 2000"),
+    "alternatives": (
+        {"guided_grammar": "start: " + " | ".join(f'"w{i}"' for i in range(2500))},
+        "max is 2000",
+    ),
 }
 
 
@@ -43,7 +50,9 @@ def test_an_attack_is_a_400(server, fields, why):
         error = answer.json()["error"]
         assert why in error["message"]
         assert error["param"] == next(iter(fields))
-    plain = httpx.post(server.url + "/v1/completions", json=completion(model=server.model), timeout=120)
+    plain = httpx.post(
+        server.url + "/v1/completions", json=completion(model=server.model), timeout=120
+    )
     assert plain.status_code == 200
 
 
@@ -73,16 +82,22 @@ def test_an_ambiguous_grammar_is_a_400_of_its_own(server):
     answer = httpx.post(server.url + "/v1/completions", json=body, timeout=120)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "constraint_too_complex"
-    events = httpx.post(server.url + "/v1/completions", json=body | {"stream": True}, timeout=120).text
+    events = httpx.post(
+        server.url + "/v1/completions", json=body | {"stream": True}, timeout=120
+    ).text
     assert "constraint_too_complex" in events
     assert events.endswith("data: [DONE]\n\n")
 
 
 def test_text_that_spells_a_special_token_is_text(server, session):
-    special = next(each for each in session.tokenizer.get_added_tokens_decoder().values() if each.special).content
+    special = next(
+        each for each in session.tokenizer.get_added_tokens_decoder().values() if each.special
+    ).content
     for fields in ({"guided_choice": [special]}, {"guided_json": {"const": special}}):
         body = completion(model=server.model, max_tokens=60, **fields)
-        (choice,) = httpx.post(server.url + "/v1/completions", json=body, timeout=120).json()["choices"]
+        (choice,) = httpx.post(server.url + "/v1/completions", json=body, timeout=120).json()[
+            "choices"
+        ]
         assert choice["text"].strip('"') == special
         assert choice["finish_reason"] == "stop"
 

@@ -1,4 +1,5 @@
-"""A request ends when its time is over, whether its client reads or not; and long texts do not hold up short ones."""
+"""A request ends when its time is over, whether its client reads or not; and long texts do not hold
+up short ones."""
 
 from __future__ import annotations
 
@@ -121,7 +122,9 @@ def test_what_is_being_read_takes_places_in_the_queue(session, held):
     async def main() -> None:
         service = service_of(session, max_queue=2)
         slots = session.backend.capabilities.slots
-        reading = asyncio.create_task(service.parse(REQUEST.model_copy(update={"prompt": ["a" * 200] * (slots + 2)})))
+        reading = asyncio.create_task(
+            service.parse(REQUEST.model_copy(update={"prompt": ["a" * 200] * (slots + 2)}))
+        )
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as caught:
             await service.parse(REQUEST)
@@ -171,7 +174,11 @@ def test_what_cannot_fit_is_not_read(session, monkeypatch, chat):
         "role": "user",
         "content": [{"type": "text", "text": text[:1000]}, {"type": "text", "text": text[1000:]}],
     }
-    request = ChatRequest(model="m", messages=[message]) if chat else CompletionRequest(model="m", prompt=["a", text])
+    request = (
+        ChatRequest(model="m", messages=[message])
+        if chat
+        else CompletionRequest(model="m", prompt=["a", text])
+    )
     with pytest.raises(ApiError) as caught:
         asyncio.run(service_of(session).parse(request))
     assert caught.value.code == "context_length_exceeded"
@@ -181,7 +188,9 @@ def test_what_cannot_fit_is_not_read(session, monkeypatch, chat):
 def test_the_longest_text_that_may_fit_is_read(session):
     """One that consists of the longest token alone."""
     texts = [session.tokenizer.decode([token]) for token in session.tokenizer.get_vocab().values()]
-    text = max((text for text in texts if "\ufffd" not in text), key=lambda text: len(text.encode()))
+    text = max(
+        (text for text in texts if "\ufffd" not in text), key=lambda text: len(text.encode())
+    )
     service = service_of(session)
     request = CompletionRequest(model="m", prompt=text * session.backend.capabilities.max_capacity)
     service._check_size(request, prompt_bytes(request))

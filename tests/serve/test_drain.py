@@ -1,4 +1,5 @@
-"""SIGTERM: new requests are refused, those under way may finish or get an error; the exit status is 0."""
+"""SIGTERM: new requests are refused, those under way may finish or get an error; the exit status is
+0."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_those_that_take_too_long_get_an_error(random_bundle, tmp_path, again):
     """After the time for it, or at a second signal."""
     seconds = 60 if again else 0.5
     with (
-        Server(random_bundle, tmp_path / "log", "--drain-seconds", seconds, command=slow_pass_run(0.05)) as server,
+        Server(
+            random_bundle, tmp_path / "log", "--drain-seconds", seconds, command=slow_pass_run(0.05)
+        ) as server,
         httpx.Client(timeout=60) as client,
     ):
         lines, read = begin(client, server, max_tokens=600)

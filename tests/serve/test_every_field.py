@@ -1,4 +1,5 @@
-"""Every field of a request changes its answer, or is refused by name, or is documented as not used."""
+"""Every field of a request changes its answer, or is refused by name, or is documented as not
+used."""
 
 from __future__ import annotations
 
@@ -58,19 +59,39 @@ SAMPLED_TEXT = DRAWN | {
     "guided_choice": ["a"],
     "guided_grammar": 'start: "a"',
 }
-CHAT = {"messages": [{"role": "user", "content": "b"}], "chat_template_kwargs": {"enable_thinking": False}}
+CHAT = {
+    "messages": [{"role": "user", "content": "b"}],
+    "chat_template_kwargs": {"enable_thinking": False},
+}
 VALUES: dict[type, dict[str, Any]] = {
-    CompletionRequest: SAMPLED_TEXT | {"prompt": "b", "logprobs": 2, "best_of": 2, "echo": True, "suffix": "b"},
+    CompletionRequest: SAMPLED_TEXT
+    | {"prompt": "b", "logprobs": 2, "best_of": 2, "echo": True, "suffix": "b"},
     ChatRequest: SAMPLED_TEXT
     | CHAT
     | {"logprobs": True, "tools": TOOLS, "tool_choice": "none", "max_completion_tokens": 5}
     | {"top_logprobs": 2, "parallel_tool_calls": False},
     ResponsesRequest: DRAWN
-    | {"input": "b", "instructions": "i", "max_output_tokens": 5, "metadata": {"a": "b"}, "tools": FUNCTIONS}
-    | {"tool_choice": "none", "parallel_tool_calls": False, "text": {"format": {"type": "json_object"}}}
+    | {
+        "input": "b",
+        "instructions": "i",
+        "max_output_tokens": 5,
+        "metadata": {"a": "b"},
+        "tools": FUNCTIONS,
+    }
+    | {
+        "tool_choice": "none",
+        "parallel_tool_calls": False,
+        "text": {"format": {"type": "json_object"}},
+    }
     | {"chat_template_kwargs": {"enable_thinking": False}, "reasoning": {"effort": "high"}},
     TokenizeRequest: CHAT
-    | {"prompt": "b", "add_special_tokens": False, "return_token_strs": True, "tools": TOOLS, "messages": USER},
+    | {
+        "prompt": "b",
+        "add_special_tokens": False,
+        "return_token_strs": True,
+        "tools": TOOLS,
+        "messages": USER,
+    },
     DetokenizeRequest: {"tokens": [6]},
 }
 """A value that shows, by field."""
@@ -109,7 +130,9 @@ OF_ANSWERS = ("model", "stream", "stream_options", "pass_details")
 def session(random_bundle, tmp_path_factory):
     bundle = with_template(random_bundle, tmp_path_factory.mktemp("fields") / "bundle", THINKING)
     with load(bundle, LoadOptions("cpu", threads=1, max_batch_size=2)) as session:
-        session.tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
+        session.tokenizer.post_processor = TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", 0)]
+        )
         yield session
 
 
@@ -117,10 +140,16 @@ def session(random_bundle, tmp_path_factory):
 def asks(session):
     """Send requests to an app over the session."""
 
-    def ask(path: str, fields: Any, options: ServeOptions | None = None, **headers: str) -> httpx.Response:
+    def ask(
+        path: str, fields: Any, options: ServeOptions | None = None, **headers: str
+    ) -> httpx.Response:
         async def main() -> httpx.Response:
-            transport = httpx.ASGITransport(make_app(session, options or ServeOptions(model_name="m")))
-            async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
+            transport = httpx.ASGITransport(
+                make_app(session, options or ServeOptions(model_name="m"))
+            )
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://a", timeout=60
+            ) as client:
                 return await client.post(path, json=fields, headers=headers)
 
         return asyncio.run(main())
@@ -129,8 +158,8 @@ def asks(session):
 
 
 def meaning(session, request: Any) -> Any:
-    """What a request stands for: the prompts and options of its sequences, and how they are told; for a refusal, the
-    field."""
+    """What a request stands for: the prompts and options of its sequences, and how they are told;
+    for a refusal, the field."""
     asked: list[Any] = []
     echo = None
     with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +172,15 @@ def meaning(session, request: Any) -> Any:
             parsed = parse(session, ServeOptions(), request, 0.0)
         except ApiError as error:
             return "refused", error.param
-    return asked, parsed.n, parsed.per_prompt, parsed.echo, parsed.turn_format, parsed.constraint_kind, echo
+    return (
+        asked,
+        parsed.n,
+        parsed.per_prompt,
+        parsed.echo,
+        parsed.turn_format,
+        parsed.constraint_kind,
+        echo,
+    )
 
 
 CASES = [
@@ -154,7 +191,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "name"), CASES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("model", "name"), CASES, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_a_field_shows(session, asks, model, name):
     info = model.model_fields[name]
     if (info.description or "").startswith("Not used."):
@@ -168,7 +207,8 @@ def test_a_field_shows(session, asks, model, name):
         assert not neutral or changed.json()["error"]["param"] == name
         return
     plain, again, changed = (
-        meaning(session, model.model_validate(fields)) for fields in (base, base, base | {name: value})
+        meaning(session, model.model_validate(fields))
+        for fields in (base, base, base | {name: value})
     )
     assert plain == again
     if neutral or name in ("suffix", "reasoning"):
@@ -191,11 +231,16 @@ def test_fields_of_answers(asks, path):
     streamed = asks(path, fields | {"stream": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
     if path == "/v1/responses":
-        refused = asks(path, fields | {"stream": True, "stream_options": {"include_obfuscation": True}})
+        refused = asks(
+            path, fields | {"stream": True, "stream_options": {"include_obfuscation": True}}
+        )
         assert refused.json()["error"]["param"] == "stream_options.include_obfuscation"
         return
     with_usage = asks(path, fields | {"stream": True, "stream_options": {"include_usage": True}})
-    assert ('"usage":{' in streamed.text.replace(" ", ""), '"usage":{' in with_usage.text.replace(" ", "")) == (
+    assert (
+        '"usage":{' in streamed.text.replace(" ", ""),
+        '"usage":{' in with_usage.text.replace(" ", ""),
+    ) == (
         False,
         True,
     )
@@ -209,15 +254,27 @@ FLAGS = {"sampling_parameters": '{"min_tokens": 2}', "exclude_input_in_output": 
 @pytest.mark.parametrize("tokens", [False, True])
 def test_an_input_of_triton_shows(session, tokens):
     """One for each tensor that a request may have."""
-    dtypes = {"STRING": object, "BOOL": bool, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32}
+    dtypes = {
+        "STRING": object,
+        "BOOL": bool,
+        "INT32": np.int32,
+        "UINT64": np.uint64,
+        "FP32": np.float32,
+    }
     for field in inputs(tokens=tokens):
-        prompt = {"input_ids": np.array([5], np.int32)} if tokens else {"text_input": np.array([b"a"], object)}
+        prompt = (
+            {"input_ids": np.array([5], np.int32)}
+            if tokens
+            else {"text_input": np.array([b"a"], object)}
+        )
         seed = {"seed": np.array([0], np.uint64)}
         value = {"input_ids": [6], "text_input": "b", **TENSORS, **FLAGS}.get(field.name, True)
         values = value if isinstance(value, list) else [value]
         given = [each.encode() if isinstance(each, str) else each for each in values]
         tensor = {field.name: np.array(given, dtypes[field.dtype])}
-        plain, changed = (read_request("m", {**seed, **prompt, **more}, "") for more in ({}, tensor))
+        plain, changed = (
+            read_request("m", {**seed, **prompt, **more}, "") for more in ({}, tensor)
+        )
         same = meaning(session, plain[0]) == meaning(session, changed[0])
         assert not same or plain[1] != changed[1], field.name
 
@@ -235,5 +292,10 @@ def test_every_limit_of_a_server_is_read(session, asks):
     read.clear()
     for model, path in PATHS.items():
         asks(path, {"model": "m"} | BASES[model], options, Authorization="Bearer k")
-    asks("/v1/completions", BASES[CompletionRequest] | {"plan": "ar"}, options, Authorization="Bearer k")
+    asks(
+        "/v1/completions",
+        BASES[CompletionRequest] | {"plan": "ar"},
+        options,
+        Authorization="Bearer k",
+    )
     assert set(ServeOptions.__dataclass_fields__) <= read

@@ -31,15 +31,21 @@ CASES = {
         name: Case(given, {f"LoadOptions.{key}": value for key, value in found.items()})
         for name, (given, found) in LOADED.items()
     },
-    "max_batch_size": Case(["--max-batch-size", 3], {"LoadOptions.max_batch_size": 3, "deployment.slots": 3}),
+    "max_batch_size": Case(
+        ["--max-batch-size", 3], {"LoadOptions.max_batch_size": 3, "deployment.slots": 3}
+    ),
     "bundle": Case([], {"deployment.bundle": Path("/other"), ANYTHING_ELSE: None}, ["/other"]),
     "host": Case(
         ["--host", "0.0.0.0"],
         {"check_exposure.host": "0.0.0.0", "start.http_options": {"host": "0.0.0.0", "port": 8000}},
     ),
     "port": Case(["--port", 5], {"start.http_options": {"host": "127.0.0.1", "port": 5}}),
-    "replicas": Case(["--replicas", 2], {"deployment.scaling": {"min_replicas": 2, "max_replicas": 2}}),
-    "max_replicas": Case(["--max-replicas", 2], {"deployment.scaling": {"min_replicas": 1, "max_replicas": 2}}),
+    "replicas": Case(
+        ["--replicas", 2], {"deployment.scaling": {"min_replicas": 2, "max_replicas": 2}}
+    ),
+    "max_replicas": Case(
+        ["--max-replicas", 2], {"deployment.scaling": {"min_replicas": 1, "max_replicas": 2}}
+    ),
 }
 
 

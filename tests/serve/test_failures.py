@@ -1,4 +1,5 @@
-"""A pass that fails: all requests in it get an error, whole or in the stream, and the server goes on."""
+"""A pass that fails: all requests in it get an error, whole or in the stream, and the server goes
+on."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_a_pass_that_fails(random_bundle, tmp_path):
     fields = {"prompt": "a", "max_tokens": 500, "plan": "ar", "ignore_eos": True}
     with Server(random_bundle, tmp_path / "log", command=failing_pass_run(marker)) as server:
         body = fields | {"model": server.model, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, timeout=60
+        ) as response:
             lines = response.iter_lines()
             read = [next(lines)]
             marker.touch()
@@ -40,14 +43,23 @@ def test_a_pass_that_fails(random_bundle, tmp_path):
         }
         marker.unlink()
         asked = {"model": server.model, "input": "a", "max_output_tokens": 500, "stream": True}
-        events = server.client().responses.create(**asked, extra_body={"plan": "ar", "ignore_eos": True})
+        events = server.client().responses.create(
+            **asked, extra_body={"plan": "ar", "ignore_eos": True}
+        )
         read = [event for _, event in zip(range(8), events, strict=False)]
         marker.touch()
         read += events
         assert [event.sequence_number for event in read] == list(range(len(read)))
-        assert [event.type for event in read[-2:]] == ["response.output_text.delta", "response.failed"]
+        assert [event.type for event in read[-2:]] == [
+            "response.output_text.delta",
+            "response.failed",
+        ]
         failed = read[-1].response
-        assert (failed.status, failed.error.code, failed.error.message) == ("failed", "server_error", "internal error")
+        assert (failed.status, failed.error.code, failed.error.message) == (
+            "failed",
+            "server_error",
+            "internal error",
+        )
         assert failed.output[0].status == "incomplete"
         assert failed.output_text == "".join(getattr(event, "delta", "") for event in read)
         error(server.complete(**fields), 500)

@@ -1,4 +1,5 @@
-"""Requests made up from the OpenAPI document: whatever they say, the server has an answer that is not a 500."""
+"""Requests made up from the OpenAPI document: whatever they say, the server has an answer that is
+not a 500."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A server with keys among many connections without one: it goes on answering, and none of them outlives its limits."""
+"""A server with keys among many connections without one: it goes on answering, and none of them
+outlives its limits."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from running import Server
 
 CLIENT_SECONDS = 1.0
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n"
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: "
+    b"application/json\r\nContent-Length: 100000\r\n"
+)
 KEY = b"Authorization: Bearer ours\r\n"
 HOSTILE: dict[str, Callable[[socket.socket], object]] = {
     "nothing": lambda _: None,
@@ -23,7 +27,11 @@ HOSTILE: dict[str, Callable[[socket.socket], object]] = {
     "half a body, with a key": lambda client: client.sendall(POST + KEY + b'\r\n{"model":'),
     "many requests, nothing read": lambda client: client.sendall((GET + b"\r\n") * 200),
     "idle": lambda client: (client.sendall(GET + b"\r\n"), client.recv(1)),
-    "half a head after a request": lambda client: (client.sendall(GET + b"\r\n"), client.recv(1), client.sendall(GET)),
+    "half a head after a request": lambda client: (
+        client.sendall(GET + b"\r\n"),
+        client.recv(1),
+        client.sendall(GET),
+    ),
 }
 EACH = 30
 
@@ -32,8 +40,17 @@ EACH = 30
 def keyed(request, random_bundle, tmp_path_factory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("hostile")
     (directory / "keys").write_text("ours\n")
-    limits = ("--client-seconds", CLIENT_SECONDS, "--request-seconds", 20, "--max-connections", request.param)
-    with Server(random_bundle, directory / "log", "--api-key-file", directory / "keys", *limits) as running:
+    limits = (
+        "--client-seconds",
+        CLIENT_SECONDS,
+        "--request-seconds",
+        20,
+        "--max-connections",
+        request.param,
+    )
+    with Server(
+        random_bundle, directory / "log", "--api-key-file", directory / "keys", *limits
+    ) as running:
         yield running
 
 
@@ -49,7 +66,8 @@ def connections(server: Server) -> int:
 
 
 def test_among_hostile_connections(keyed):
-    """Whoever has a key is answered while there are all kinds of them; they are all gone soon, and stay away."""
+    """Whoever has a key is answered while there are all kinds of them; they are all gone soon, and
+    stay away."""
     address = ("127.0.0.1", int(keyed.url.rpartition(":")[2]))
     with ExitStack() as stack:
         for number in range(EACH):

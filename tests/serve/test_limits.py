@@ -22,14 +22,38 @@ def strict(random_bundle, tmp_path_factory):
     directory = tmp_path_factory.mktemp("strict")
     keys = directory / "keys"
     keys.write_text("# ours\nfirst-key\n\nsecond-key\n")
-    limits = ("--max-prompt-tokens", 20, "--max-output-tokens", 30, "--max-body-bytes", 2000, "--request-seconds", 0.6)
-    arguments = ("--api-key-file", keys, "--served-model-name", "mine", "--allow-special-tokens", *limits)
-    with Server(random_bundle, directory / "log", *arguments, command=slow_pass_run(0.05)) as running:
+    limits = (
+        "--max-prompt-tokens",
+        20,
+        "--max-output-tokens",
+        30,
+        "--max-body-bytes",
+        2000,
+        "--request-seconds",
+        0.6,
+    )
+    arguments = (
+        "--api-key-file",
+        keys,
+        "--served-model-name",
+        "mine",
+        "--allow-special-tokens",
+        *limits,
+    )
+    with Server(
+        random_bundle, directory / "log", *arguments, command=slow_pass_run(0.05)
+    ) as running:
         yield running
 
 
 def keyed(server, key="first-key", **fields):
-    body = {"model": "mine", "prompt": "a", "temperature": 0, "plan": "ar", "ignore_eos": True} | fields
+    body = {
+        "model": "mine",
+        "prompt": "a",
+        "temperature": 0,
+        "plan": "ar",
+        "ignore_eos": True,
+    } | fields
     return server.post("/v1/completions", body, headers={"Authorization": f"Bearer {key}"})
 
 
@@ -58,7 +82,9 @@ def test_tokens_and_bytes(strict):
 def test_special_tokens_in_messages_where_they_are_allowed(strict, session):
     messages = [{"role": "user", "content": "<eos>"}]
     ids = session.encode_chat(messages, allow_special_tokens=True)
-    answer = strict.client("first-key").chat.completions.create(model="mine", messages=messages, max_tokens=1)
+    answer = strict.client("first-key").chat.completions.create(
+        model="mine", messages=messages, max_tokens=1
+    )
     assert answer.usage.prompt_tokens == len(ids) < len(session.encode_chat(messages))
 
 
@@ -75,7 +101,11 @@ def test_time(strict):
 
 def test_time_in_a_stream(strict):
     stream = strict.client("first-key").completions.create(
-        model="mine", prompt="a", max_tokens=30, stream=True, extra_body={"plan": "ar", "ignore_eos": True}
+        model="mine",
+        prompt="a",
+        max_tokens=30,
+        stream=True,
+        extra_body={"plan": "ar", "ignore_eos": True},
     )
     pieces = []
     with pytest.raises(openai.APIError) as caught:
@@ -96,7 +126,14 @@ def test_the_log_has_no_words_of_clients(strict):
 
 def start(server, **fields):
     """A stream that has begun: `with start(...) as response`."""
-    body = {"model": server.model, "prompt": "a", "max_tokens": 400, "stream": True, "plan": "ar", "ignore_eos": True}
+    body = {
+        "model": server.model,
+        "prompt": "a",
+        "max_tokens": 400,
+        "stream": True,
+        "plan": "ar",
+        "ignore_eos": True,
+    }
     return httpx.stream("POST", f"{server.url}/v1/completions", json=body | fields, timeout=60)
 
 
@@ -122,7 +159,13 @@ def test_a_client_that_goes_away_frees_its_slot(slow_server, stream):
     slow_server.wait_until(RUNNING, 0)
     aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
     written = slow_server.metric("vllm:generation_tokens_total")
-    body = {"model": slow_server.model, "prompt": "a", "max_tokens": 400, "plan": "ar", "ignore_eos": True}
+    body = {
+        "model": slow_server.model,
+        "prompt": "a",
+        "max_tokens": 400,
+        "plan": "ar",
+        "ignore_eos": True,
+    }
     content = json.dumps(body | {"stream": stream}).encode()
     with socket.create_connection(slow_server.url.removeprefix("http://").split(":")) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}"
@@ -142,7 +185,9 @@ def test_a_client_that_goes_away_while_it_waits(slow_server):
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(
-                f"{slow_server.url}/v1/completions", json={"model": slow_server.model, "prompt": "b"}, timeout=0.3
+                f"{slow_server.url}/v1/completions",
+                json={"model": slow_server.model, "prompt": "b"},
+                timeout=0.3,
             )
         slow_server.wait_until(WAITING, 0, seconds=10)  # the other one takes 20 seconds at least
         assert slow_server.metric(RUNNING) == 1
@@ -152,7 +197,11 @@ def test_the_openai_client_can_stop(slow_server):
     slow_server.wait_until(RUNNING, 0)
     aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
     stream = slow_server.client().completions.create(
-        model=slow_server.model, prompt="a", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        model=slow_server.model,
+        prompt="a",
+        max_tokens=400,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     next(iter(stream))
     stream.close()

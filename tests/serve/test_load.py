@@ -1,4 +1,5 @@
-"""Many clients at once, some of whom give up: nothing is lost, nothing is wrong, every slot is free in the end."""
+"""Many clients at once, some of whom give up: nothing is lost, nothing is wrong, every slot is free
+in the end."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pass_runtime import GenerateOptions, SamplingParams
 
 CLIENTS, REQUESTS = 16, 20
 LITTLE = 8 << 20
-"""50 kB for each request; 1 MB is seen. What leaks grows by more each time, what an allocator keeps does not."""
+"""50 kB for each request; 1 MB is seen. What leaks grows by more each time, what an allocator keeps
+does not."""
 PLANS = ("ar", "two-pass", "fused", "auto")
 
 
@@ -49,7 +51,11 @@ def test_sixteen_clients(server, session):
 
     def load(first: int, last: int) -> list[list[str | None]]:
         found = list(pool.map(lambda number: work(number, range(first, last)), range(CLIENTS)))
-        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+        for name in (
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+        ):
             server.wait_until(name, 0)
         return found
 
@@ -62,7 +68,9 @@ def test_sixteen_clients(server, session):
             growths.append(anonymous_bytes(server.process.pid) - held)
     assert min(growths) < LITTLE
     assert server.metric("vllm:request_success_total", finished_reason="abort") > aborted
-    assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS // 2 * (1 + len(growths))
+    assert server.metric("vllm:request_success_total") - before == CLIENTS * REQUESTS // 2 * (
+        1 + len(growths)
+    )
     left = 0
     for number, texts in enumerate(map(list.__add__, begun, ended)):
         for wanted, text in zip(requests_of(number), texts, strict=True):
@@ -70,6 +78,8 @@ def test_sixteen_clients(server, session):
                 left += 1
                 continue
             sampling = SamplingParams(temperature=wanted["temperature"], seed=wanted["seed"])
-            options = GenerateOptions(max_new_tokens=wanted["max_tokens"], sampling=sampling, plan="ar")
+            options = GenerateOptions(
+                max_new_tokens=wanted["max_tokens"], sampling=sampling, plan="ar"
+            )
             assert text == session.generate(wanted["prompt"], options).result().text, wanted
     assert left == CLIENTS * REQUESTS // 5

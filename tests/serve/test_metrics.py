@@ -37,7 +37,9 @@ RECORDED = {
 def test_what_one_request_counts(server):
     def now() -> dict[str, float]:
         return {
-            name: server.metric(name, **({"path": "/v1/completions"} if name.startswith("pass:http") else {}))
+            name: server.metric(
+                name, **({"path": "/v1/completions"} if name.startswith("pass:http") else {})
+            )
             for name in RECORDED
         }
 
@@ -69,7 +71,9 @@ def test_names_and_gauges(server):
 
 
 FORMS = {
-    "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a"]}}}},
+    "json_schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a"]}}}
+    },
     "json_object": {"response_format": {"type": "json_object"}},
     "regex": {"guided_regex": "a"},
     "choice": {"structured_outputs": {"choice": ["a", "b"]}},
@@ -86,7 +90,10 @@ def test_requests_with_a_form_are_counted(server, form):
     before, form_of = now(), {"prompt": [15, 16], **FORMS[form]}
     assert server.complete(**form_of, n=2, max_tokens=4).status_code == 200
     assert now() == [count + 1 for count in before]
-    assert server.complete(prompt=[15, 16], max_tokens=4, response_format={"type": "text"}).status_code == 200
+    assert (
+        server.complete(prompt=[15, 16], max_tokens=4, response_format={"type": "text"}).status_code
+        == 200
+    )
     assert server.complete(**form_of, ignore_eos=True).status_code == 400
     assert now() == [count + 1 for count in before]
 
@@ -99,7 +106,9 @@ def test_the_prompt_of_n_choices_is_read_once(server, path):
     answer = (server.complete if path == "completions" else server.chat)(**fields).json()
     prompt = answer["usage"]["prompt_tokens"]
     queried, found = (server.metric(name) - then for name, then in zip(names, before, strict=True))
-    earlier = answer["usage"]["prompt_tokens_details"]["cached_tokens"]  # what prompts before it began with, too
+    earlier = answer["usage"]["prompt_tokens_details"][
+        "cached_tokens"
+    ]  # what prompts before it began with, too
     assert earlier < prompt / 2
     # The last token of a prompt is in the first window.
     assert (queried, found) == (4 * prompt, 3 * (prompt - 1) + earlier)
@@ -107,13 +116,19 @@ def test_the_prompt_of_n_choices_is_read_once(server, path):
 
 
 def test_the_times_of_a_sequence_add_up(slow_server):
-    """As vLLM defines them: in the queue, from a slot to the first tokens, from those to the last."""
+    """As vLLM defines them: in the queue, from a slot to the first tokens, from those to the
+    last."""
     names = ("queue_time", "prefill_time", "decode_time", "inference_time")
     seconds = [f"vllm:request_{name}_seconds_sum" for name in names]
     seconds += ["vllm:time_to_first_token_seconds_sum", "vllm:e2e_request_latency_seconds_sum"]
     gaps = "vllm:inter_token_latency_seconds"
     before = [slow_server.metric(name) for name in [*seconds, f"{gaps}_count", f"{gaps}_sum"]]
-    fields = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}  # one more than there are slots
+    fields = {
+        "n": 2,
+        "max_tokens": 8,
+        "plan": "fused",
+        "ignore_eos": True,
+    }  # one more than there are slots
     choices = slow_server.complete(**fields).json()["choices"]
     *found, gap_count, gap_sum = (
         slow_server.metric(name) - then
@@ -139,7 +154,9 @@ def test_an_app_below_a_path_keeps_its_keys(session):
     outer = Starlette(routes=[Mount("/llm", make_app(session, ServeOptions(keys=("key",))))])
 
     async def main() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://a/llm") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(outer), base_url="http://a/llm"
+        ) as client:
             keyed = {"Authorization": "Bearer key"}
             for path in ("/v1/models", "/v1/completions", "/nothing"):
                 assert (await client.get(path)).status_code == 401
@@ -171,13 +188,17 @@ def test_apps_are_independent_of_a_server_and_of_each_other(apps, session):
         texts = []
         for app, name in zip(apps, ("one", "two"), strict=True):
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=60) as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://a", timeout=60
+            ) as client:
                 if name == "one":
                     fields = {"model": name, "prompt": "The", "temperature": 0, "max_tokens": 8}
                     answer = (await client.post("/v1/completions", json=fields)).json()
                     assert (
                         answer["choices"][0]["text"]
-                        == session.generate("The").result().text[: len(answer["choices"][0]["text"])]
+                        == session.generate("The")
+                        .result()
+                        .text[: len(answer["choices"][0]["text"])]
                     )
                 texts.append((await client.get("/metrics")).text)
         return texts

@@ -1,4 +1,5 @@
-"""The openai package against a server: whole and streamed, both APIs, and the text that the session writes."""
+"""The openai package against a server: whole and streamed, both APIs, and the text that the session
+writes."""
 
 from __future__ import annotations
 
@@ -19,13 +20,18 @@ TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 
 def written(session, prompt, *, chat=False, new=24, **options):
-    sampling = {key: options.pop(key) for key in ("temperature", "top_k", "top_p", "min_p", "seed") if key in options}
+    sampling = {
+        key: options.pop(key)
+        for key in ("temperature", "top_k", "top_p", "min_p", "seed")
+        if key in options
+    }
     options = GenerateOptions(max_new_tokens=new, sampling=SamplingParams(**sampling), **options)
     return (session.chat if chat else session.generate)(prompt, options).result()
 
 
 def as_bytes(token: str) -> bytes:
-    """Of a token in a completion's logprobs: text, or `bytes:\\xe2` where it is a part of a character."""
+    """Of a token in a completion's logprobs: text, or `bytes:\\xe2` where it is a part of a
+    character."""
     if not token.startswith("bytes:"):
         return token.encode()
     return bytes(int(byte, 16) for byte in token.removeprefix("bytes:\\x").split("\\x"))
@@ -40,7 +46,9 @@ def test_models(server):
 
 
 @pytest.mark.parametrize("plan", ["ar", "two-pass", "fused", "fused:4,3,2,2,1,1,1", "auto"])
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "top_k": 40, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "top_k": 40, "top_p": 0.9}]
+)
 def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling):
     expected = written(session, PROMPT, **sampling, plan="ar")
     own = {key: sampling[key] for key in ("top_k",) if key in sampling} | {"plan": plan}
@@ -60,15 +68,25 @@ def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling
 
 def test_chat_whole_and_streamed(server, session):
     expected = written(session, TURNS, chat=True, temperature=0.7, seed=3)
-    fields = {"model": server.model, "messages": TURNS, "temperature": 0.7, "seed": 3, "max_completion_tokens": 24}
+    fields = {
+        "model": server.model,
+        "messages": TURNS,
+        "temperature": 0.7,
+        "seed": 3,
+        "max_completion_tokens": 24,
+    }
     answer = server.client().chat.completions.create(**fields)
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].message.role == "assistant"
-    stream = server.client().chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    stream = server.client().chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    )
     *chunks, last = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
+    assert [
+        chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason
+    ] == ["length"]
     assert chunks[-1].choices[0].model_extra["pass"]["seed"] == 3
     assert all(chunk.usage is None for chunk in chunks)
     assert last.choices == []
@@ -79,7 +97,9 @@ def test_chat_whole_and_streamed(server, session):
 
 
 def test_a_stream_without_usage_tells_none(server):
-    stream = server.client().completions.create(model=server.model, prompt=PROMPT, max_tokens=4, stream=True)
+    stream = server.client().completions.create(
+        model=server.model, prompt=PROMPT, max_tokens=4, stream=True
+    )
     assert all(chunk.choices and chunk.usage is None for chunk in stream)
 
 
@@ -97,7 +117,9 @@ def test_an_answer_can_be_sent_back(server):
     client = server.client()
     first = client.chat.completions.create(model=server.model, messages=TURNS, max_tokens=4)
     messages = [*TURNS, first.choices[0].message, TURNS[1]]
-    assert client.chat.completions.create(model=server.model, messages=messages, max_tokens=4).choices
+    assert client.chat.completions.create(
+        model=server.model, messages=messages, max_tokens=4
+    ).choices
 
 
 def test_n_has_seeds_that_follow_one_another(server, session):
@@ -147,7 +169,12 @@ def test_logprobs_of_completions(server, session, stream):
     answer = server.client().completions.create(
         model=server.model, prompt=PROMPT, temperature=0, max_tokens=12, logprobs=3, stream=stream
     )
-    logprobs = [c.logprobs for chunk in (answer if stream else [answer]) for c in chunk.choices if c.logprobs]
+    logprobs = [
+        c.logprobs
+        for chunk in (answer if stream else [answer])
+        for c in chunk.choices
+        if c.logprobs
+    ]
     values = [value for each in logprobs for value in each.token_logprobs]
     assert values == pytest.approx([token.logprobs.logprob for token in expected.tokens], abs=1e-4)
     spelled = b"".join(as_bytes(token) for each in logprobs for token in each.tokens)
@@ -160,8 +187,15 @@ def test_logprobs_of_completions(server, session, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_are_those_of_the_whole_text(server, stream):
-    """Also where the text waits for a stop string that does not come, or is cut off for one that does."""
-    fields = {"model": server.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 24, "logprobs": 0}
+    """Also where the text waits for a stop string that does not come, or is cut off for one that
+    does."""
+    fields = {
+        "model": server.model,
+        "prompt": PROMPT,
+        "temperature": 0,
+        "max_tokens": 24,
+        "logprobs": 0,
+    }
 
     def offsets(**more):
         answer = server.client().completions.create(**fields, **more, stream=stream)
@@ -177,7 +211,9 @@ def test_offsets_are_those_of_the_whole_text(server, stream):
     found = offsets()
     assert len(found) == 24
     for token, offset in found:
-        assert token.startswith(("bytes:", "<")) or whole.startswith(token, offset)  # special tokens have no text
+        assert token.startswith(("bytes:", "<")) or whole.startswith(
+            token, offset
+        )  # special tokens have no text
     assert offsets(stop=[whole[at : at + 3] + "\u4e16" for at in (0, 2, 5, 9)]) == found
     cut = offsets(stop=[whole[6:9]])
     assert cut == found[: len(cut)]
@@ -188,10 +224,22 @@ def test_offsets_are_those_of_the_whole_text(server, stream):
 def test_logprobs_of_chats(server, session, stream):
     expected = written(session, TURNS, chat=True, new=12, logprobs=2)
     answer = server.client().chat.completions.create(
-        model=server.model, messages=TURNS, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2, stream=stream
+        model=server.model,
+        messages=TURNS,
+        temperature=0,
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=2,
+        stream=stream,
     )
     chunks = answer if stream else [answer]
-    content = [entry for chunk in chunks for c in chunk.choices if c.logprobs for entry in c.logprobs.content]
+    content = [
+        entry
+        for chunk in chunks
+        for c in chunk.choices
+        if c.logprobs
+        for entry in c.logprobs.content
+    ]
     assert [entry.logprob for entry in content] == pytest.approx(
         [token.logprobs.logprob for token in expected.tokens], abs=1e-4
     )
@@ -199,7 +247,10 @@ def test_logprobs_of_chats(server, session, stream):
     assert spelled.decode(errors="replace").startswith(expected.text)
     assert expected.text
     assert all(len(entry.top_logprobs) == 2 for entry in content)
-    assert all(math.isclose(entry.logprob, entry.top_logprobs[0].logprob, abs_tol=1e-5) for entry in content)  # greedy
+    assert all(
+        math.isclose(entry.logprob, entry.top_logprobs[0].logprob, abs_tol=1e-5)
+        for entry in content
+    )  # greedy
 
 
 def test_speculative_false_drafts_nothing(server):
@@ -215,16 +266,26 @@ def test_speculative_false_drafts_nothing(server):
 
 def test_async_clients_at_once(server, session):
     prompts = [f"{PROMPT} {i}" for i in range(8)]
-    expected = [written(session, prompt, temperature=0.8, seed=i, new=20).text for i, prompt in enumerate(prompts)]
+    expected = [
+        written(session, prompt, temperature=0.8, seed=i, new=20).text
+        for i, prompt in enumerate(prompts)
+    ]
 
     async def ask(client, i):
         stream = await client.completions.create(
-            model=server.model, prompt=prompts[i], temperature=0.8, seed=i, max_tokens=20, stream=True
+            model=server.model,
+            prompt=prompts[i],
+            temperature=0.8,
+            seed=i,
+            max_tokens=20,
+            stream=True,
         )
         return "".join([chunk.choices[0].text async for chunk in stream])
 
     async def main():
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0
+        ) as client:
             return await asyncio.gather(*(ask(client, i) for i in range(8)))
 
     assert asyncio.run(main()) == expected
@@ -240,7 +301,9 @@ def test_errors_are_the_clients_own(server):
     assert refused.value.type == "invalid_request_error"
 
 
-@pytest.mark.parametrize("content", ["a<eos>b", [{"type": "text", "text": "a<eo"}, {"type": "text", "text": "<eos>"}]])
+@pytest.mark.parametrize(
+    "content", ["a<eos>b", [{"type": "text", "text": "a<eo"}, {"type": "text", "text": "<eos>"}]]
+)
 def test_special_tokens_that_a_message_spells_are_text(server, session, content):
     """Unless whoever runs the server says otherwise."""
     text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
@@ -251,5 +314,7 @@ def test_special_tokens_that_a_message_spells_are_text(server, session, content)
     answer = server.client().chat.completions.create(**fields, max_tokens=1)
     assert answer.usage.prompt_tokens == len(ids)
     trusting = parse(session, ServeOptions(special_tokens=True), ChatRequest(**fields))
-    assert [*trusting.requests[0].prompt_ids] == session.encode_chat(messages, allow_special_tokens=True)
+    assert [*trusting.requests[0].prompt_ids] == session.encode_chat(
+        messages, allow_special_tokens=True
+    )
     assert trusting.requests[0].prompt_ids.count(1) == 1

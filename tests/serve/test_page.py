@@ -56,7 +56,8 @@ def test_it_is_read_once(session, monkeypatch):
 
 def test_no_other_script_and_style_than_its_own_may_run(session):
     policy = dict(
-        part.split(" ", 1) for part in client(session).get("/").headers["content-security-policy"].split("; ")
+        part.split(" ", 1)
+        for part in client(session).get("/").headers["content-security-policy"].split("; ")
     )
     for tag in ("script", "style"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", HTML, re.DOTALL)
@@ -71,11 +72,16 @@ def test_no_other_script_and_style_than_its_own_may_run(session):
         "frame-ancestors": "'none'",
         "require-trusted-types-for": "'script'",
     }
-    assert content_policy(PAGE.read_bytes().replace(b"use strict", b"use other")) != content_policy(PAGE.read_bytes())
+    assert content_policy(PAGE.read_bytes().replace(b"use strict", b"use other")) != content_policy(
+        PAGE.read_bytes()
+    )
 
 
 def test_it_names_nothing_elsewhere_and_stays_small():
-    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)|(?<![:\w])//[\w.]+/|@import|\burl\(", HTML) == []
+    assert (
+        re.findall(r"https?://(?!www\.w3\.org/2000/svg)|(?<![:\w])//[\w.]+/|@import|\burl\(", HTML)
+        == []
+    )
     assert not re.search(r"\son\w+=|\sstyle=", HTML), "the policy would refuse it"
     assert len(HTML.splitlines()) < 600
 
@@ -90,7 +96,9 @@ LIGHT, DARK = (colours(block) for block in re.findall(r":root \{(.*?)\}", HTML, 
 def luminance(colour: str) -> float:
     digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
     channels = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -101,7 +109,10 @@ def contrast(one: str, other: str) -> float:
 
 
 TEXT_ON = [
-    *(("text", under) for under in ("page", "card", "line", "lookahead-tint", "ngram-tint", "grammar-tint")),
+    *(
+        ("text", under)
+        for under in ("page", "card", "line", "lookahead-tint", "ngram-tint", "grammar-tint")
+    ),
     *((name, under) for name in ("quiet", "bad", "good") for under in ("page", "card")),
     ("on-strong", "strong"),
 ]
@@ -116,4 +127,6 @@ def test_text_can_be_read(theme):
         return {pair: value for pair, value in found.items() if value < least}
 
     assert too_close(TEXT_ON, 4.5) == {}
-    assert too_close([(name, "card") for name in ("lookahead", "ngram", "grammar", "strong")], 3) == {}
+    assert (
+        too_close([(name, "card") for name in ("lookahead", "ngram", "grammar", "strong")], 3) == {}
+    )

@@ -1,4 +1,5 @@
-"""`pass_details`: the tokens of each pass and where they came from, only if a request asks for them."""
+"""`pass_details`: the tokens of each pass and where they came from, only if a request asks for
+them."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 
 @pytest.fixture(scope="module")
 def session(tiny_bundle):
-    """Of its look-ahead drafts some are accepted; many of its tokens are parts of characters, which have no text."""
-    with reciting_session(tiny_bundle, drafter=right_unless(lambda position: position % 5 < 3)) as session:
+    """Of its look-ahead drafts some are accepted; many of its tokens are parts of characters, which
+    have no text."""
+    with reciting_session(
+        tiny_bundle, drafter=right_unless(lambda position: position % 5 < 3)
+    ) as session:
         session.chat_template = ChatTemplate(THINKING, {"bos_token": "<bos>", "eos_token": "<eos>"})
         yield session
 
@@ -32,7 +36,11 @@ def http(session):
 
 
 def body(path: str, **fields: object) -> dict:
-    asked = {"prompt": "a"} if path == ENDPOINTS[0] else {"messages": [{"role": "user", "content": "a"}]}
+    asked = (
+        {"prompt": "a"}
+        if path == ENDPOINTS[0]
+        else {"messages": [{"role": "user", "content": "a"}]}
+    )
     return {"model": "m", "temperature": 0, "max_tokens": 40, "plan": "fused"} | asked | fields
 
 
@@ -51,13 +59,21 @@ def text_of(choice: dict) -> str:
 
 def expected(session, prompt: list[int]) -> list[list[dict]]:
     """The tokens of each pass, as the session tells them."""
-    options = GenerateOptions(sampling=SamplingParams(temperature=0.0), max_new_tokens=40, plan="fused")
+    options = GenerateOptions(
+        sampling=SamplingParams(temperature=0.0), max_new_tokens=40, plan="fused"
+    )
     pieces = session.generate(prompt, options)
-    return [[{"id": t.id, "text": t.text, "source": t.source} for t in piece.tokens] for piece in pieces]
+    return [
+        [{"id": t.id, "text": t.text, "source": t.source} for t in piece.tokens] for piece in pieces
+    ]
 
 
 def prompt_of(session, path: str) -> list[int]:
-    return session.encode("a") if path == ENDPOINTS[0] else session.encode_chat([{"role": "user", "content": "a"}])
+    return (
+        session.encode("a")
+        if path == ENDPOINTS[0]
+        else session.encode_chat([{"role": "user", "content": "a"}])
+    )
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
@@ -66,7 +82,9 @@ def test_a_stream_tells_of_every_pass(session, http, path, logprobs):
     more = {"logprobs": (2 if path == ENDPOINTS[0] else True)} if logprobs else {}
     found = choices(http, path, pass_details=True, **more)
     passes = [choice for choice in found[:-1] if "pass" in choice]
-    assert [choice["pass"]["tokens"] for choice in passes] == expected(session, prompt_of(session, path))
+    assert [choice["pass"]["tokens"] for choice in passes] == expected(
+        session, prompt_of(session, path)
+    )
     sources = {token["source"] for choice in passes for token in choice["pass"]["tokens"]}
     assert sources == {"model", "lookahead"}
     seconds = [choice["pass"]["seconds"] for choice in passes]
@@ -78,8 +96,12 @@ def test_a_stream_tells_of_every_pass(session, http, path, logprobs):
             len(choice["pass"]["tokens"]) for choice in passes
         ]
     told = "".join(token["text"] for choice in passes for token in choice["pass"]["tokens"])
-    assert told.split() == "".join(map(text_of, found)).split()  # around thoughts, a chat leaves out spaces
-    assert any(not text_of(choice) for choice in passes), "a pass that wrote a part of a character is there, too"
+    assert (
+        told.split() == "".join(map(text_of, found)).split()
+    )  # around thoughts, a chat leaves out spaces
+    assert any(not text_of(choice) for choice in passes), (
+        "a pass that wrote a part of a character is there, too"
+    )
     ended = found[-1]["pass"]
     assert ended["passes"] == len(passes)
     rates = ended["acceptance_per_position"]

@@ -1,5 +1,5 @@
-"""Probes, proxies and slow beginnings: HEAD, OPTIONS, CORS, slashes, compressed bodies, silence, a server that warms
-up."""
+"""Probes, proxies and slow beginnings: HEAD, OPTIONS, CORS, slashes, compressed bodies, silence, a
+server that warms up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ ORIGIN = "https://chat.example.org"
 @pytest.fixture
 def client(session):
     def make(**options):
-        return TestClient(make_app(session, ServeOptions(model_name="m", **options)), follow_redirects=False)
+        return TestClient(
+            make_app(session, ServeOptions(model_name="m", **options)), follow_redirects=False
+        )
 
     return make
 
@@ -72,7 +74,11 @@ def test_other_origins_need_an_option(client):
         "Access-Control-Request-Headers": "authorization",
     }
     with client() as http:
-        assert not [name for name in http.get("/health", headers=asked).headers if name.startswith("access-control")]
+        assert not [
+            name
+            for name in http.get("/health", headers=asked).headers
+            if name.startswith("access-control")
+        ]
     with client(cors_origins=(ORIGIN,), keys=("k",)) as http:
         before = http.options("/v1/completions", headers=asked)
         assert before.status_code == 200
@@ -96,12 +102,17 @@ def test_a_slash_at_the_end_changes_nothing(client, path, slashes):
         method = "POST" if path in POST else "GET"
         body = ASKED if path == "/v1/completions" else {} if method == "POST" else None
         one, other = (
-            http.request(method, each, json=body, headers=behind) for each in (path, path.rstrip("/") + slashes)
+            http.request(method, each, json=body, headers=behind)
+            for each in (path, path.rstrip("/") + slashes)
         )
         assert one.status_code == other.status_code != 404
         assert "location" not in other.headers
         if path not in ("/metrics", "/v1/completions", "/v1/responses"):
-            assert one.json() == other.json() if "json" in one.headers["content-type"] else one.content == other.content
+            assert (
+                one.json() == other.json()
+                if "json" in one.headers["content-type"]
+                else one.content == other.content
+            )
 
 
 def test_a_slash_opens_no_door(client):
@@ -151,7 +162,10 @@ def test_bodies_are_bounded_after_expansion(client, encoding):
         assert send(http, pack(BODY + b" " * (10_000 - len(BODY))), encoding).status_code == 200
         assert send(http, pack(BODY + b" " * (10_001 - len(BODY))), encoding).status_code == 413
         for damaged in (pack(BODY)[:-9], b"junk", BODY):
-            assert error(send(http, damaged, encoding), 400)["code"] in ("invalid_encoding", "invalid_json")
+            assert error(send(http, damaged, encoding), 400)["code"] in (
+                "invalid_encoding",
+                "invalid_json",
+            )
     assert expanded(pack(b"a" * 5), encoding, 5) == b"aaaaa"
 
 
@@ -181,8 +195,18 @@ def streamed(path: str) -> tuple[Any, Any]:
             await asyncio.Event().wait()
         return given.pop()
 
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-    scope |= {"headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+    }
+    scope |= {
+        "headers": [(b"content-type", b"application/json")],
+        "http_version": "1.1",
+        "scheme": "http",
+    }
     return scope, receive
 
 
@@ -220,10 +244,17 @@ def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
 def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypatch, path):
     """However long a stream with a slot may wait for its first pass. Who leaves frees the place."""
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 3600.0)
-    app, sent, release = make_app(session, ServeOptions(model_name="m")), asyncio.Queue(), threading.Event()
+    app, sent, release = (
+        make_app(session, ServeOptions(model_name="m")),
+        asyncio.Queue(),
+        threading.Event(),
+    )
     holding = threading.Thread(target=session.call, args=(lambda _: release.wait(60),))
     holding.start()
-    occupied = [session.generate("a", GenerateOptions(max_new_tokens=1, ignore_eos=True)) for _ in range(session.slots)]
+    occupied = [
+        session.generate("a", GenerateOptions(max_new_tokens=1, ignore_eos=True))
+        for _ in range(session.slots)
+    ]
 
     async def main() -> None:
         task = asyncio.create_task(app(*streamed(path), sent.put))
@@ -249,7 +280,12 @@ def test_a_stream_that_fails_at_once_has_a_status(session, monkeypatch, path: st
     monkeypatch.setattr(Service, "events", fail)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
         answer = http.post(
-            path, json={"model": "m", "prompt" if "completions" in path else "input": "a", "stream": True}
+            path,
+            json={
+                "model": "m",
+                "prompt" if "completions" in path else "input": "a",
+                "stream": True,
+            },
         )
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "it broke")
 
@@ -263,7 +299,13 @@ def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch
     monkeypatch.setattr(Service, "events", fail)
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
-        lines = [line for line in http.post("/v1/completions", json=ASKED | {"stream": True}).text.splitlines() if line]
+        lines = [
+            line
+            for line in http.post(
+                "/v1/completions", json=ASKED | {"stream": True}
+            ).text.splitlines()
+            if line
+        ]
         assert json.loads(lines[0].removeprefix("data: "))["error"]["message"] == "it broke"
         assert lines[-1] == "data: [DONE]"
         events = http.post("/v1/responses", json={"model": "m", "input": "a", "stream": True}).text
@@ -273,7 +315,10 @@ def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch
 def test_a_server_that_warms_up_lives_and_is_not_ready():
     with listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with answering(listener, warming_up(), 10, 5.0), httpx.Client(base_url=url, timeout=30) as http:
+        with (
+            answering(listener, warming_up(), 10, 5.0),
+            httpx.Client(base_url=url, timeout=30) as http,
+        ):
             assert http.get("/health").json() == {"status": "ok"}
             assert http.head("/health/").status_code == 200
             for path in ("/ready", "/v1/models", "/metrics"):

@@ -1,4 +1,5 @@
-"""What a server does to logits at a request's wish: constraints, penalties, biases, and tokens that are kept out."""
+"""What a server does to logits at a request's wish: constraints, penalties, biases, and tokens that
+are kept out."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ class Pet(BaseModel):
 
 SCHEMA = Pet.model_json_schema()
 IN_JSON = [
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True},
+        }
+    },
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"json": json.dumps(SCHEMA)}},
     {"guided_json": SCHEMA},
@@ -51,14 +57,22 @@ DOING = [
 @pytest.mark.parametrize("fields", IN_JSON, ids=lambda fields: next(iter(fields)))
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 def test_a_schema_is_followed(server, kind, fields):
-    (choice,) = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, **fields).json()["choices"]
+    (choice,) = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, **fields).json()[
+        "choices"
+    ]
     assert choice["finish_reason"] == "stop"
     Pet.model_validate_json(choice["text"] if kind == "complete" else choice["message"]["content"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_parse_of_the_openai_package(server, stream):
-    fields = {"model": server.model, "messages": TURNS, "max_tokens": 200, "temperature": 1, "seed": 2}
+    fields = {
+        "model": server.model,
+        "messages": TURNS,
+        "max_tokens": 200,
+        "temperature": 1,
+        "seed": 2,
+    }
     completions = server.client().chat.completions
     if stream:
         with completions.stream(**fields, response_format=Pet) as events:
@@ -81,7 +95,9 @@ def test_json_object(server):
 @pytest.mark.parametrize(("fields", "pattern"), MATCHING, ids=lambda value: str(value)[:40])
 def test_other_forms(server, fields, pattern):
     for seed in range(3):
-        (choice,) = server.complete(max_tokens=40, temperature=1.5, seed=seed, **fields).json()["choices"]
+        (choice,) = server.complete(max_tokens=40, temperature=1.5, seed=seed, **fields).json()[
+            "choices"
+        ]
         assert choice["finish_reason"] == "stop"
         assert re.fullmatch(pattern, choice["text"])
 
@@ -92,10 +108,14 @@ def test_each_field_does_what_the_session_does(server, session, fields, plan):
     of_sampling = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
     sampling = {key: value for key, value in fields.items() if key in of_sampling}
     if "logit_bias" in sampling:
-        sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
+        sampling["logit_bias"] = {
+            int(token): bias for token, bias in sampling["logit_bias"].items()
+        }
     options = {key: value for key, value in fields.items() if key not in of_sampling}
     expected, plain = (
-        session.generate(PROMPT, GenerateOptions(max_new_tokens=24, sampling=SamplingParams(**own), **more)).result()
+        session.generate(
+            PROMPT, GenerateOptions(max_new_tokens=24, sampling=SamplingParams(**own), **more)
+        ).result()
         for own, more in ((sampling, options), ({}, {}))
     )
     (choice,) = server.complete(prompt=PROMPT, max_tokens=24, plan=plan, **fields).json()["choices"]
@@ -106,10 +126,18 @@ def test_each_field_does_what_the_session_does(server, session, fields, plan):
 
 def test_a_constraint_with_several_choices(server, session):
     answer = server.client().completions.create(
-        model=server.model, prompt=PROMPT, n=3, seed=5, max_tokens=30, extra_body={"guided_regex": "[a-f]{8}"}
+        model=server.model,
+        prompt=PROMPT,
+        n=3,
+        seed=5,
+        max_tokens=30,
+        extra_body={"guided_regex": "[a-f]{8}"},
     )
     options = [
-        GenerateOptions(30, SamplingParams(1.0, seed=5 + i), constraint=Constraint(regex="[a-f]{8}")) for i in range(3)
+        GenerateOptions(
+            30, SamplingParams(1.0, seed=5 + i), constraint=Constraint(regex="[a-f]{8}")
+        )
+        for i in range(3)
     ]
     expected = [session.generate(PROMPT, each).result().text for each in options]
     assert [choice.text for choice in answer.choices] == expected
@@ -118,14 +146,21 @@ def test_a_constraint_with_several_choices(server, session):
 
 def test_best_of_returns_the_likeliest(server, session):
     sequences = [
-        session.generate(PROMPT, GenerateOptions(12, SamplingParams(1.0, seed=7 + i), logprobs=0)).result()
+        session.generate(
+            PROMPT, GenerateOptions(12, SamplingParams(1.0, seed=7 + i), logprobs=0)
+        ).result()
         for i in range(5)
     ]
-    means = {each.text: sum(t.logprobs.logprob for t in each.tokens) / len(each.tokens) for each in sequences}
+    means = {
+        each.text: sum(t.logprobs.logprob for t in each.tokens) / len(each.tokens)
+        for each in sequences
+    }
     answer = server.client().completions.create(
         model=server.model, prompt=PROMPT, n=2, best_of=5, seed=7, max_tokens=12, temperature=1
     )
-    assert [choice.text for choice in answer.choices] == sorted(means, key=means.get, reverse=True)[:2]
+    assert [choice.text for choice in answer.choices] == sorted(means, key=means.get, reverse=True)[
+        :2
+    ]
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert all(choice.logprobs is None for choice in answer.choices)
     assert answer.usage.completion_tokens == sum(len(each.tokens) for each in sequences)
@@ -137,7 +172,13 @@ def test_echo_begins_with_the_prompt(server, session, stream):
     prompts = [PROMPT, "import numpy"]
     for prompt in (prompts, [session.encode(each) for each in prompts]):
         answer = server.client().completions.create(
-            model=server.model, prompt=prompt, n=2, echo=True, max_tokens=6, temperature=0, stream=stream
+            model=server.model,
+            prompt=prompt,
+            n=2,
+            echo=True,
+            max_tokens=6,
+            temperature=0,
+            stream=stream,
         )
         found = [""] * 4
         for chunk in answer if stream else [answer]:

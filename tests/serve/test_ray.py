@@ -1,4 +1,5 @@
-"""Ray: replicas of the server, and a batch by several actors. Processes are killed by their ids in the middle."""
+"""Ray: replicas of the server, and a batch by several actors. Processes are killed by their ids in
+the middle."""
 
 from __future__ import annotations
 
@@ -27,13 +28,23 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "scripts" / "serve_ray.py"
 BATCH = [sys.executable, str(SCRIPT.with_name("ray_batch.py"))]
-FLAGS = ("--max-new-tokens", "30", "--ignore-eos", "--temperature", "1", "--seed", "3", "--threads", "1")
+FLAGS = (
+    "--max-new-tokens",
+    "30",
+    "--ignore-eos",
+    "--temperature",
+    "1",
+    "--seed",
+    "3",
+    "--threads",
+    "1",
+)
 
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Ray's files in a place of their own, whose name is short enough for its sockets. Its processes are neither niced,
-    nor killed where others fill the machine's memory."""
+    """Ray's files in a place of their own, whose name is short enough for its sockets. Its
+    processes are neither niced, nor killed where others fill the machine's memory."""
     place = tempfile.mkdtemp(prefix="ray-")
     own = {"RAY_TMPDIR": place, "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
     yield {**os.environ, **own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -43,7 +54,11 @@ def environment() -> Iterator[dict[str, str]]:
 def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
     """Of Ray, that are called so."""
     found = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in found if child.status() != "zombie" and name in "".join(child.cmdline()[:1])]
+    return [
+        child
+        for child in found
+        if child.status() != "zombie" and name in "".join(child.cmdline()[:1])
+    ]
 
 
 def wait_for(what, seconds: float = 120):
@@ -66,12 +81,17 @@ def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
 
 def content(path: Path) -> list[dict]:
     whole = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{key: value for key, value in each.items() if key not in ("stats", "request")} for each in whole]
+    return [
+        {key: value for key, value in each.items() if key not in ("stats", "request")}
+        for each in whole
+    ]
 
 
 def test_a_batch_of_which_an_actor_is_killed(random_bundle, tmp_path, environment):
     """Ray starts it again, and its lines. The results are those of `pass-run batch`, in order."""
-    requests, whole, results = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
+    requests, whole, results = (
+        tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl")
+    )
     lines = [{"prompt": f"number {i}", "id": i} for i in range(60)]
     lines[7] = {"prompt": "wrong", "temperature": -1}
     requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -80,10 +100,25 @@ def test_a_batch_of_which_an_actor_is_killed(random_bundle, tmp_path, environmen
         check=True,
         stderr=subprocess.DEVNULL,
     )
-    on_ray = [*BATCH, str(random_bundle), str(requests), str(results), *FLAGS, "--max-batch-size", "1", "--actors", "2"]
+    on_ray = [
+        *BATCH,
+        str(random_bundle),
+        str(requests),
+        str(results),
+        *FLAGS,
+        "--max-batch-size",
+        "1",
+        "--actors",
+        "2",
+    ]
     with (tmp_path / "log").open("wb") as log:
         running = subprocess.Popen(on_ray, stderr=log, stdout=log, env=environment)
-    busy = wait_for(lambda: running.poll() is not None or children(running, "MapWorker(MapBatches(Answerer)).submit"))
+    busy = wait_for(
+        lambda: (
+            running.poll() is not None
+            or children(running, "MapWorker(MapBatches(Answerer)).submit")
+        )
+    )
     assert busy is not True, (tmp_path / "log").read_text()
     busy[0].kill()
     assert running.wait(240) == 0, (tmp_path / "log").read_text()
@@ -92,7 +127,17 @@ def test_a_batch_of_which_an_actor_is_killed(random_bundle, tmp_path, environmen
 
 
 def served(bundle: Path, log: Path, environment: dict[str, str], port: int) -> subprocess.Popen:
-    line = [sys.executable, str(SCRIPT), str(bundle), "--replicas", "2", "--port", str(port), "--max-batch-size", "4"]
+    line = [
+        sys.executable,
+        str(SCRIPT),
+        str(bundle),
+        "--replicas",
+        "2",
+        "--port",
+        str(port),
+        "--max-batch-size",
+        "4",
+    ]
     with log.open("wb") as file:
         process = subprocess.Popen(line, stdout=file, stderr=file, env=environment)
     wait_for(lambda: process.poll() is not None or "served at" in log.read_text())
@@ -115,7 +160,9 @@ def free_port() -> int:
 def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, environment, free_port):
     process = served(random_bundle, tmp_path / "log", environment, free_port)
     try:
-        client = OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="none", max_retries=8, timeout=60)
+        client = OpenAI(
+            base_url=f"http://127.0.0.1:{free_port}/v1", api_key="none", max_retries=8, timeout=60
+        )
         name = client.models.list().data[0].id
         killed = threading.Event()
 
@@ -124,7 +171,11 @@ def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, envir
                 wait_for(lambda: children(process, "ray::ServeReplica"))[0].kill()
                 killed.set()
             answer = client.completions.create(
-                model=name, prompt=f"number {i}", seed=i, max_tokens=24, extra_body={"ignore_eos": True}
+                model=name,
+                prompt=f"number {i}",
+                seed=i,
+                max_tokens=24,
+                extra_body={"ignore_eos": True},
             )
             return answer.choices[0].text
 
@@ -132,13 +183,17 @@ def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, envir
             found = list(pool.map(ask, range(60)))
         assert killed.is_set()
         assert min(sorted(answered(environment).values())[-2:]) >= 5, answered(environment)
-        wait_for(lambda: len(children(process, "ray::ServeReplica")) == 2)  # another one takes its place
+        wait_for(
+            lambda: len(children(process, "ray::ServeReplica")) == 2
+        )  # another one takes its place
         stream = client.completions.create(model=name, prompt="a", max_tokens=5, stream=True)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("length", "stop")
     finally:
         assert end(process, signal.SIGTERM) == 0, (tmp_path / "log").read_text()
     for i, text in enumerate(found):
-        options = GenerateOptions(max_new_tokens=24, sampling=SamplingParams(1.0, seed=i), ignore_eos=True)
+        options = GenerateOptions(
+            max_new_tokens=24, sampling=SamplingParams(1.0, seed=i), ignore_eos=True
+        )
         assert text == session.generate(f"number {i}", options).result().text
 
 
@@ -147,11 +202,35 @@ def test_wrong_flags(random_bundle, tmp_path):
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "a"}\n')
     for line, expected in (
-        ([*BATCH, str(random_bundle), str(requests), str(tmp_path / "out"), "--actors", "0"], "--actors"),
-        ([*BATCH, str(random_bundle), str(requests), str(tmp_path / "out"), "--device", "cuda:1"], "cuda"),
+        (
+            [*BATCH, str(random_bundle), str(requests), str(tmp_path / "out"), "--actors", "0"],
+            "--actors",
+        ),
+        (
+            [
+                *BATCH,
+                str(random_bundle),
+                str(requests),
+                str(tmp_path / "out"),
+                "--device",
+                "cuda:1",
+            ],
+            "cuda",
+        ),
         ([sys.executable, str(SCRIPT), str(random_bundle), "--host", "0.0.0.0"], "--allow-no-key"),
         ([sys.executable, str(SCRIPT), str(tmp_path / "nothing")], "nothing"),
-        ([sys.executable, str(SCRIPT), str(random_bundle), "--replicas", "3", "--max-replicas", "2"], "max-replicas"),
+        (
+            [
+                sys.executable,
+                str(SCRIPT),
+                str(random_bundle),
+                "--replicas",
+                "3",
+                "--max-replicas",
+                "2",
+            ],
+            "max-replicas",
+        ),
     ):
         done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2, done.stderr

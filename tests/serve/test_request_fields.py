@@ -1,4 +1,5 @@
-"""The table of request fields: the dataclasses agree with it, and a row of it is a field everywhere."""
+"""The table of request fields: the dataclasses agree with it, and a row of it is a field
+everywhere."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ for model, base in bases:
     given[model.__name__] = _options(request, None, "").sampling.sharpness
 for model, base in (*bases, (ResponsesRequest, {"model": "m", "input": "a"})):
     given["schema of " + model.__name__] = model.model_json_schema()["properties"]["sharpness"]
-    given["wrong " + model.__name__] = refusal(lambda: model.model_validate(base | {"sharpness": 4.0}))
+    wrong = base | {"sharpness": 4.0}
+    given["wrong " + model.__name__] = refusal(lambda: model.model_validate(wrong))
 given["input"] = [str(field) for field in inputs(tokens=True) if field.name == "sharpness_factor"]
 tensors = {"text_input": np.array([b"a"], object), "sharpness_factor": np.array([2], np.float32)}
 given["triton"] = read_request("m", tensors, "")[0].sharpness
@@ -114,9 +116,12 @@ print(json.dumps(given))
 
 
 def test_a_row_of_the_table_is_a_field_everywhere(tmp_path):
-    """In a copy of the runtime with one more row, and one more field in the dataclass that Python's callers use."""
+    """In a copy of the runtime with one more row, and one more field in the dataclass that Python's
+    callers use."""
     for package in ("pass_runtime", "pass_server"):
-        shutil.copytree(RUNTIME / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            RUNTIME / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name, before, more in (
         ("request_fields", "PENALTY_FIELDS = (\n", ROW),
         ("sampling", "    min_p: float = 0.0\n", "    sharpness: float = 0.0\n"),
@@ -144,6 +149,8 @@ def test_a_row_of_the_table_is_a_field_everywhere(tmp_path):
         assert schema["description"] == "Raises the logits of likely tokens."
         assert {"type": "number", "minimum": 0, "maximum": 3} in schema["anyOf"]
         assert "less than or equal to 3" in found[f"wrong {model}"]
-    assert found["input"] == ["TensorSpec(name='sharpness_factor', dtype='FP32', dims=1, optional=True)"]
+    assert found["input"] == [
+        "TensorSpec(name='sharpness_factor', dtype='FP32', dims=1, optional=True)"
+    ]
     assert found["wrong value"] == "sharpness must be 0 to 3, not 4.0"
     assert found["wrong type"] == "sharpness must be a number, not '4'"

@@ -1,4 +1,5 @@
-"""/v1/responses with the openai package: the session's text, the events of a stream, forms, and what is refused."""
+"""/v1/responses with the openai package: the session's text, the events of a stream, forms, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -29,12 +30,20 @@ def expected(session, messages):
 
 
 def fields(server, **more):
-    own = {"model": server.model, "temperature": 0.7, "max_output_tokens": 24, "extra_body": {"seed": 3}}
+    own = {
+        "model": server.model,
+        "temperature": 0.7,
+        "max_output_tokens": 24,
+        "extra_body": {"seed": 3},
+    }
     return own | {"input": TURNS} | more
 
 
 def ask(server, **more):
-    return server.post("/v1/responses", {"model": server.model, "input": "The quick", "max_output_tokens": 4} | more)
+    return server.post(
+        "/v1/responses",
+        {"model": server.model, "input": "The quick", "max_output_tokens": 4} | more,
+    )
 
 
 def test_the_text_is_the_sessions(server, session):
@@ -47,14 +56,19 @@ def test_the_text_is_the_sessions(server, session):
     assert answer.metadata == {"a": "b"}
     assert (answer.store, answer.previous_response_id, answer.error) == (False, None, None)
     assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.7, 1.0, 24)
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(text.prompt_ids), len(text.token_ids))
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (
+        len(text.prompt_ids),
+        len(text.token_ids),
+    )
     assert answer.usage.total_tokens == len(text.prompt_ids) + len(text.token_ids)
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
     assert answer.model_extra["pass"]["seed"] == 3
 
 
 def test_instructions_are_a_system_message(server, session):
-    of_text = server.client().responses.create(**fields(server, input="for i in range"), instructions="Be brief.")
+    of_text = server.client().responses.create(
+        **fields(server, input="for i in range"), instructions="Be brief."
+    )
     assert of_text.output_text == expected(session, TURNS).text
     assert of_text.instructions == "Be brief."
 
@@ -62,15 +76,34 @@ def test_instructions_are_a_system_message(server, session):
 def test_items_are_messages(server, session):
     """In the forms in which clients send what they asked, and send back what they got."""
     said = {"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}
-    messages = [TURNS[0], TURNS[1], {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "a\nb"}]
-    items = [
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+    messages = [
+        TURNS[0],
         TURNS[1],
-        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [said]},
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "a\nb"},
+    ]
+    items = [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "Be brief."}],
+        },
+        TURNS[1],
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [said],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+        },
     ]
     assert (
-        server.client().responses.create(**fields(server, input=items)).output_text == expected(session, messages).text
+        server.client().responses.create(**fields(server, input=items)).output_text
+        == expected(session, messages).text
     )
 
 
@@ -92,14 +125,29 @@ def test_the_events_of_a_stream(server, session, ends):
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert len(deltas) > 1
     assert "".join(event.delta for event in deltas) == whole.output_text
-    begin = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    begin = [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
     done = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
     kinds = [event.type for event in events]
     assert kinds == [*begin, *(event.type for event in deltas), *done, f"response.{whole.status}"]
     created, *_, text, part, item, last = events
     assert created.response.status == "in_progress"
-    assert text.text == part.part.text == item.item.content[0].text == last.response.output_text == whole.output_text
-    assert {each.item_id for each in [*deltas, text, part]} == {item.item.id} == {last.response.output[0].id}
+    assert (
+        text.text
+        == part.part.text
+        == item.item.content[0].text
+        == last.response.output_text
+        == whole.output_text
+    )
+    assert (
+        {each.item_id for each in [*deltas, text, part]}
+        == {item.item.id}
+        == {last.response.output[0].id}
+    )
     assert last.response.id == created.response.id
     assert last.response.usage.output_tokens == whole.usage.output_tokens
     assert last.response.model_extra["pass"]["seed"] == 3
@@ -115,7 +163,9 @@ def test_events_are_named_and_nothing_follows_the_last(server):
 
 
 def test_the_stream_helper_of_the_openai_package(server):
-    own = fields(server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=200, text_format=Answer)
+    own = fields(
+        server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=200, text_format=Answer
+    )
     with server.client().responses.stream(**own) as stream:
         seen = [event.type for event in stream]
         final = stream.get_final_response()
@@ -140,7 +190,10 @@ def test_forms(server):
     same = server.chat(**chat, response_format={"type": "json_object"}).json()
     assert anything.output_text == same["choices"][0]["message"]["content"]
     assert anything.output_text.startswith("{")
-    assert responses.create(**fields(server), text={"format": {"type": "text"}}).text.format.type == "text"
+    assert (
+        responses.create(**fields(server), text={"format": {"type": "text"}}).text.format.type
+        == "text"
+    )
 
 
 def test_plans_and_what_is_not_used_change_nothing(server):
@@ -149,8 +202,20 @@ def test_plans_and_what_is_not_used_change_nothing(server):
         {"plan": "fused"},
         {"speculative": False},
         {"user": "me", "prompt_cache_key": "a", "safety_identifier": "b"},
-        {"store": False, "truncation": "disabled", "include": [], "service_tier": "auto", "background": False},
-        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {}, "text": {}},
+        {
+            "store": False,
+            "truncation": "disabled",
+            "include": [],
+            "service_tier": "auto",
+            "background": False,
+        },
+        {
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "reasoning": {},
+            "text": {},
+        },
     ):
         assert ask(server, seed=3, **more).json()["output"][0]["content"][0]["text"] == plain
 
@@ -169,12 +234,18 @@ UNSUPPORTED = [
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input.0.encrypted_content"),
-    ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]}, "input.0"),
+    (
+        {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]},
+        "input.0",
+    ),
     ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input.0"),
 ]
 WRONG = [
@@ -185,7 +256,10 @@ WRONG = [
     ({"input": [{"type": "message", "content": "a"}]}, "input.0.role"),
     ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
     ({"input": [TURNS[0], {"role": "user", "content": "a", "colour": 1}]}, "input.1.colour"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]}, "input.0.content"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
+        "input.0.content",
+    ),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content"),
     ({"input": "word " * 1000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -198,7 +272,10 @@ WRONG = [
     ({"stream_options": {}}, "stream_options"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
-    ({"tools": [{"type": "function", "name": "f", "parameters": {"a": float("inf")}}]}, None),  # Infinity is not JSON
+    (
+        {"tools": [{"type": "function", "name": "f", "parameters": {"a": float("inf")}}]},
+        None,
+    ),  # Infinity is not JSON
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
     ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "schema": {"type": "animal"}}}}, "text.format"),
@@ -216,10 +293,16 @@ def test_what_is_not_supported(server, more, param):
 @pytest.mark.parametrize(("more", "param"), WRONG, ids=lambda value: str(value)[:40])
 def test_what_is_wrong(server, more, param):
     body = json.dumps({"model": server.model, "input": "a", **more})
-    response = httpx.post(f"{server.url}/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    response = httpx.post(
+        f"{server.url}/v1/responses", content=body, headers={"Content-Type": "application/json"}
+    )
     problem = error(response, 400)
     assert problem["param"] == param
-    assert not set(problem["message"].split()) & {"messages", "max_completion_tokens", "response_format"}
+    assert not set(problem["message"].split()) & {
+        "messages",
+        "max_completion_tokens",
+        "response_format",
+    }
 
 
 def test_why_nothing_earlier_can_be_named(server):
@@ -234,17 +317,25 @@ def test_half_characters(server):
         b'"input": "\\ud800"',
         b'"input": "a", "metadata": {"a": "\\ud800"}',
         b'"input": "a", "tools": [{"type": "function", "name": "f", "description": "\\udfff"}]',
-        b'"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"const": "\\udfff"}}]',
+        b'"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"const": '
+        b'"\\udfff"}}]',
     ):
         body = b'{"model": "' + server.model.encode() + b'", ' + more + b"}"
-        problem = error(httpx.post(f"{server.url}/v1/responses", content=body, headers=headers), 400)
+        problem = error(
+            httpx.post(f"{server.url}/v1/responses", content=body, headers=headers), 400
+        )
         assert problem["code"] == "invalid_json"
 
 
 def test_nothing_is_stored(server):
     responses = server.client().responses
     answer = responses.create(**fields(server))
-    for wanted in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
+    for wanted in (
+        responses.retrieve,
+        responses.delete,
+        responses.cancel,
+        responses.input_items.list,
+    ):
         with pytest.raises(openai.NotFoundError) as caught:
             list(wanted(answer.id)) if wanted == responses.input_items.list else wanted(answer.id)
         assert caught.value.code == "response_not_stored"

@@ -1,4 +1,5 @@
-"""/v1/responses: calls of functions, their results and thoughts are items of the output and of the input."""
+"""/v1/responses: calls of functions, their results and thoughts are items of the output and of the
+input."""
 
 from __future__ import annotations
 
@@ -40,14 +41,27 @@ def thinking(random_bundle, tmp_path_factory):
 
 
 def fields(server, **more):
-    own = {"model": server.model, "input": ASKED, "tools": FUNCTIONS, "max_output_tokens": 400, "temperature": 1.0}
-    return own | {"tool_choice": "required", "extra_body": {"seed": 3, "logit_bias": {"1": 12}}} | more
+    own = {
+        "model": server.model,
+        "input": ASKED,
+        "tools": FUNCTIONS,
+        "max_output_tokens": 400,
+        "temperature": 1.0,
+    }
+    return (
+        own | {"tool_choice": "required", "extra_body": {"seed": 3, "logit_bias": {"1": 12}}} | more
+    )
 
 
 def recite(thinking, text, **more):
     """-> the answer, and the events of the same answer streamed"""
     thinking.text = text
-    own = {"model": thinking.session.manifest.model.name, "input": ASKED, "max_output_tokens": 200, **more}
+    own = {
+        "model": thinking.session.manifest.model.name,
+        "input": ASKED,
+        "max_output_tokens": 200,
+        **more,
+    }
     whole = thinking.client.responses.create(**own)
     events = list(thinking.client.responses.create(**own, stream=True))
     streamed = events[-1].response
@@ -55,7 +69,9 @@ def recite(thinking, text, **more):
     assert [each.sequence_number for each in events] == list(range(len(events)))
 
     def shown(item):
-        return {name: value for name, value in item.to_dict().items() if name not in ("id", "call_id")}
+        return {
+            name: value for name, value in item.to_dict().items() if name not in ("id", "call_id")
+        }
 
     assert [shown(item) for item in streamed.output] == [shown(item) for item in whole.output]
     ended = [event.item for event in events if event.type == "response.output_item.done"]
@@ -67,12 +83,19 @@ def test_required_calls(tool_server):
     answer = tool_server.client().responses.create(**fields(tool_server))
     assert answer.status == "completed"
     assert answer.output_text == ""
-    assert (answer.tool_choice, [tool.name for tool in answer.tools]) == ("required", ["weather", "clock"])
+    assert (answer.tool_choice, [tool.name for tool in answer.tools]) == (
+        "required",
+        ["weather", "clock"],
+    )
     assert answer.output
     for call in answer.output:
         assert (call.type, call.status) == ("function_call", "completed")
-        assert set(json.loads(call.arguments)) == ({"city", "days"} if call.name == "weather" else {"utc"})
-    assert len({call.call_id for call in answer.output} | {call.id for call in answer.output}) == 2 * len(answer.output)
+        assert set(json.loads(call.arguments)) == (
+            {"city", "days"} if call.name == "weather" else {"utc"}
+        )
+    assert len(
+        {call.call_id for call in answer.output} | {call.id for call in answer.output}
+    ) == 2 * len(answer.output)
 
 
 def test_a_named_function(tool_server):
@@ -89,10 +112,22 @@ def test_calls_of_a_stream(tool_server):
     for place, call in enumerate(whole.output):
         own = [event for event in events if getattr(event, "output_index", None) == place]
         added, *deltas, done, ended = own
-        assert (added.type, added.item.name, added.item.arguments) == ("response.output_item.added", call.name, "")
+        assert (added.type, added.item.name, added.item.arguments) == (
+            "response.output_item.added",
+            call.name,
+            "",
+        )
         assert {each.type for each in deltas} == {"response.function_call_arguments.delta"}
-        assert "".join(each.delta for each in deltas) == done.arguments == ended.item.arguments == call.arguments
-        assert (done.type, ended.type) == ("response.function_call_arguments.done", "response.output_item.done")
+        assert (
+            "".join(each.delta for each in deltas)
+            == done.arguments
+            == ended.item.arguments
+            == call.arguments
+        )
+        assert (done.type, ended.type) == (
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+        )
         assert added.item.call_id == ended.item.call_id
         assert {each.item_id for each in [*deltas, done]} == {added.item.id}
     assert events[-1].type == "response.completed"
@@ -114,11 +149,16 @@ def test_a_whole_conversation(tool_server):
     first = responses.create(**fields(tool_server, parallel_tool_calls=False))
     (call,) = first.output
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
-    second = responses.create(**fields(tool_server, input=[*ASKED, call, output], tool_choice="auto"))
+    second = responses.create(
+        **fields(tool_server, input=[*ASKED, call, output], tool_choice="auto")
+    )
     function = {"name": call.name, "arguments": call.arguments}
     messages = [
         *ASKED,
-        {"role": "assistant", "tool_calls": [{"id": call.call_id, "type": "function", "function": function}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": call.call_id, "type": "function", "function": function}],
+        },
         {"role": "tool", "tool_call_id": call.call_id, "content": "21 degrees"},
     ]
     chat = tool_server.client().chat.completions.create(
@@ -145,7 +185,10 @@ def test_wrong_items(tool_server):
     assert refused(input=[*ASKED, CALL, RESULT | {"call_id": "call_2"}]) == "input.2.call_id"
     assert refused(input=[*ASKED, CALL | {"name": "a b"}]) == "input.1.name"
     assert refused(instructions="a", input=[RESULT]) == "input.0.call_id"
-    assert refused(input=[*ASKED, CALL, RESULT | {"output": [{"type": "input_file"}]}]) == "input.2.output"
+    assert (
+        refused(input=[*ASKED, CALL, RESULT | {"output": [{"type": "input_file"}]}])
+        == "input.2.output"
+    )
     assert refused(tools=[FUNCTIONS[0], FUNCTIONS[0]]) == "tools"
     assert refused(tools=[]) == "tool_choice"
     assert refused(tools=[CLOCK]) == "tools.0.name"
@@ -165,9 +208,20 @@ def test_thoughts_text_and_calls_are_items(thinking):
     of_text = ["content_part.done", "output_item.done"]
     assert once == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
-        *("reasoning_text.delta", "reasoning_text.done", *of_text, "output_item.added", "content_part.added"),
+        *(
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            *of_text,
+            "output_item.added",
+            "content_part.added",
+        ),
         *("output_text.delta", "output_text.done", *of_text, "output_item.added"),
-        *("function_call_arguments.delta", "function_call_arguments.done", "output_item.done", "completed"),
+        *(
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+            "completed",
+        ),
     ]
     assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
 
@@ -175,7 +229,11 @@ def test_thoughts_text_and_calls_are_items(thinking):
 def test_thoughts_and_calls_that_are_cut_off(thinking):
     whole, _ = recite(thinking, "hm hm hm hm", max_output_tokens=4)
     (thoughts,) = whole.output
-    assert (thoughts.type, thoughts.status, whole.status) == ("reasoning", "incomplete", "incomplete")
+    assert (thoughts.type, thoughts.status, whole.status) == (
+        "reasoning",
+        "incomplete",
+        "incomplete",
+    )
     assert whole.usage.output_tokens_details.reasoning_tokens == 4
     size = len(thinking.session.tokenizer.encode(f"</think>{HERMES}", add_special_tokens=False).ids)
     whole, _ = recite(thinking, f"</think>{HERMES}", max_output_tokens=size - 10, tools=FUNCTIONS)
@@ -196,10 +254,16 @@ def test_an_output_with_everything_can_be_sent_back(thinking):
     first, _ = recite(thinking, f"hm</think>\n{HERMES}", tools=FUNCTIONS)
     given = []
     encode = thinking.session.encode_chat
-    thinking.session.encode_chat = lambda messages, **more: given.append(messages) or encode(messages, **more)
+    thinking.session.encode_chat = lambda messages, **more: (
+        given.append(messages) or encode(messages, **more)
+    )
     try:
         call_id = first.output[2].call_id
-        items = [*ASKED, *first.output, {"type": "function_call_output", "call_id": call_id, "output": "21 degrees"}]
+        items = [
+            *ASKED,
+            *first.output,
+            {"type": "function_call_output", "call_id": call_id, "output": "21 degrees"},
+        ]
         second, _ = recite(thinking, "</think>It is warm.", tools=FUNCTIONS, input=items)
         recite(thinking, "</think>It is warm.", input=[*ASKED, first.output[0]])
         recite(thinking, "</think>It is warm.", input=[first.output[1], *first.output])
@@ -207,10 +271,18 @@ def test_an_output_with_everything_can_be_sent_back(thinking):
         thinking.session.encode_chat = encode
     assert second.output_text == "It is warm."
     _, turn, result = given[0]
-    assert (turn["role"], turn["reasoning_content"], turn["content"]) == ("assistant", "hm", "Let me see.")
+    assert (turn["role"], turn["reasoning_content"], turn["content"]) == (
+        "assistant",
+        "hm",
+        "Let me see.",
+    )
     assert [call["function"]["name"] for call in turn["tool_calls"]] == ["weather"]
     assert (result["role"], result["content"]) == ("tool", "21 degrees")
     assert given[2][1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
     said, after = given[-1]  # thoughts after a text begin another message
     assert said == {"role": "assistant", "content": "Let me see."}
-    assert (after["reasoning_content"], after["content"], len(after["tool_calls"])) == ("hm", "Let me see.", 1)
+    assert (after["reasoning_content"], after["content"], len(after["tool_calls"])) == (
+        "hm",
+        "Let me see.",
+        1,
+    )

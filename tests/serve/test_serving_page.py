@@ -1,4 +1,5 @@
-"""docs/serving.md and the README: their commands run as printed; the table of metrics is the one that is served."""
+"""docs/serving.md and the README: their commands run as printed; the table of metrics is the one
+that is served."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from running import Server
 from pass_runtime.cli.main import main
 
 README, PAGE = (
-    (Path(__file__).parents[2] / name).read_text(encoding="utf-8") for name in ("README.md", "docs/serving.md")
+    (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/serving.md")
 )
 CURLS = re.findall(r"^    (curl .*)$", README + PAGE, re.MULTILINE)
 NAME = "smollm2-135m"
@@ -26,7 +28,9 @@ def here(text: str, server: Server) -> str:
 
 @pytest.mark.parametrize("line", CURLS, ids=range(len(CURLS)))
 def test_the_commands_run(server, line):
-    done = subprocess.run(["bash", "-c", here(line, server)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        ["bash", "-c", here(line, server)], capture_output=True, text=True, timeout=60, check=True
+    )
     if "stream" in line:
         assert done.stdout.endswith("data: [DONE]\n\n")
     elif "metrics" in line:
@@ -38,7 +42,8 @@ def test_the_commands_run(server, line):
 
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 PRINTED = ("'seed': 7", "city=", "complete")
-"""The last one prints a status, `completed` or `incomplete`: the random model may end its text before the limit."""
+"""The last one prints a status, `completed` or `incomplete`: the random model may end its text
+before the limit."""
 
 
 @pytest.mark.parametrize(("code", "printed"), [*zip(CODE, PRINTED, strict=True)], ids=PRINTED)
@@ -50,13 +55,18 @@ def test_the_python_runs(server, capsys, code, printed):
 def test_the_metrics_are_those_of_the_table(server):
     server.complete(max_tokens=8, plan="fused", ignore_eos=True)
     table = PAGE[PAGE.index("## Metrics") : PAGE.index("## In another server")]
-    documented = {name.removesuffix("_total") for name in re.findall(r"`((?:vllm|pass):\w+)", table)}
+    documented = {
+        name.removesuffix("_total") for name in re.findall(r"`((?:vllm|pass):\w+)", table)
+    }
     found = re.findall(r"^# TYPE (\S+) ", server.metrics(), re.MULTILINE)
     served = {name.removesuffix("_total") for name in found if not name.endswith("_created")}
     assert documented == served
 
 
 def test_the_flags_exist():
-    said = CliRunner().invoke(main, ["serve", "--help"]).output + CliRunner().invoke(main, ["chat", "--help"]).output
+    said = (
+        CliRunner().invoke(main, ["serve", "--help"]).output
+        + CliRunner().invoke(main, ["chat", "--help"]).output
+    )
     for flag in set(re.findall(r"`(?:pass-run \S+ )?(--[a-z-]+)", PAGE)):
         assert flag in said, flag

@@ -28,7 +28,9 @@ def test_a_prompt_there_and_back(server, session):
 def test_messages_are_those_of_a_chat(server, session):
     found = post(server, "tokenize", messages=TURNS).json()
     assert found["tokens"] == session.encode_chat(TURNS)
-    answer = server.client().chat.completions.create(model=server.model, messages=TURNS, max_completion_tokens=1)
+    answer = server.client().chat.completions.create(
+        model=server.model, messages=TURNS, max_completion_tokens=1
+    )
     assert answer.usage.prompt_tokens == found["count"]
 
 
@@ -38,10 +40,20 @@ def test_messages_are_those_of_a_chat(server, session):
         ("tokenize", {}, 400, "prompt"),
         ("tokenize", {"prompt": "a", "messages": TURNS}, 400, "prompt"),
         ("tokenize", {"prompt": "a", "model": "another"}, 404, "model"),
-        ("tokenize", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        (
+            "tokenize",
+            {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            400,
+            "tools",
+        ),
         ("tokenize", {"prompt": 5}, 400, "prompt"),
         ("tokenize", {"messages": TURNS, "add_special_tokens": True}, 400, "add_special_tokens"),
-        ("tokenize", {"messages": TURNS, "add_generation_prompt": False}, 400, "add_generation_prompt"),
+        (
+            "tokenize",
+            {"messages": TURNS, "add_generation_prompt": False},
+            400,
+            "add_generation_prompt",
+        ),
         ("tokenize", {"prompt": "a", "unknown": 1}, 400, "unknown"),
         ("detokenize", {"tokens": [10**9]}, 400, "tokens"),
         ("detokenize", {}, 400, "tokens"),

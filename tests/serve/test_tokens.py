@@ -21,9 +21,21 @@ def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown():
 
 def test_the_tokens_of_a_character_have_its_place():
     vocabulary = Vocabulary(byte_level())
-    tokens = [Token(id, "model", TokenLogprobs(-1.0, ())) for id in (0x61, 0xE2, 0x82, 0xAC, 0x62, 0xE2, 0x82, 0x63)]
+    tokens = [
+        Token(id, "model", TokenLogprobs(-1.0, ()))
+        for id in (0x61, 0xE2, 0x82, 0xAC, 0x62, 0xE2, 0x82, 0x63)
+    ]
     shown = completion_logprobs(TokenTexts(vocabulary), tokens, Detokenizer(vocabulary))
-    assert shown["tokens"] == ["a", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "b", "bytes:\\xe2", "bytes:\\x82", "c"]
+    assert shown["tokens"] == [
+        "a",
+        "bytes:\\xe2",
+        "bytes:\\x82",
+        "bytes:\\xac",
+        "b",
+        "bytes:\\xe2",
+        "bytes:\\x82",
+        "c",
+    ]
     assert shown["text_offset"] == [0, 1, 1, 1, 2, 3, 3, 4]  # the text is "a€b\ufffdc"
 
 

@@ -1,4 +1,5 @@
-"""Calls of functions that a model must write: a real server, the openai package, and the formats of three families."""
+"""Calls of functions that a model must write: a real server, the openai package, and the formats of
+three families."""
 
 from __future__ import annotations
 
@@ -33,7 +34,13 @@ def tool_server(request, random_bundle, tmp_path_factory):
 
 
 def fields(server, **more):
-    own = {"model": server.model, "messages": ASKED, "tools": TOOLS, "max_tokens": 400, "temperature": 1.0}
+    own = {
+        "model": server.model,
+        "messages": ASKED,
+        "tools": TOOLS,
+        "max_tokens": 400,
+        "temperature": 1.0,
+    }
     return own | {"logit_bias": END, "tool_choice": "required"} | more
 
 
@@ -76,7 +83,9 @@ def test_a_stream_has_the_same_calls(tool_server):
             else:
                 pieces += 1
             calls[part.index]["arguments"] += part.function.arguments
-    assert calls == [{"name": call.function.name, "arguments": call.function.arguments} for call in whole]
+    assert calls == [
+        {"name": call.function.name, "arguments": call.function.arguments} for call in whole
+    ]
     assert pieces > len(calls)  # arguments come while they are written
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
@@ -84,7 +93,9 @@ def test_a_stream_has_the_same_calls(tool_server):
 @pytest.mark.parametrize("named", ["weather", "clock"])
 def test_a_named_function_is_called_once(tool_server, named):
     choice = {"type": "function", "function": {"name": named}}
-    answer = tool_server.client().chat.completions.create(**fields(tool_server, tool_choice=choice, n=3, seed=1))
+    answer = tool_server.client().chat.completions.create(
+        **fields(tool_server, tool_choice=choice, n=3, seed=1)
+    )
     for each in answer.choices:
         (call,) = each.message.tool_calls
         assert call.function.name == named
@@ -115,18 +126,28 @@ def test_the_helpers_of_the_openai_package(tool_server):
     own = fields(tool_server, tools=[pydantic_function_tool(Clock, name="clock")], seed=5)
     completions = tool_server.client().chat.completions
     (choice,) = completions.parse(**own).choices
-    assert all(isinstance(call.function.parsed_arguments, Clock) for call in choice.message.tool_calls)
+    assert all(
+        isinstance(call.function.parsed_arguments, Clock) for call in choice.message.tool_calls
+    )
     with completions.stream(**own) as events:
         done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
-    assert [event.arguments for event in done] == [call.function.arguments for call in choice.message.tool_calls]
+    assert [event.arguments for event in done] == [
+        call.function.arguments for call in choice.message.tool_calls
+    ]
 
 
 def test_a_whole_conversation(tool_server):
     completions = tool_server.client().chat.completions
-    first = completions.create(**fields(tool_server, parallel_tool_calls=False, seed=1)).choices[0].message
+    first = (
+        completions.create(**fields(tool_server, parallel_tool_calls=False, seed=1))
+        .choices[0]
+        .message
+    )
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "21 degrees"}
     shorter, longer = (
-        completions.create(**fields(tool_server, messages=messages, tool_choice="auto", max_tokens=4))
+        completions.create(
+            **fields(tool_server, messages=messages, tool_choice="auto", max_tokens=4)
+        )
         for messages in (ASKED, [*ASKED, first, result])
     )
     assert longer.usage.prompt_tokens > shorter.usage.prompt_tokens + 10
@@ -146,10 +167,14 @@ def test_required_calls_are_counted_as_a_form(tool_server):
 def test_tools_are_shown_unless_none_may_be_called(tool_server):
     completions = tool_server.client().chat.completions
     counts = {
-        choice: completions.create(**fields(tool_server, tool_choice=choice, max_tokens=1)).usage.prompt_tokens
+        choice: completions.create(
+            **fields(tool_server, tool_choice=choice, max_tokens=1)
+        ).usage.prompt_tokens
         for choice in ("auto", "none")
     }
-    plain = completions.create(model=tool_server.model, messages=ASKED, max_tokens=1).usage.prompt_tokens
+    plain = completions.create(
+        model=tool_server.model, messages=ASKED, max_tokens=1
+    ).usage.prompt_tokens
     assert counts["none"] == plain < counts["auto"]
 
 
@@ -184,16 +209,23 @@ def test_wrong_tools(tool_server):
     assert refused(tools=[CLOCK, CLOCK]) == "tools"
     assert refused(tools=[]) == "tool_choice"
     assert refused(tool_choice={"type": "function", "function": {"name": "other"}}) == "tool_choice"
-    assert refused(tools=[{"type": "function", "function": {"name": "a b"}}]) == "tools.0.function.name"
+    assert (
+        refused(tools=[{"type": "function", "function": {"name": "a b"}}])
+        == "tools.0.function.name"
+    )
     assert refused(tools=[{"type": "web_search"}]) == "tools.0.type"
     assert refused(messages=calling("{}", call="b")) == "messages.2.tool_call_id"
     bad = {"type": "object", "properties": {"a": {"type": "animal"}}}
-    assert refused(tools=[{"type": "function", "function": {"name": "f", "parameters": bad}}]) == "tools"
+    assert (
+        refused(tools=[{"type": "function", "function": {"name": "f", "parameters": bad}}])
+        == "tools"
+    )
     assert refused(logit_bias=None, extra_body={"ignore_eos": True}) == "ignore_eos"
 
 
 def replayed(arguments, **of_result):
-    """A conversation in which a model wrote these arguments, 9 characters of id as Mistral's templates want them."""
+    """A conversation in which a model wrote these arguments, 9 characters of id as Mistral's
+    templates want them."""
     function = {"name": "weather", "arguments": arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "error"} | of_result
@@ -221,33 +253,60 @@ BAD_ARGUMENTS = {
 def test_a_conversation_goes_on_whatever_a_call_had_for_arguments(tool_server, arguments):
     """The prompt has the arguments as they were written."""
     messages = replayed(arguments)
-    shown = tool_server.post("/tokenize", {"model": tool_server.model, "messages": messages, "tools": TOOLS})
+    shown = tool_server.post(
+        "/tokenize", {"model": tool_server.model, "messages": messages, "tools": TOOLS}
+    )
     assert shown.status_code == 200, shown.text
-    text = tool_server.post("/detokenize", {"model": tool_server.model, "tokens": shown.json()["tokens"]}).json()
+    text = tool_server.post(
+        "/detokenize", {"model": tool_server.model, "tokens": shown.json()["tokens"]}
+    ).json()
     assert arguments in text["prompt"]
     answer = tool_server.chat(messages=messages, tools=TOOLS, max_tokens=1)
-    assert answer.status_code == 200 or answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+    assert (
+        answer.status_code == 200 or answer.json()["error"]["code"] == "context_length_exceeded"
+    ), answer.text
 
 
 @pytest.mark.parametrize("most", range(1, 60, 3))
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
 def test_a_call_that_is_cut_off_is_never_content_and_can_be_sent_back(tool_server, most, choice):
-    own = fields(tool_server, tool_choice=choice, max_tokens=most, seed=most, logit_bias={"1": -100})
+    own = fields(
+        tool_server, tool_choice=choice, max_tokens=most, seed=most, logit_bias={"1": -100}
+    )
     completions = tool_server.client().chat.completions
     message = completions.create(**own).choices[0].message
     assert not message.content
-    assert not any(part.choices[0].delta.content for part in completions.create(**own, stream=True) if part.choices)
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "cut"} for call in message.tool_calls or ()]
-    history = [*ASKED, message.model_dump(exclude_none=True) | {"content": message.content}, *results, *ASKED]
+    assert not any(
+        part.choices[0].delta.content
+        for part in completions.create(**own, stream=True)
+        if part.choices
+    )
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "cut"}
+        for call in message.tool_calls or ()
+    ]
+    history = [
+        *ASKED,
+        message.model_dump(exclude_none=True) | {"content": message.content},
+        *results,
+        *ASKED,
+    ]
     completions.create(**fields(tool_server, messages=history, max_tokens=1, tool_choice="auto"))
 
 
 def test_a_result_may_name_its_function(tool_server):
     def ask(**of_result):
-        own = fields(tool_server, messages=replayed("{}", **of_result), tool_choice="auto", max_tokens=1)
+        own = fields(
+            tool_server, messages=replayed("{}", **of_result), tool_choice="auto", max_tokens=1
+        )
         return tool_server.chat(**own)
 
-    counts = [ask(**more).json()["usage"]["prompt_tokens"] for more in ({}, {"name": "weather"}, {"name": None})]
+    counts = [
+        ask(**more).json()["usage"]["prompt_tokens"]
+        for more in ({}, {"name": "weather"}, {"name": None})
+    ]
     assert len(set(counts)) == 1
     problem = error(ask(name="clock"), 400)
     assert problem["param"] == "messages.2.name"
@@ -278,7 +337,10 @@ def test_arguments_that_spell_added_tokens_are_text(tool_server):
     own = fields(tool_server, seed=1, tools=[one_tool(SPELLING)], parallel_tool_calls=False)
     (choice,) = tool_server.client().chat.completions.create(**own).choices
     assert choice.finish_reason == "tool_calls"
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {MARK: f"a{MARK}", "</tool_call>": "<think>"}
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {
+        MARK: f"a{MARK}",
+        "</tool_call>": "<think>",
+    }
 
 
 LONE = [
@@ -292,10 +354,16 @@ LONE = [
 @pytest.mark.parametrize("tool", LONE, ids=["key", "const", "description", "name"])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_lone_surrogate_in_a_tool_is_no_failure(tool_server, tool, choice):
-    """It is refused where it comes into the prompt or into a grammar. Templates may write it as an escape."""
+    """It is refused where it comes into the prompt or into a grammar. Templates may write it as an
+    escape."""
     body = json.dumps(fields(tool_server, tools=[tool], tool_choice=choice))
     answer = httpx.post(
-        tool_server.url + "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
+        tool_server.url + "/v1/chat/completions",
+        content=body,
+        headers={"Content-Type": "application/json"},
+        timeout=60,
     )
     in_grammar = choice == "required" and tool in LONE[:2]
-    assert answer.status_code in ((400,) if in_grammar or tool is LONE[3] else (200, 400)), answer.text
+    assert answer.status_code in ((400,) if in_grammar or tool is LONE[3] else (200, 400)), (
+        answer.text
+    )

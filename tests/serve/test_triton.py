@@ -1,4 +1,5 @@
-"""Triton's own server and client: what comes is what a session writes, whatever else is going on."""
+"""Triton's own server and client: what comes is what a session writes, whatever else is going
+on."""
 
 from __future__ import annotations
 
@@ -19,17 +20,33 @@ from triton_server import Client, ids_of, text_of
 from pass_runtime import GenerateOptions, SamplingParams
 
 PLANS = ("ar", "two-pass", "fused", "fused:2,2,1", "auto")
-KINDS = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01})
+KINDS = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+)
 CLIENTS, REQUESTS = 16, 20
 PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
-LONG = {"text_input": "The", "max_tokens": 700, "temperature": 0.0, "plan": "ar", "ignore_eos": True}
+LONG = {
+    "text_input": "The",
+    "max_tokens": 700,
+    "temperature": 0.0,
+    "plan": "ar",
+    "ignore_eos": True,
+}
 """Of the slow model: 20 s."""
 
 
 def expected(session, prompt: str | list[int], fields: dict):
     """What the session writes with the same parameters, by plain decoding."""
-    kind = {name: fields[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed") if name in fields}
-    options = GenerateOptions(max_new_tokens=fields["max_tokens"], sampling=SamplingParams(**kind), plan="ar")
+    kind = {
+        name: fields[name]
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        if name in fields
+    }
+    options = GenerateOptions(
+        max_new_tokens=fields["max_tokens"], sampling=SamplingParams(**kind), plan="ar"
+    )
     return session.generate(prompt, options).result()
 
 
@@ -57,8 +74,20 @@ def test_text_and_tokens_are_the_sessions(triton_server, session, plan):
 
 
 def test_what_can_be_returned(triton_server, session):
-    flags = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens", "statistics")
-    request = {"max_tokens": 12, "temperature": 0.0, "plan": "fused", **{f"return_{name}": True for name in flags}}
+    flags = (
+        "finish_reason",
+        "cumulative_logprob",
+        "logprobs",
+        "num_input_tokens",
+        "num_output_tokens",
+        "statistics",
+    )
+    request = {
+        "max_tokens": 12,
+        "temperature": 0.0,
+        "plan": "fused",
+        **{f"return_{name}": True for name in flags},
+    }
     with Client(triton_server) as client:
         (whole,) = client.ask("text", text_input="The quick", **request)
         pieces = client.ask("text", text_input="The quick", stream=True, **request)
@@ -74,17 +103,32 @@ def test_what_can_be_returned(triton_server, session):
     assert statistics["drafted"] > 0
     assert text_of(pieces) == text_of([whole])
     assert sum(piece["num_output_tokens"][0] for piece in pieces) == 12
-    assert [piece["finish_reason"][0] for piece in pieces] == [b"None"] * (len(pieces) - 1) + [b"length"]
+    assert [piece["finish_reason"][0] for piece in pieces] == [b"None"] * (len(pieces) - 1) + [
+        b"length"
+    ]
     assert sum(len(json.loads(piece["logprobs"][0])) for piece in pieces) == 12
 
 
 def test_sampling_parameters_as_vllm_and_its_frontend_send_them(triton_server, session):
-    sampling = {"max_tokens": 16, "temperature": 0.8, "top_k": -1, "seed": 5, "n": 1, "frequency_penalty": 0.0}
+    sampling = {
+        "max_tokens": 16,
+        "temperature": 0.8,
+        "top_k": -1,
+        "seed": 5,
+        "n": 1,
+        "frequency_penalty": 0.0,
+    }
     done = expected(session, "The", {"max_tokens": 16, "temperature": 0.8, "seed": 5})
-    request = {"text_input": "The", "sampling_parameters": json.dumps(sampling | {"logprobs": False})}
+    request = {
+        "text_input": "The",
+        "sampling_parameters": json.dumps(sampling | {"logprobs": False}),
+    }
     with Client(triton_server) as client:
         assert text_of(client.ask("text", **request, exclude_input_in_output=True)) == done.text
-        assert text_of(client.ask("text", **request, exclude_input_in_output=False)) == "The" + done.text
+        assert (
+            text_of(client.ask("text", **request, exclude_input_in_output=False))
+            == "The" + done.text
+        )
     nested = triton_server.generate(
         "text", text_input="The", parameters={name: sampling[name] for name in ("max_tokens",)}
     )
@@ -103,9 +147,15 @@ def test_sampling_parameters_as_vllm_and_its_frontend_send_them(triton_server, s
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"sampling_parameters": '{"n": 2}'}, "n 2 is not supported"),
         ({"sampling_parameters": '{"guided_regex": "("}'}, "regex is not valid"),
-        ({"sampling_parameters": '{"structured_outputs": {"regex": "a", "json_object": true}}'}, "exactly one"),
+        (
+            {"sampling_parameters": '{"structured_outputs": {"regex": "a", "json_object": true}}'},
+            "exactly one",
+        ),
         ({"sampling_parameters": "{"}, "sampling_parameters is not a JSON object"),
-        ({"sampling_parameters": '{"max_tokens": 3}', "max_tokens": 4}, "max_tokens is given twice"),
+        (
+            {"sampling_parameters": '{"max_tokens": 3}', "max_tokens": 4},
+            "max_tokens is given twice",
+        ),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 100_000}, "max_tokens is 100000"),
         ({"plan": "fastest"}, "fastest"),
@@ -121,19 +171,25 @@ def test_what_cannot_be_honoured_is_refused_by_name(triton_server, fields, messa
 
 def test_constraints_and_penalties_are_honoured(triton_server):
     choice = triton_server.generate(
-        "text", text_input="The", sampling_parameters='{"structured_outputs": {"choice": ["yes", "no"]}}'
+        "text",
+        text_input="The",
+        sampling_parameters='{"structured_outputs": {"choice": ["yes", "no"]}}',
     )
     assert choice.json()["text_output"] in ("yes", "no")
     fields = {"text_input": "The", "temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
     biased = {"sampling_parameters": '{"logit_bias": {"9": 100}}'}
     changes = ({}, biased, biased | {"frequency_penalty": 2.0, "repetition_penalty": 100.0})
-    texts = [triton_server.generate("text", **fields, **more).json()["text_output"] for more in changes]
+    texts = [
+        triton_server.generate("text", **fields, **more).json()["text_output"] for more in changes
+    ]
     assert len(set(texts)) == 3
 
 
 def test_a_cancelled_request_frees_its_slot(triton_server):
     """Whether it streams or not, and where it waits."""
-    before = triton_server.metric("vllm:request_success_total", finished_reason="abort", model_name="slow")
+    before = triton_server.metric(
+        "vllm:request_success_total", finished_reason="abort", model_name="slow"
+    )
     clients = [Client(triton_server) for _ in range(3)]
     with triton_server.first_response("slow", **LONG, stream=True):
         for number, client in enumerate(clients):
@@ -142,9 +198,15 @@ def test_a_cancelled_request_frees_its_slot(triton_server):
         triton_server.wait_until("vllm:num_requests_waiting", 2, model_name="slow")
         for client in reversed(clients):  # the stream among them never gets a slot
             client.cancel()
-    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+    for name in (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+    ):
         triton_server.wait_until(name, 0, model_name="slow")
-    after = triton_server.metric("vllm:request_success_total", finished_reason="abort", model_name="slow")
+    after = triton_server.metric(
+        "vllm:request_success_total", finished_reason="abort", model_name="slow"
+    )
     assert after - before == 4
     for client in clients:
         client.__exit__()
@@ -152,11 +214,19 @@ def test_a_cancelled_request_frees_its_slot(triton_server):
 
 @pytest.mark.parametrize("line", re.findall(r"^    (curl .*)$", PAGE, re.MULTILINE))
 def test_the_commands_of_the_page_run(triton_server, line):
-    line = line.replace("http://127.0.0.1:8000", triton_server.http).replace("/smollm2-135m-tokens/", "/tokens/")
-    line = line.replace("/smollm2-135m/", "/text/").replace("[504, 3575, 282, 4649, 314]", "[5, 6, 7]")
+    line = line.replace("http://127.0.0.1:8000", triton_server.http).replace(
+        "/smollm2-135m-tokens/", "/tokens/"
+    )
+    line = line.replace("/smollm2-135m/", "/text/").replace(
+        "[504, 3575, 282, 4649, 314]", "[5, 6, 7]"
+    )
     line = line.replace("http://127.0.0.1:8002", triton_server.metrics_url)
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
-    assert any(name in done.stdout for name in ("text_output", "output_ids", "vllm:num_requests_running"))
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert any(
+        name in done.stdout for name in ("text_output", "output_ids", "vllm:num_requests_running")
+    )
     assert "error" not in done.stdout
 
 
@@ -166,7 +236,10 @@ def requests_of(client: int) -> list[dict]:
 
 def test_sixteen_clients(triton_server, session):
     stub = triton_server.stubs()["tokens"]
-    before, memory = triton_server.metric("vllm:request_success_total", model_name="tokens"), anonymous_bytes(stub.pid)
+    before, memory = (
+        triton_server.metric("vllm:request_success_total", model_name="tokens"),
+        anonymous_bytes(stub.pid),
+    )
 
     def work(number: int) -> list[list[int] | None]:
         found: list[list[int] | None] = []
@@ -183,7 +256,9 @@ def test_sixteen_clients(triton_server, session):
         found = list(pool.map(work, range(CLIENTS)))
     triton_server.wait_until("vllm:num_requests_running", 0, model_name="tokens")
     triton_server.wait_until("vllm:num_requests_waiting", 0, model_name="tokens")
-    triton_server.wait_until("vllm:request_success_total", before + CLIENTS * REQUESTS, model_name="tokens")
+    triton_server.wait_until(
+        "vllm:request_success_total", before + CLIENTS * REQUESTS, model_name="tokens"
+    )
     for number, answers in enumerate(found):
         for fields, ids in zip(requests_of(number), answers, strict=True):
             if ids is not None:
@@ -192,12 +267,25 @@ def test_sixteen_clients(triton_server, session):
     assert anonymous_bytes(stub.pid) - memory < 64 << 20
 
 
-JUNK = ["", "\x00", "🦊" * 50, "{", "[]", "null", '{"a": ' * 2000, "9" * 5000, "NaN", "-1", '{"temperature": 1e999}']
+JUNK = [
+    "",
+    "\x00",
+    "🦊" * 50,
+    "{",
+    "[]",
+    "null",
+    '{"a": ' * 2000,
+    "9" * 5000,
+    "NaN",
+    "-1",
+    '{"temperature": 1e999}',
+]
 NUMBERS = [0, -1, 1, 2**31 - 1, -(2**31), 1e38, -1e38, float("nan"), float("inf"), 0.5]
 
 
 def test_five_hundred_fuzzed_requests(triton_server, session):
-    """Wrong types, shapes and names, junk bytes, huge numbers: each is answered, and nothing ever falls over."""
+    """Wrong types, shapes and names, junk bytes, huge numbers: each is answered, and nothing ever
+    falls over."""
     from tritonclient.utils import InferenceServerException
 
     rng, stubs = random.Random(0), triton_server.stubs()
@@ -213,7 +301,15 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
         "seed",
         "plan",
     ]
-    names += ["stop_words", "stop_token_ids", "ignore_eos", "sampling_parameters", "lookahead", "draft", "nonsense"]
+    names += [
+        "stop_words",
+        "stop_token_ids",
+        "ignore_eos",
+        "sampling_parameters",
+        "lookahead",
+        "draft",
+        "nonsense",
+    ]
     outcomes = {"answered": 0, "refused": 0}
 
     def junk(client: Client, name: str):
@@ -223,7 +319,10 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
             try:
                 return client.tensor(name, values, dtype)
             except (ValueError, OverflowError, AttributeError):
-                texts = rng.choices([*JUNK, bytes(rng.randrange(256) for _ in range(40))], k=rng.choice([1, 1, 1, 3]))
+                texts = rng.choices(
+                    [*JUNK, bytes(rng.randrange(256) for _ in range(40))],
+                    k=rng.choice([1, 1, 1, 3]),
+                )
                 return client.tensor(name, texts, "STRING")
 
     with Client(triton_server) as client:
@@ -232,7 +331,8 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
             tensors = [client.tensor(first, {"text_input": "The", "input_ids": [5, 6]}[first])]
             tensors.append(client.tensor("max_tokens", 3))
             chosen = rng.sample(
-                [name for name in names if name not in (first, "max_tokens")], k=rng.choice([0, 1, 1, 2])
+                [name for name in names if name not in (first, "max_tokens")],
+                k=rng.choice([0, 1, 1, 2]),
             )
             if rng.random() < 0.2:
                 tensors, chosen = [], [first, "max_tokens"]
@@ -245,10 +345,18 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
                 outcomes["refused"] += 1
         for number in range(250):
             chosen = rng.sample(names, k=rng.choice([0, 1, 1, 2]))
-            junk_fields = {name: rng.choice([*JUNK, *NUMBERS[:6], None, [], {}, True]) for name in chosen}
-            request = ({"text_input": "The", "max_tokens": 3} if rng.random() < 0.8 else {}) | junk_fields
+            junk_fields = {
+                name: rng.choice([*JUNK, *NUMBERS[:6], None, [], {}, True]) for name in chosen
+            }
+            request = (
+                {"text_input": "The", "max_tokens": 3} if rng.random() < 0.8 else {}
+            ) | junk_fields
             found = triton_server.generate("text", **request)
-            assert found.status_code < 500 or "Unable to parse" in found.text, (number, request, found.text)  # Triton's
+            assert found.status_code < 500 or "Unable to parse" in found.text, (
+                number,
+                request,
+                found.text,
+            )  # Triton's
             outcomes["answered" if found.status_code == 200 else "refused"] += 1
     assert min(outcomes.values()) > 50
     assert {name: stub.pid for name, stub in triton_server.stubs().items()} == {
@@ -262,10 +370,13 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
 
 
 def test_a_killed_model_is_loaded_again(triton_server, session):
-    """Triton itself never does: but the model's directory changes, and this server looks at it every second."""
+    """Triton itself never does: but the model's directory changes, and this server looks at it
+    every second."""
     fields = {"max_tokens": 8, "temperature": 0.0}
     triton_server.stubs()["text"].kill()
-    assert triton_server.generate("tokens", input_ids=[5, 6], **fields).status_code == 200  # the other one goes on
+    assert (
+        triton_server.generate("tokens", input_ids=[5, 6], **fields).status_code == 200
+    )  # the other one goes on
     deadline = time.monotonic() + 60
     while (found := triton_server.generate("text", text_input="The", **fields)).status_code != 200:
         assert "not healthy" in found.text

@@ -35,7 +35,8 @@ def slow_passes(monkeypatch):
 
 @pytest.mark.usefixtures("slow_passes")
 def test_a_look_that_fails_is_not_the_last_one(random_bundle, tmp_path, session, caplog):
-    """Neither for other requests nor for the same one; and it is logged once, not fifty times a second."""
+    """Neither for other requests nor for the same one; and it is logged once, not fifty times a
+    second."""
     with model_of(random_bundle, tmp_path / "model", max_batch_size=2) as model:
         odd, other = request(600), request(600)
         odd.is_cancelled = fail
@@ -63,10 +64,17 @@ def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, sessio
         second.wait_until_ended()
     assert Metric.sums["vllm:generation_tokens_total"] == 5
     text = b"".join(response["text_output"][0] for response in second.responses).decode()
-    assert text == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True)).result().text
+    assert (
+        text
+        == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True))
+        .result()
+        .text
+    )
 
 
-def test_a_request_that_is_cancelled_before_it_begins_is_ended(random_bundle, tmp_path, monkeypatch):
+def test_a_request_that_is_cancelled_before_it_begins_is_ended(
+    random_bundle, tmp_path, monkeypatch
+):
     """Triton waits for the last response of every request."""
     begin = Model._begin
 
@@ -94,16 +102,25 @@ def test_n_of_one_may_be_any_kind_of_number(random_bundle, tmp_path):
 
 
 def ask_it_to_end() -> None:
-    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # that would be the end of these tests
+    assert (
+        signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    )  # that would be the end of these tests
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.usefixtures("slow_passes")
-@pytest.mark.parametrize(("drain_seconds", "signals", "cut_off"), [(20, 1, False), (0.3, 1, True), (60, 2, True)])
-def test_a_signal_lets_answers_finish_or_fails_them(random_bundle, tmp_path, drain_seconds, signals, cut_off):
-    """Those that take longer than they may, or that a second signal finds. New ones are refused at once."""
+@pytest.mark.parametrize(
+    ("drain_seconds", "signals", "cut_off"), [(20, 1, False), (0.3, 1, True), (60, 2, True)]
+)
+def test_a_signal_lets_answers_finish_or_fails_them(
+    random_bundle, tmp_path, drain_seconds, signals, cut_off
+):
+    """Those that take longer than they may, or that a second signal finds. New ones are refused at
+    once."""
     before = signal.getsignal(signal.SIGTERM)
-    with model_of(random_bundle, tmp_path / "model", drain_seconds=drain_seconds, max_batch_size=2) as model:
+    with model_of(
+        random_bundle, tmp_path / "model", drain_seconds=drain_seconds, max_batch_size=2
+    ) as model:
         running, late = request(600 if cut_off else 30), request(5)
         model.execute([running])
         wait_until(lambda: len(running.responses) > 3)
@@ -111,13 +128,19 @@ def test_a_signal_lets_answers_finish_or_fails_them(random_bundle, tmp_path, dra
         wait_until(lambda: model._service.draining)
         model.execute([late])
         late.wait_until_ended()
-        assert (late.error.code, late.error.message) == ("UNAVAILABLE", "the server is shutting down")
+        assert (late.error.code, late.error.message) == (
+            "UNAVAILABLE",
+            "the server is shutting down",
+        )
         assert not running.ended
         for _ in range(signals - 1):
             ask_it_to_end()
         running.wait_until_ended()
         if cut_off:
-            assert (running.error.code, running.error.message) == ("UNAVAILABLE", "the server is shutting down")
+            assert (running.error.code, running.error.message) == (
+                "UNAVAILABLE",
+                "the server is shutting down",
+            )
         else:
             assert running.error is None
     assert signal.getsignal(signal.SIGTERM) is before
@@ -125,12 +148,19 @@ def test_a_signal_lets_answers_finish_or_fails_them(random_bundle, tmp_path, dra
 
 @pytest.mark.parametrize(
     ("listed", "number", "visible"),
-    [(None, "1", "1"), ("", "1", "1"), ("3, 5", "1", "5"), ("GPU-8f2c,GPU-41aa", "0", "GPU-8f2c"), ("3", "1", "1")],
+    [
+        (None, "1", "1"),
+        ("", "1", "1"),
+        ("3, 5", "1", "5"),
+        ("GPU-8f2c,GPU-41aa", "0", "GPU-8f2c"),
+        ("3", "1", "1"),
+    ],
 )
 def test_a_model_sees_the_gpu_that_triton_means(
     monkeypatch: pytest.MonkeyPatch, listed: str | None, number: str, visible: str
 ):
-    """Triton's GPU 1 is the second of those that it was given, which need not be GPU 1 of the machine."""
+    """Triton's GPU 1 is the second of those that it was given, which need not be GPU 1 of the
+    machine."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
@@ -139,15 +169,28 @@ def test_a_model_sees_the_gpu_that_triton_means(
 
 def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with model_of(random_bundle, tmp_path / "model", model_instance_kind="GPU", model_instance_device_id="1"):
+    with model_of(
+        random_bundle, tmp_path / "model", model_instance_kind="GPU", model_instance_device_id="1"
+    ):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
 
 
 OPENED = {
-    **{"speculative_max_concurrency": 3, "prefix_cache": False, "capacity": 64, "logprobs_mode": "processed"},
+    **{
+        "speculative_max_concurrency": 3,
+        "prefix_cache": False,
+        "capacity": 64,
+        "logprobs_mode": "processed",
+    },
     **{"weight_cache": False, "max_batch_size": 2, "threads": 2, "device": "cpu"},
 }
-LIMITED = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5, "request_seconds": 6.0, "reuse_prefix": True}
+LIMITED = {
+    "max_queue": 3,
+    "max_prompt_tokens": 4,
+    "max_output_tokens": 5,
+    "request_seconds": 6.0,
+    "reuse_prefix": True,
+}
 
 
 def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):

@@ -36,7 +36,9 @@ def test_flags_and_parameters():
 
 def test_tensors():
     documented = first_column("input")
-    assert {field.name for tokens in (False, True) for field in inputs(tokens=tokens)} - documented == {
+    assert {
+        field.name for tokens in (False, True) for field in inputs(tokens=tokens)
+    } - documented == {
         "return_cumulative_logprob",
         "return_logprobs",
         "return_num_input_tokens",
@@ -51,7 +53,8 @@ def test_tensors():
 
 
 def test_metrics():
-    """The page points to the table of docs/serving.md, whose test compares it with a server's /metrics."""
+    """The page points to the table of docs/serving.md, whose test compares it with a server's
+    /metrics."""
     assert "(serving.md#metrics)" in PAGE and "`pass:http_responses_total`" in PAGE
     listed = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [metric.name for metric in (*RECORDED, *GAUGES) if metric.name not in listed] == []

@@ -25,7 +25,9 @@ def read(parameters: str = "", **tensors: np.ndarray):
 
 def test_numbers_are_what_was_meant():
     """FP32 tensors hold 0.800000011920929."""
-    request, _ = read(temperature=np.array([0.8], np.float32), seed=np.array([2**64 - 1], np.uint64))
+    request, _ = read(
+        temperature=np.array([0.8], np.float32), seed=np.array([2**64 - 1], np.uint64)
+    )
     assert (request.temperature, request.seed) == (0.8, 2**64 - 1)
 
 
@@ -39,7 +41,12 @@ def test_the_parameters_of_a_request_count_like_sampling_parameters():
 
 @pytest.mark.parametrize(
     ("sampling", "logprobs"),
-    [("{}", None), ('{"logprobs": 3}', 3), ('{"logprobs": true, "top_logprobs": 2}', 2), ('{"logprobs": false}', None)],
+    [
+        ("{}", None),
+        ('{"logprobs": 3}', 3),
+        ('{"logprobs": true, "top_logprobs": 2}', 2),
+        ('{"logprobs": false}', None),
+    ],
 )
 def test_logprobs_of_completions_and_of_chats(sampling, logprobs):
     request, _ = read(sampling_parameters=np.array([sampling.encode()], object))
@@ -47,7 +54,11 @@ def test_logprobs_of_completions_and_of_chats(sampling, logprobs):
 
 
 def test_constraints_penalties_and_biases_reach_the_request(session):
-    sampling = {"structured_outputs": {"choice": ["yes", "no"]}, "logit_bias": {"5": -3}, "min_tokens": 1}
+    sampling = {
+        "structured_outputs": {"choice": ["yes", "no"]},
+        "logit_bias": {"5": -3},
+        "min_tokens": 1,
+    }
     tensors = {"sampling_parameters": np.array([json.dumps(sampling).encode()], object)}
     request, _ = read(**tensors, frequency_penalty=np.array([0.5], np.float32))
     (parsed,) = parse(session, ServeOptions(), request).requests
@@ -72,7 +83,11 @@ def test_returning_logprobs_asks_for_them():
         ({}, "[" * 100_000, "sampling_parameters"),
         ({}, '{"top_logprobs": 3}', "top_logprobs"),
         ({}, '{"logprobs": 2, "top_logprobs": 3}', "top_logprobs"),
-        ({"exclude_input_in_output": np.array([False]), "stream": np.array([True])}, "", "exclude_input_in_output"),
+        (
+            {"exclude_input_in_output": np.array([False]), "stream": np.array([True])},
+            "",
+            "exclude_input_in_output",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(tensors, parameters, param):
@@ -96,7 +111,11 @@ def test_settings_are_those_of_sessions_and_servers():
         }
     )
     assert (settings.tokens, settings.load.max_batch_size, settings.serve.max_queue) == (True, 4, 2)
-    assert settings.serve.request_seconds == 1.5 and not settings.load.prefix_cache and settings.load.weight_cache
+    assert (
+        settings.serve.request_seconds == 1.5
+        and not settings.load.prefix_cache
+        and settings.load.weight_cache
+    )
     assert settings.load.speculative_max_concurrency == 3
     assert settings.load.max_queue > 2  # what has a slot does not wait
 
@@ -117,6 +136,10 @@ def test_settings_that_cannot_be(parameters, message):
 
 
 def test_a_model_needs_nothing_of_the_extra_serve():
-    code = "import pass_server.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    code = (
+        "import pass_server.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(done.stdout.split())
+    assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(
+        done.stdout.split()
+    )

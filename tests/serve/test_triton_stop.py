@@ -1,4 +1,5 @@
-"""SIGTERM while Triton streams: answers finish or their clients get an error; the server ends with status 0."""
+"""SIGTERM while Triton streams: answers finish or their clients get an error; the server ends with
+status 0."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def repository(random_bundle, tmp_path_factory) -> Path:
     """A model `slow`: two slots, 30 ms a pass."""
     require_triton()
     directory = tmp_path_factory.mktemp("models")
-    config = RepositoryConfig(random_bundle, directory, "slow", max_batch_size=2, drain_seconds=DRAIN_SECONDS)
+    config = RepositoryConfig(
+        random_bundle, directory, "slow", max_batch_size=2, drain_seconds=DRAIN_SECONDS
+    )
     with (write_model(config) / "1" / "model.py").open("a") as file:
         file.write(SLOW)
     return directory
@@ -57,8 +60,8 @@ def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("everybody", [False, True])
 def test_sigterm(repository, session, tmp_path, everybody):
-    """To the server alone, which waits as long as its time-out allows; or to its models as well, which then tell whom
-    they cannot finish for."""
+    """To the server alone, which waits as long as its time-out allows; or to its models as well,
+    which then tell whom they cannot finish for."""
     tokens = 700 if everybody else 100
     with (
         Triton(repository, tmp_path / "log", "--exit-timeout-secs=30") as server,
@@ -68,7 +71,11 @@ def test_sigterm(repository, session, tmp_path, everybody):
         server.wait_until("vllm:num_requests_running", 2)
         (os.killpg if everybody else os.kill)(server.process.pid, signal.SIGTERM)
         whole = (
-            session.generate("The", GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True)).result().text
+            session.generate(
+                "The", GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True)
+            )
+            .result()
+            .text
         )
         for answer in futures:
             text, error = answer.result(timeout=30)

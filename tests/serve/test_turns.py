@@ -1,4 +1,5 @@
-"""Turns read while they are written: the same parts however the text is cut, and what is no call stays text."""
+"""Turns read while they are written: the same parts however the text is cut, and what is no call
+stays text."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
 from pass_server.call_formats import FORMATS, Function, format_of
-from pass_server.turn_reader import ContentDelta, ReasoningDelta, ReasoningReader, ToolCallStart, TurnReader
+from pass_server.turn_reader import (
+    ContentDelta,
+    ReasoningDelta,
+    ReasoningReader,
+    ToolCallStart,
+    TurnReader,
+)
 from pass_server.turns import turn_grammar
 
 NAMES = ("f", "g.h")
@@ -21,14 +28,18 @@ ARGUMENTS = '{"a": "x}\\"{", "b": [1, {"c": null}]}'
 HERMES = [
     (f"Hi there\n<tool_call>\n{CALL}\n</tool_call>\n", ["Hi there", ("f", ARGUMENTS)]),
     (
-        f'<tool_call>{CALL}</tool_call> <tool_call>{{"arguments": {{}}, "name": "g.h"}}</tool_call> bye',
+        f'<tool_call>{CALL}</tool_call> <tool_call>{{"arguments": {{}}, "name": '
+        f'"g.h"}}</tool_call> bye',
         [("f", ARGUMENTS), ("g.h", "{}"), "bye"],
     ),
     ('<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>', [("f", '{"a": 1}')]),
     ('<tool_call>{"id": 7, "name": "f"}', [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {"a', [("f", '{"a')]),
     ('<tool_call>{"name": "f", "argu', ['<tool_call>{"name": "f", "argu']),
-    ('a < b <tool_call>{"name": "other"}</tool_call> c\n', ['a < b <tool_call>{"name": "other"}</tool_call> c\n']),
+    (
+        'a < b <tool_call>{"name": "other"}</tool_call> c\n',
+        ['a < b <tool_call>{"name": "other"}</tool_call> c\n'],
+    ),
     ('<tool_call>{"name": 5}', ['<tool_call>{"name": 5}']),
     ('<tool_call>{"name": "f", "arguments": "x"}', ['<tool_call>{"name": "f", "arguments": "x"}']),
     ("<tool_call>no<tool_call>" + CALL, ["<tool_call>no", ("f", ARGUMENTS)]),
@@ -36,7 +47,10 @@ HERMES = [
     (f"\n{CALL}\n{CALL}\n", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
     (f"{CALL} is it <tool_call>{CALL}</tool_call>", [("f", ARGUMENTS), "is it", ("f", ARGUMENTS)]),
     (f'{{"answer": 3}} <tool_call>{CALL}</tool_call>', ['{"answer": 3}', ("f", ARGUMENTS)]),
-    (f'{{"name": "other", "arguments": {{}}}}\n{CALL}', [f'{{"name": "other", "arguments": {{}}}}\n{CALL}']),
+    (
+        f'{{"name": "other", "arguments": {{}}}}\n{CALL}',
+        [f'{{"name": "other", "arguments": {{}}}}\n{CALL}'],
+    ),
     (f"So: {CALL}", [f"So: {CALL}"]),
     ('{"name": "f", "ar', ['{"name": "f", "ar']),
     ("  {", ["  {"]),
@@ -51,7 +65,10 @@ MISTRAL = [
     ("[TOOL_CALLS]", ["[TOOL_CALLS]"]),
 ]
 LLAMA = [
-    ('{"name": "f", "parameters": {"a": 1}}; {"name": "g.h", "parameters": {}}', [("f", '{"a": 1}'), ("g.h", "{}")]),
+    (
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "g.h", "parameters": {}}',
+        [("f", '{"a": 1}'), ("g.h", "{}")],
+    ),
     ('\n<|python_tag|>{"name": "f", "parameters": {}}', [("f", "{}")]),
     ('{"answer": 3}', ['{"answer": 3}']),
     ('See {"name": "f", "parameters": {}}', ['See {"name": "f", "parameters": {}}']),
@@ -77,16 +94,26 @@ def read(reader, text, cuts):
     """The parts as texts and pairs, those that belong together joined."""
     found: list = []
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
-    parts = [part for a, b in zip([0, *ends], ends, strict=False) for part in reader.push(text[a:b])]
+    parts = [
+        part for a, b in zip([0, *ends], ends, strict=False) for part in reader.push(text[a:b])
+    ]
     for part in [*parts, *reader.finish()]:
         kind = type(part).__name__
         if isinstance(part, ToolCallStart):
             found.append((part.name, ""))
         elif isinstance(part, ContentDelta):
-            found[-1:] = [found[-1] + part.text] if found and isinstance(found[-1], str) else [*found[-1:], part.text]
+            found[-1:] = (
+                [found[-1] + part.text]
+                if found and isinstance(found[-1], str)
+                else [*found[-1:], part.text]
+            )
         elif isinstance(part, ReasoningDelta):
             joined = found[-1][1] if found and found[-1][0] == "thought" else None
-            found[-1:] = [("thought", (joined or "") + part.text)] if joined else [*found[-1:], ("thought", part.text)]
+            found[-1:] = (
+                [("thought", (joined or "") + part.text)]
+                if joined
+                else [*found[-1:], ("thought", part.text)]
+            )
         else:
             assert kind == "ArgumentsDelta"
             found[-1] = (found[-1][0], found[-1][1] + part.text)
@@ -95,7 +122,10 @@ def read(reader, text, cuts):
 
 CUT_OFF = [
     *(("hermes", f"Hi\n<tool_call>\n{CALL}\n</tool_call>"[:end], "Hi") for end in range(5, 40)),
-    *(("hermes", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}"[:end], "") for end in range(2, 140)),
+    *(
+        ("hermes", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}"[:end], "")
+        for end in range(2, 140)
+    ),
     *(("hermes", CALL[:end], "") for end in range(1, len(CALL))),
     *(("mistral", f"So: [TOOL_CALLS] [{CALL}, {CALL}]"[:end], "So:") for end in range(6, 150)),
     *(("llama3_json", f"<|python_tag|>{CALL};{CALL}"[:end], "") for end in range(2, 140)),
@@ -137,7 +167,11 @@ def test_how_a_text_is_cut_does_not_matter(case, cuts):
     assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
 
 
-@given(st.sampled_from(list(FORMATS)), st.text(alphabet='<tool_ca>/{}":, []TOOL_CALLSnamef\\arguments\n;'), CUTS)
+@given(
+    st.sampled_from(list(FORMATS)),
+    st.text(alphabet='<tool_ca>/{}":, []TOOL_CALLSnamef\\arguments\n;'),
+    CUTS,
+)
 def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
     whole = read(TurnReader(None, FORMATS[form].reader(NAMES)), text, [])
     assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == whole
@@ -148,7 +182,9 @@ def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
 @pytest.mark.parametrize(("in_reasoning", "text", "expected"), THINKING)
 @given(cuts=CUTS)
 def test_thoughts(in_reasoning, text, expected, cuts):
-    assert read(TurnReader(ReasoningReader(in_reasoning=in_reasoning), None), text, cuts) == expected
+    assert (
+        read(TurnReader(ReasoningReader(in_reasoning=in_reasoning), None), text, cuts) == expected
+    )
 
 
 def test_calls_come_after_thoughts():
@@ -189,7 +225,11 @@ FORMS = [
     (Constraint(choice=['"', "b\\"]), ['"', "b\\"], ["b"]),
     (Constraint(grammar='start: "x" y\ny: "z"+'), ["xz", "xzz"], ["x"]),
 ]
-TOOLS = [Function("f", {"properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False})]
+TOOLS = [
+    Function(
+        "f", {"properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +237,9 @@ def grammars():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer = Tokenizer(models.BPE({"<eos>": 0} | {c: i for i, c in enumerate(sorted(alphabet), 1)}, []))
+    tokenizer = Tokenizer(
+        models.BPE({"<eos>": 0} | {c: i for i, c in enumerate(sorted(alphabet), 1)}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>"])
@@ -230,7 +272,9 @@ def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
         has_reasoning=thoughts is not None,
         in_reasoning=thoughts == "open",
     )
-    before = {None: "", "open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}[thoughts]
+    before = {None: "", "open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}[
+        thoughts
+    ]
     for text in right:
         assert follows(grammars, turn, before + text), text
     for text in wrong:

@@ -1,4 +1,5 @@
-"""Turns that a model writes of its own accord: the server tells thoughts, text and calls apart. The model recites."""
+"""Turns that a model writes of its own accord: the server tells thoughts, text and calls apart. The
+model recites."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ def reciter(random_bundle, tmp_path_factory):
 
     def make(name, **options):
         directory = tmp_path_factory.mktemp(name) / "bundle"
-        made.append(Reciter(with_template(random_bundle, directory, TEMPLATES[name]), TEMPLATES[name], **options))
+        made.append(
+            Reciter(
+                with_template(random_bundle, directory, TEMPLATES[name]), TEMPLATES[name], **options
+            )
+        )
         return made[-1]
 
     yield make
@@ -47,7 +52,12 @@ def test_a_call_of_its_own_accord(reciter, form):
 
 
 def test_what_is_no_call_stays_text(hermes):
-    for text in ("It is warm.", "1 < 2 <tool_ ", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', ""):
+    for text in (
+        "It is warm.",
+        "1 < 2 <tool_ ",
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        "",
+    ):
         choice, _ = hermes.ask(text, tools=TOOLS)
         assert (choice.message.content, choice.finish_reason) == (text, "stop")
         assert choice.message.tool_calls is None
@@ -71,15 +81,30 @@ def test_a_call_that_is_cut_off(hermes):
 def test_several_calls(hermes):
     one = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
     choice, _ = hermes.ask(f'{one}\n{one}\n<tool_call>{{"name": "clock"}}</tool_call>', tools=TOOLS)
-    assert [call.function.name for call in choice.message.tool_calls] == ["weather", "weather", "clock"]
+    assert [call.function.name for call in choice.message.tool_calls] == [
+        "weather",
+        "weather",
+        "clock",
+    ]
     assert choice.message.tool_calls[2].function.arguments == "{}"
 
 
 def test_logprobs_come_with_every_token(hermes):
     choice, _ = hermes.ask(HERMES, tools=TOOLS, logprobs=True)
-    own = {"model": hermes.session.manifest.model.name, "messages": ASKED, "max_tokens": 200, "tools": TOOLS}
+    own = {
+        "model": hermes.session.manifest.model.name,
+        "messages": ASKED,
+        "max_tokens": 200,
+        "tools": TOOLS,
+    }
     stream = hermes.client.chat.completions.create(**own, logprobs=True, stream=True)
-    streamed = [entry for chunk in stream for c in chunk.choices if c.logprobs for entry in c.logprobs.content]
+    streamed = [
+        entry
+        for chunk in stream
+        for c in chunk.choices
+        if c.logprobs
+        for entry in c.logprobs.content
+    ]
     assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
     assert "".join(entry.token for entry in streamed).startswith(HERMES)
 
@@ -105,9 +130,17 @@ def test_thoughts_that_are_cut_off_are_no_text(thinking):
 
 
 def test_thinking_can_be_turned_off(thinking):
-    choice, _ = thinking.ask("It is warm.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    choice, _ = thinking.ask(
+        "It is warm.", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+    )
     assert choice.message.content == "It is warm."
-    for kwargs in ({"temper": 1}, {"messages": "a"}, {"enable-thinking": 1}, {"documents": "a"}, {"eos_token": "a"}):
+    for kwargs in (
+        {"temper": 1},
+        {"messages": "a"},
+        {"enable-thinking": 1},
+        {"documents": "a"},
+        {"eos_token": "a"},
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
             thinking.ask("a", extra_body={"chat_template_kwargs": kwargs})
         assert caught.value.param == "chat_template_kwargs"
@@ -125,12 +158,15 @@ def test_a_turn_of_calls_has_no_content(hermes):
 
 @pytest.mark.parametrize("thoughts", ["hm { ", ""])
 def test_a_form_comes_after_thoughts(thinking, thoughts):
-    """The thoughts are free, and the model's wish to write something else than the form comes to nothing."""
+    """The thoughts are free, and the model's wish to write something else than the form comes to
+    nothing."""
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["no", "yes"]}}}
     choice, _ = thinking.ask(f'{thoughts}</think>\n"no"', response_format=form)
     assert choice.message.content == '"no"'
     assert choice.message.model_extra.get("reasoning_content", "") == thoughts.strip()
-    choice, _ = thinking.ask("</think>It is warm.", response_format=form, tools=TOOLS, tool_choice="auto")
+    choice, _ = thinking.ask(
+        "</think>It is warm.", response_format=form, tools=TOOLS, tool_choice="auto"
+    )
     assert choice.message.tool_calls or json.loads(choice.message.content) in ("no", "yes")
 
 

@@ -1,4 +1,5 @@
-"""Requests that are wrong or cannot be honoured are refused in OpenAI's shape: never ignored, never a 500."""
+"""Requests that are wrong or cannot be honoured are refused in OpenAI's shape: never ignored, never
+a 500."""
 
 from __future__ import annotations
 
@@ -188,7 +189,10 @@ def test_wrong_completions(server):
 
 def test_what_does_not_fit_the_context(server):
     for prompt in ("word " * 1000, [5] * 767):
-        assert error(server.complete(prompt=prompt, max_tokens=9), 400)["code"] == "context_length_exceeded"
+        assert (
+            error(server.complete(prompt=prompt, max_tokens=9), 400)["code"]
+            == "context_length_exceeded"
+        )
     problem = error(server.complete(prompt=[5] * 760, max_tokens=100), 400)
     assert problem["code"] == "context_length_exceeded"
     assert server.complete(prompt=[5] * 760).status_code == 200  # nobody said how much
@@ -196,17 +200,33 @@ def test_what_does_not_fit_the_context(server):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"5", b'"a"', b"[" * 100000, b'{"a":' + b"1" * 10000 + b"}", b"\xff\xfe", b'{"\\ud800": 1}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b'"a"',
+        b"[" * 100000,
+        b'{"a":' + b"1" * 10000 + b"}",
+        b"\xff\xfe",
+        b'{"\\ud800": 1}',
+    ],
     ids=range(9),
 )
 def test_bodies_that_are_no_requests(server, body):
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
-        response = httpx.post(server.url + path, content=body, headers={"Content-Type": "application/json"})
+        response = httpx.post(
+            server.url + path, content=body, headers={"Content-Type": "application/json"}
+        )
         error(response, 400)
 
 
 def test_half_characters(server):
-    for fields in (b'"prompt": "\\ud800"', b'"prompt": "a", "stop": "\\udfff"', b'"prompt": "a", "plan": "\\ud800"'):
+    for fields in (
+        b'"prompt": "\\ud800"',
+        b'"prompt": "a", "stop": "\\udfff"',
+        b'"prompt": "a", "plan": "\\ud800"',
+    ):
         body = b'{"model": "' + server.model.encode() + b'", ' + fields + b"}"
         headers = {"Content-Type": "application/json"}
         error(httpx.post(f"{server.url}/v1/completions", content=body, headers=headers), 400)

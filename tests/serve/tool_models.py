@@ -1,4 +1,5 @@
-"""Bundles whose chat templates know calls of functions and thoughts, as those of Qwen, Llama 3 and Mistral do.
+"""Bundles whose chat templates know calls of functions and thoughts, as those of Qwen, Llama 3 and
+Mistral do.
 
 They show the names of functions only, because the tiny models have little context."""
 
@@ -25,7 +26,9 @@ HERMES = """
     {%- endif %}
 {%- endfor %}
 {{- '[assistant]' }}"""
-THINKING = HERMES + "{{- '' if enable_thinking is defined and not enable_thinking else '<think>\n' }}"
+THINKING = (
+    HERMES + "{{- '' if enable_thinking is defined and not enable_thinking else '<think>\n' }}"
+)
 LLAMA = """
 {%- if tools %}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
 {%- for message in messages %}
@@ -51,8 +54,8 @@ SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]")
 
 
 def with_template(bundle: Path, output: Path, template: str) -> Path:
-    """A copy of a tiny bundle with another chat template, in which the last words are the marks in place of what they
-    were."""
+    """A copy of a tiny bundle with another chat template, in which the last words are the marks in
+    place of what they were."""
     shutil.copytree(bundle, output)
     (output / "chat_template.jinja").write_text(template, encoding="utf-8")
     path = output / "tokenizer.json"
@@ -63,7 +66,8 @@ def with_template(bundle: Path, output: Path, template: str) -> Path:
     model["vocab"] = {text: number for text, number in model["vocab"].items() if number < first}
     form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer["added_tokens"] += [
-        {"id": first + i, "content": mark, "special": mark in SPECIAL, **form} for i, mark in enumerate(marks)
+        {"id": first + i, "content": mark, "special": mark in SPECIAL, **form}
+        for i, mark in enumerate(marks)
     ]
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
@@ -81,9 +85,16 @@ def tool(name: str, **properties: object) -> dict:
         "required": list(properties),
         "additionalProperties": False,
     }
-    return {"type": "function", "function": {"name": name, "description": f"{name}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"{name}.", "parameters": parameters},
+    }
 
 
-WEATHER = tool("weather", city={"enum": ["Paris", "Rome"]}, days={"type": "integer", "minimum": 1, "maximum": 9})
+WEATHER = tool(
+    "weather",
+    city={"enum": ["Paris", "Rome"]},
+    days={"type": "integer", "minimum": 1, "maximum": 9},
+)
 CLOCK = tool("clock", utc={"type": "boolean"})
 TOOLS = [WEATHER, CLOCK]

@@ -1,4 +1,5 @@
-"""NVIDIA's tritonserver in a process of its own, as scripts/install_triton.sh installs it, and its own gRPC client."""
+"""NVIDIA's tritonserver in a process of its own, as scripts/install_triton.sh installs it, and its
+own gRPC client."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ from pass_server.triton.config import inputs
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(os.environ.get("PASS_TRITON", ROOT / "build" / "triton")).absolute()
 DTYPES = {field.name: field.dtype for tokens in (False, True) for field in inputs(tokens=tokens)}
-NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "STRING": np.object_}
+NUMPY = {
+    "BOOL": np.bool_,
+    "INT32": np.int32,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+    "STRING": np.object_,
+}
 SLOW = """
 
 import time
@@ -42,7 +49,8 @@ def after(*args):
 
 Backend.run = after
 """
-"""Appended to model.py: makes passes slow, since a tiny model would be done before anybody can cancel."""
+"""Appended to model.py: makes passes slow, since a tiny model would be done before anybody can
+cancel."""
 
 
 def require_triton() -> None:
@@ -75,13 +83,26 @@ class Triton(Metered):
             f"127.0.0.1:{grpc}",
             f"http://127.0.0.1:{metrics}",
         )
-        line = [str(INSTALLED / "tritonserver"), f"--model-repository={repository}", "--log-info=true"]
+        line = [
+            str(INSTALLED / "tritonserver"),
+            f"--model-repository={repository}",
+            "--log-info=true",
+        ]
         line += [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
-        line += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *arguments]
+        line += [
+            f"--http-port={http}",
+            f"--grpc-port={grpc}",
+            f"--metrics-port={metrics}",
+            *arguments,
+        ]
         line += [f"--backend-config=python,shm-region-prefix-name={self._shared}"]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                line, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+                line,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
             )
         self._wait_until_ready()
 
@@ -97,7 +118,9 @@ class Triton(Metered):
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # SIGTERM may take Triton all of its exit time-out
+            os.killpg(
+                self.process.pid, signal.SIGKILL
+            )  # SIGTERM may take Triton all of its exit time-out
         self.process.wait()
         for left in Path("/dev/shm").glob(f"{self._shared}*"):  # a killed stub cleans nothing up
             left.unlink(missing_ok=True)
@@ -113,7 +136,8 @@ class Triton(Metered):
         return False
 
     def stubs(self) -> dict[str, psutil.Process]:
-        """The processes that run models, by the models' names (and not those that look at configurations)."""
+        """The processes that run models, by the models' names (and not those that look at
+        configurations)."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
             line = "" if child.status() == psutil.STATUS_ZOMBIE else " ".join(child.cmdline())
@@ -126,8 +150,8 @@ class Triton(Metered):
 
     @contextmanager
     def first_response(self, model: str, **fields: object) -> Iterator[None]:
-        """Of a stream, whose client disconnects at the end of the context. (Over HTTP, since 2.51 can crash when a gRPC
-        stream is cancelled while a response is sent: here one in 300.)"""
+        """Of a stream, whose client disconnects at the end of the context. (Over HTTP, since 2.51
+        can crash when a gRPC stream is cancelled while a response is sent: here one in 300.)"""
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:
             lines = response.iter_lines()  # the connection would be closed with it
@@ -155,8 +179,9 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A stream whose request has ended is closed and not cancelled: where a stream is cancelled while its last
-        response is written, 2.51 can keep the request, and then never unloads the model."""
+        """A stream whose request has ended is closed and not cancelled: where a stream is cancelled
+        while its last response is written, 2.51 can keep the request, and then never unloads the
+        model."""
         self._end_stream(cancel=self._under_way)
         self._client.close()
 

@@ -1,4 +1,5 @@
-"""The probability of agreement against its sum over pairs, and against races with the same noise."""
+"""The probability of agreement against its sum over pairs, and against races with the same
+noise."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def test_the_loss_is_a_tenth_distribution_and_the_rest_rejection(tiny_model: Pat
     model = load_model(resolve(str(tiny_model)), "fp32").model
     random = torch.Generator().manual_seed(0)
     head = new_head(model.get_output_embeddings().weight, 6, 8, random) if with_head else None
-    rows, tokens = torch.randn(4, 64, generator=random), torch.randint(2, 300, (1, 20), generator=random)
+    rows, tokens = (
+        torch.randn(4, 64, generator=random),
+        torch.randint(2, 300, (1, 20), generator=random),
+    )
     windows = make_windows([[0] * 5 + [4, 0, 3] + [0] * 12], 20)
     with torch.no_grad():
         drafts, targets = Drafter(model, rows, None, head).log_probs(tokens, windows)
@@ -71,7 +75,9 @@ def test_gradients_raise_it_and_stay_finite():
     logits.requires_grad_(True)
     first = float(acceptance_probability(target, logits.log_softmax(-1)).detach())
     for _ in range(50):
-        (gradient,) = torch.autograd.grad(acceptance_probability(target, logits.log_softmax(-1)), logits)
+        (gradient,) = torch.autograd.grad(
+            acceptance_probability(target, logits.log_softmax(-1)), logits
+        )
         assert bool(gradient.isfinite().all())
         logits = (logits + 2 * gradient).detach().requires_grad_(True)
     assert float(acceptance_probability(target, logits.log_softmax(-1)).detach()) > first + 0.1

@@ -60,7 +60,8 @@ def test_half_a_character_is_named(tmp_path: Path):
 
 
 def test_only_line_feeds_end_json_lines(tmp_path: Path):
-    """U+2028, U+0085 and others may stand in a JSON string as they are; a byte order mark is no part of the text."""
+    """U+2028, U+0085 and others may stand in a JSON string as they are; a byte order mark is no
+    part of the text."""
     texts = ["one\u2028two", "a\u2029b\x85c"]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "data.jsonl").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
@@ -91,7 +92,8 @@ def test_a_directory_is_read_whole_and_in_order(tmp_path: Path):
 
 
 def test_one_source_is_not_two(tmp_path: Path):
-    """Two sources are drawn from equally, two documents of one by their length: the same words, another text."""
+    """Two sources are drawn from equally, two documents of one by their length: the same words,
+    another text."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     apart = digest(read_sources([tmp_path / "a.txt", tmp_path / "b.txt"]))
@@ -132,13 +134,16 @@ class Silence:
 
     name = "silence"
 
-    def write(self, prompts, _length: int, _temperature: float, _top_p: float, _seed: int) -> list[list[int]]:
+    def write(
+        self, prompts, _length: int, _temperature: float, _top_p: float, _seed: int
+    ) -> list[list[int]]:
         return [list(prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("template", [True, False])
 def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
-    """Through the chat template, where there is one; one that leaves no room for an answer is passed over."""
+    """Through the chat template, where there is one; one that leaves no room for an answer is
+    passed over."""
     tokenizer = make_tokenizer()
     if not template:
         tokenizer.chat_template = None
@@ -147,12 +152,21 @@ def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
     distiller.check()
     distiller.write_missing(tmp_path / "shards", [0], lambda *_: None)
     found = distiller.read(tmp_path / "shards", [0])
-    texts = {tokenizer.decode(row[:size]) for row, size in zip(found.tokens, found.prompt_lengths, strict=True)}
-    assert texts == {"<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"}
+    texts = {
+        tokenizer.decode(row[:size])
+        for row, size in zip(found.tokens, found.prompt_lengths, strict=True)
+    }
+    assert texts == {
+        "<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"
+    }
 
 
 def test_messages_that_are_all_too_long_are_named(tmp_path: Path):
     sources = read_sources([messages(tmp_path / "log.jsonl", "brown " * 200)])
-    distiller = Distiller(Silence(), make_tokenizer(), (EOS,), sources, Recipe(sequences=8, length=80))
-    with pytest.raises(PassError, match="its messages are too long; use a larger --sequence-length"):
+    distiller = Distiller(
+        Silence(), make_tokenizer(), (EOS,), sources, Recipe(sequences=8, length=80)
+    )
+    with pytest.raises(
+        PassError, match="its messages are too long; use a larger --sequence-length"
+    ):
         distiller.check()

@@ -1,4 +1,5 @@
-"""The order of sequences: each once an epoch, new ones join, and a resumed run goes on where it was."""
+"""The order of sequences: each once an epoch, new ones join, and a resumed run goes on where it
+was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The trainer's two-step forward pass against one plain pass, and the frozen rows against the frozen model."""
+"""The trainer's two-step forward pass against one plain pass, and the frozen rows against the
+frozen model."""
 
 from __future__ import annotations
 
@@ -36,15 +37,20 @@ def random_adapter(model: PreTrainedModel) -> Adapter:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> PreTrainedModel:
     config = FAMILIES[request.param]
-    directory = make_model(tmp_path_factory.mktemp("models") / request.param, request.param, **config)
+    directory = make_model(
+        tmp_path_factory.mktemp("models") / request.param, request.param, **config
+    )
     return load_model(resolve(str(directory)), "fp32").model
 
 
 @torch.no_grad()
 def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
-    """Tokens up to the anchor and the look-ahead rows in one causal pass, the adapter masked by hand."""
+    """Tokens up to the anchor and the look-ahead rows in one causal pass, the adapter masked by
+    hand."""
     embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
     drafter = Drafter(model, embeddings, random_adapter(model))
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
@@ -56,9 +62,14 @@ def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
         size = groups[anchor]
         committed = model.get_input_embeddings()(tokens[:, : anchor + 1])
         rows = torch.arange(anchor + 1 + size) > anchor
-        add = lambda y, x, i, rows=rows: torch.where(rows[:, None], y + drafter.adapter.delta(i, x), y)  # noqa: E731
+
+        def add(y, x, i, rows=rows):
+            return torch.where(rows[:, None], y + drafter.adapter.delta(i, x), y)
+
         with drafter.adapter.attached(model, add):
-            logits = model(inputs_embeds=torch.cat([committed, embeddings[None, :size]], 1)).logits[0]
+            logits = model(inputs_embeds=torch.cat([committed, embeddings[None, :size]], 1)).logits[
+                0
+            ]
         torch.testing.assert_close(
             drafts[start : start + size], logits[anchor + 1 :].log_softmax(-1), atol=1e-3, rtol=1e-3
         )
@@ -69,7 +80,10 @@ def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
 
 @torch.no_grad()
 def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
-    tokens, windows = torch.randint(2, 300, (2, 16)), make_windows([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16)
+    tokens, windows = (
+        torch.randint(2, 300, (2, 16)),
+        make_windows([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16),
+    )
     embeddings = torch.randn(3, 64)
     plain = Drafter(model, embeddings, None).log_probs(tokens, windows)
     adapted = Drafter(model, embeddings, random_adapter(model)).log_probs(tokens, windows)
@@ -80,9 +94,15 @@ def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
 def test_gradients_reach_what_is_trained_and_nothing_else(model: PreTrainedModel):
     drafter = Drafter(model, torch.randn(3, 64), random_adapter(model))
     drafter(torch.randint(2, 300, (1, 16)), make_windows([[0, 3] * 6 + [0] * 4], 16)).backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in drafter.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in drafter.parameters()
+    )
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert len(list(drafter.parameters())) == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
+    assert (
+        len(list(drafter.parameters()))
+        == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
+    )
 
 
 def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
@@ -107,10 +127,13 @@ def test_an_adapter_is_cut_to_its_main_directions(model: PreTrainedModel):
 
 @torch.no_grad()
 def test_the_head_knows_the_token_before(model: PreTrainedModel):
-    """Teacher-forced over groups of several sizes: as the recurrence of its docstring, a row at a time."""
+    """Teacher-forced over groups of several sizes: as the recurrence of its docstring, a row at a
+    time."""
     head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator().manual_seed(0))
     head.out.normal_(generator=torch.Generator().manual_seed(1))
-    drafter = Drafter(model, torch.randn(4, 64, generator=torch.Generator().manual_seed(2)), None, head)
+    drafter = Drafter(
+        model, torch.randn(4, 64, generator=torch.Generator().manual_seed(2)), None, head
+    )
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
     groups = [0] * 20
     groups[5], groups[6], groups[11] = 4, 1, 2

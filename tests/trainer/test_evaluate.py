@@ -1,4 +1,5 @@
-"""`pass-train evaluate`: its drafts are the runtime's, its walk is the runtime's, and its texts are the runtime's."""
+"""`pass-train evaluate`: its drafts are the runtime's, its walk is the runtime's, and its texts are
+the runtime's."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ from pass_runtime.options import GenerateOptions
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation import answers
 from pass_trainer.evaluation import evaluate as evaluation
-from pass_trainer.evaluation.counts import DraftCounts, by_kind, count_drafts, fused_sizes, right_in_row, two_pass_sizes
+from pass_trainer.evaluation.counts import (
+    DraftCounts,
+    by_kind,
+    count_drafts,
+    fused_sizes,
+    right_in_row,
+    two_pass_sizes,
+)
 from pass_trainer.evaluation.drafts import SKIPPED_DRAFT, drafts_of
 from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, evaluate
 from pass_trainer.evaluation.table import HEADINGS, markdown, rows_of
@@ -55,8 +63,17 @@ class Silent:
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    texts = ["who is the fox?", "The quick brown", "def add(a, b):", "Tell me of the dog", "Über", "for i in"]
-    lines = [{"id": f"{i}", "kind": CORE_KINDS[i % 3], "prompt": text} for i, text in enumerate(texts)]
+    texts = [
+        "who is the fox?",
+        "The quick brown",
+        "def add(a, b):",
+        "Tell me of the dog",
+        "Über",
+        "for i in",
+    ]
+    lines = [
+        {"id": f"{i}", "kind": CORE_KINDS[i % 3], "prompt": text} for i, text in enumerate(texts)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -64,7 +81,13 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateConfig:
     return EvaluateConfig(
-        str(tiny_model), adapter_weights, prompts, TOKENS, (0.0, 0.8), lookahead=LOOKAHEAD, device="cpu"
+        str(tiny_model),
+        adapter_weights,
+        prompts,
+        TOKENS,
+        (0.0, 0.8),
+        lookahead=LOOKAHEAD,
+        device="cpu",
     )
 
 
@@ -80,10 +103,20 @@ def bench_peers() -> ModuleType:
 
 def count_in_runtime(script, session, prompts, temperature, top_k=0):
     """The passes that the script counts, outside loops and in them, by kind of prompt and plan."""
-    main, looping = ({kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)} for _ in range(2))
+    main, looping = (
+        {kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)}
+        for _ in range(2)
+    )
     for prompt, plan in itertools.product(prompts, PLANS):
-        options = {"temperature": temperature, "top_k": top_k, "seed": prompt.seed, "lookahead": LOOKAHEAD}
-        text = script.decode(session, encode(session, prompt), TOKENS + EXTRA_TOKENS, plan=plan, **options)
+        options = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "seed": prompt.seed,
+            "lookahead": LOOKAHEAD,
+        }
+        text = script.decode(
+            session, encode(session, prompt), TOKENS + EXTRA_TOKENS, plan=plan, **options
+        )
         for sums, found in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
             for kind in (prompt.kind, ALL_KINDS):
                 sums[kind][plan] += found
@@ -91,9 +124,11 @@ def count_in_runtime(script, session, prompts, temperature, top_k=0):
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0)])
-def test_it_expects_what_the_runtime_does(bench_peers, config, adapter_bundle, prompts, temperature, top_k):
-    """Tau of both plans, exactly: in fp32 no near-tie parts these texts. The hotter, the more drafts are right, since
-    what is drawn comes to depend on the shared noise alone."""
+def test_it_expects_what_the_runtime_does(
+    bench_peers, config, adapter_bundle, prompts, temperature, top_k
+):
+    """Tau of both plans, exactly: in fp32 no near-tie parts these texts. The hotter, the more
+    drafts are right, since what is drawn comes to depend on the shared noise alone."""
     asked = read_prompt_set(prompts)
     config = EvaluateConfig(**{**vars(config), "temperatures": (temperature,), "top_k": top_k})
     (expected,) = evaluate(config, Silent()).values()
@@ -101,14 +136,19 @@ def test_it_expects_what_the_runtime_does(bench_peers, config, adapter_bundle, p
         main, looping = count_in_runtime(bench_peers, session, asked, temperature, top_k)
     assert list(main) == list(expected) == [*CORE_KINDS, ALL_KINDS]
     for kind, found in expected.items():
-        assert main[kind] == {"two-pass": found.outside_loops.two_pass, "fused": found.outside_loops.fused}
+        assert main[kind] == {
+            "two-pass": found.outside_loops.two_pass,
+            "fused": found.outside_loops.fused,
+        }
         assert looping[kind] == {"two-pass": found.in_loops.two_pass, "fused": found.in_loops.fused}
     right = expected[ALL_KINDS].outside_loops.right
     assert right[0] > 0 and (temperature < 9 or right[2] > 10)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 9.0])
-def test_it_expects_what_the_runtime_does_with_a_head(bench_peers, config, subset_bundle, prompts, temperature):
+def test_it_expects_what_the_runtime_does_with_a_head(
+    bench_peers, config, subset_bundle, prompts, temperature
+):
     """The head's candidates are half of the vocabulary."""
     directory = subset_bundle.parent
     changed = {"model": str(directory / "model"), "weights": directory / "lookahead.safetensors"}
@@ -117,14 +157,19 @@ def test_it_expects_what_the_runtime_does_with_a_head(bench_peers, config, subse
     with load(subset_bundle) as session:
         main, _ = count_in_runtime(bench_peers, session, read_prompt_set(prompts), temperature)
     for kind, found in expected.items():
-        assert main[kind] == {"two-pass": found.outside_loops.two_pass, "fused": found.outside_loops.fused}
+        assert main[kind] == {
+            "two-pass": found.outside_loops.two_pass,
+            "fused": found.outside_loops.fused,
+        }
     assert temperature < 9 or expected[ALL_KINDS].outside_loops.right[0] > 10
 
 
 def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
     """Accepted or not: every pass leaves the drafts that the trainer made at that place."""
     seen = []
-    monkeypatch.setattr(evaluation, "count_drafts", lambda drafts, written, tokens: seen.append((drafts, written)))
+    monkeypatch.setattr(
+        evaluation, "count_drafts", lambda drafts, written, tokens: seen.append((drafts, written))
+    )
     monkeypatch.setattr(evaluation, "by_kind", lambda *_: {})
     evaluate(config, Silent())
     greedy, sampled = seen[:6], seen[6:]
@@ -132,7 +177,10 @@ def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
     for temperature, texts in ((0.0, greedy), (0.8, sampled)):
         for prompt, (drafts, written) in zip(asked, texts, strict=True):
             options = GenerateOptions(
-                TOKENS + EXTRA_TOKENS, SamplingParams(temperature, seed=prompt.seed), "fused", lookahead=LOOKAHEAD
+                TOKENS + EXTRA_TOKENS,
+                SamplingParams(temperature, seed=prompt.seed),
+                "fused",
+                lookahead=LOOKAHEAD,
             )
             ids = encode(session, prompt)
             stream = session.generate_ids(ids, options)
@@ -164,7 +212,9 @@ def test_answers_to_a_kind_are_kept_whatever_else_is_measured(config, monkeypatc
     whole = evaluate(config, Silent())
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
     for kind in CORE_KINDS:
-        for temperature, found in evaluate(EvaluateConfig(**{**vars(config), "kinds": (kind,)}), Silent()).items():
+        for temperature, found in evaluate(
+            EvaluateConfig(**{**vars(config), "kinds": (kind,)}), Silent()
+        ).items():
             assert found == {kind: whole[temperature][kind], ALL_KINDS: whole[temperature][kind]}
 
 
@@ -183,15 +233,22 @@ def test_batches_do_not_change_what_is_written(config, monkeypatch):
         monkeypatch.setattr(answers, "BATCH_PROMPTS", size)
         loaded = load_model(resolve(config.model), "fp32")
         asked = [
-            answers.SeededPrompt(answers.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed))
+            answers.SeededPrompt(
+                answers.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed)
+            )
             for prompt in read_prompt_set(config.prompts)
         ]
-        texts.append(answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")._write(asked, lambda *_: None))
+        texts.append(
+            answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")._write(
+                asked, lambda *_: None
+            )
+        )
     assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == len(texts[0])
 
 
 def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
-    """Drafts are sampled one by one, and the head reads the sampled ones, not the tokens of the text."""
+    """Drafts are sampled one by one, and the head reads the sampled ones, not the tokens of the
+    text."""
     base = load_model(resolve(str(tiny_model)), "fp32").model
     drafter = Drafter(base, torch.randn(3, 64, generator=torch.Generator().manual_seed(2)), None)
     head = new_head(base.get_input_embeddings().weight, 8, 16, torch.Generator().manual_seed(0))
@@ -199,15 +256,21 @@ def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
     anchors, greedy = range(4, 12), lambda logits, _positions: logits.argmax(-1)
     plain = drafts_of(drafter, tokens, anchors, 3, greedy)
     drafter.head = head
-    assert np.array_equal(drafts_of(drafter, tokens, anchors, 3, greedy), plain)  # it adds nothing yet
+    assert np.array_equal(
+        drafts_of(drafter, tokens, anchors, 3, greedy), plain
+    )  # it adds nothing yet
     with torch.no_grad():
         head.out.normal_(std=20, generator=torch.Generator().manual_seed(1))
     with_head = drafts_of(drafter, tokens, anchors, 3, greedy)
     assert not np.array_equal(with_head, plain)
     for place, anchor in enumerate(anchors):
         known = tokens[: anchor + 2]
-        for j in range(3):  # what a pass over exactly this text would draft, by the head's own definition
-            embeddings = torch.cat([base.get_input_embeddings()(torch.tensor(known[:-1])), drafter.lookahead[:3]])
+        for j in range(
+            3
+        ):  # what a pass over exactly this text would draft, by the head's own definition
+            embeddings = torch.cat(
+                [base.get_input_embeddings()(torch.tensor(known[:-1])), drafter.lookahead[:3]]
+            )
             hidden = base.model(inputs_embeds=embeddings[None]).last_hidden_state[:, -3:]
             before = torch.tensor([[known[-1], *with_head[place, :2]]])
             ids, logits = head(hidden, base.lm_head(hidden), before, torch.arange(3)[None])
@@ -237,7 +300,8 @@ def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
 
 
 def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[int]:
-    """Pass by pass, as a runtime counts: `left` are the right ones among the drafts that the last pass left."""
+    """Pass by pass, as a runtime counts: `left` are the right ones among the drafts that the last
+    pass left."""
     sizes, written, left = [], 0, None
     while written < length:
         verifies = left is not None
@@ -255,7 +319,9 @@ def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 60))
 def test_the_walk(accepted, length):
-    accepted = [min(count, length - 1 - place) for place, count in enumerate(accepted[: length - 1])]
+    accepted = [
+        min(count, length - 1 - place) for place, count in enumerate(accepted[: length - 1])
+    ]
     assert list(fused_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=False)
     assert list(two_pass_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=True)
 
@@ -265,19 +331,24 @@ def test_the_walk(accepted, length):
 def test_counts(written, tokens, data):
     """Against counting by hand; figures of texts add up to those of all."""
     places = min(len(written), tokens) - 1
-    drafts = np.array([data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)])
+    drafts = np.array(
+        [data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)]
+    )
     found = count_drafts(drafts, written, tokens)
     both = found.outside_loops + found.in_loops
     for j, (tried, right) in enumerate(itertools.zip_longest(both.tried, both.right)):
         reached = [
             k
             for k in range(places)
-            if k + 1 + j < len(written) and all(drafts[k, i] == written[k + 1 + i] for i in range(j))
+            if k + 1 + j < len(written)
+            and all(drafts[k, i] == written[k + 1 + i] for i in range(j))
         ]
         assert tried == len(reached)
         assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
     sums = by_kind(["chat", "code", "chat"], [found, found, found], 3)
-    assert list(sums) == ["chat", "code", ALL_KINDS] and sums[ALL_KINDS] == sums["chat"] + sums["code"]
+    assert (
+        list(sums) == ["chat", "code", ALL_KINDS] and sums[ALL_KINDS] == sums["chat"] + sums["code"]
+    )
     assert sums[ALL_KINDS].outside_loops.places == 3 * found.outside_loops.places
 
 
@@ -290,10 +361,15 @@ def test_figures():
 
 
 def test_tables(config):
-    report = {name: {ALL_KINDS: found[ALL_KINDS].as_json()} for name, found in evaluate(config, Silent()).items()}
+    report = {
+        name: {ALL_KINDS: found[ALL_KINDS].as_json()}
+        for name, found in evaluate(config, Silent()).items()
+    }
     whole = config.as_json() | {"temperatures": report}
     rows = rows_of(whole)
-    assert [row[0] for row in rows] == ["greedy", "T=0.8"] and {len(row) for row in rows} == {len(HEADINGS)}
+    assert [row[0] for row in rows] == ["greedy", "T=0.8"] and {len(row) for row in rows} == {
+        len(HEADINGS)
+    }
     one, two = markdown({"a": whole}).splitlines(), markdown({"a": whole, "b": whole}).splitlines()
     assert one[0].startswith("| decoding |") and two[0].startswith("| weights | decoding |")
     assert [line.split(" | ")[0] for line in two[2:6]] == ["| a", "| a", "| b", "| b"]
@@ -302,18 +378,30 @@ def test_tables(config):
 
 def test_the_prompts_that_come_with_it():
     prompts = read_prompt_set(PROMPTS)
-    assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [40, 20, 20, *[17] * 6, 18]
-    assert len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
+    assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [
+        40,
+        20,
+        20,
+        *[17] * 6,
+        18,
+    ]
+    assert (
+        len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
+    )
     assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
     assert read_prompt_set(PROMPTS, CORE_KINDS) == prompts[:80]
     assert [prompt.id for prompt in read_prompt_set(PROMPTS, CORE_KINDS, each=1)] == [
         next(prompt.id for prompt in prompts if prompt.kind == kind) for kind in CORE_KINDS
     ]
-    assert [prompt.is_message for prompt in prompts] == [prompt.kind not in ("text", "code") for prompt in prompts]
+    assert [prompt.is_message for prompt in prompts] == [
+        prompt.kind not in ("text", "code") for prompt in prompts
+    ]
     assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # of the id alone
 
 
-@pytest.mark.parametrize("change", [{"tokens": 1}, {"lookahead": 0}, {"temperatures": (-1.0,)}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "change", [{"tokens": 1}, {"lookahead": 0}, {"temperatures": (-1.0,)}, {"top_k": -1}]
+)
 def test_wrong_settings(config, change):
     with pytest.raises(PassError):
         EvaluateConfig(**{**vars(config), **change})

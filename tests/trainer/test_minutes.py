@@ -1,4 +1,5 @@
-"""Runs with --minutes, by a clock that the test turns: they end in time, and go on after they were cut off."""
+"""Runs with --minutes, by a clock that the test turns: they end in time, and go on after they were
+cut off."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 class Watch(Silent):
-    """A clock that steps, measurements and shards turn. killed_at: raises KeyboardInterrupt at that time."""
+    """A clock that steps, measurements and shards turn. killed_at: raises KeyboardInterrupt at that
+    time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, killed_at: float = 1e9) -> None:
         self.now, self.killed_at, self.written = 0.0, killed_at, 0
@@ -57,10 +59,14 @@ class Watch(Silent):
 def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     config = small_run(tiny_model, tmp_path / "numbers.txt", tmp_path / "run")
-    return replace(config, steps=None, minutes=4, batch=8, recipe=replace(config.recipe, sequences=None))
+    return replace(
+        config, steps=None, minutes=4, batch=8, recipe=replace(config.recipe, sequences=None)
+    )
 
 
-def test_it_ends_in_time_with_weights_and_a_last_measurement(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
+def test_it_ends_in_time_with_weights_and_a_last_measurement(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+):
     with monkeypatch.context() as patch:
         watch = Watch(patch)
         report = run(config, watch, watch)
@@ -75,17 +81,22 @@ def test_it_ends_in_time_with_weights_and_a_last_measurement(config: TrainConfig
 
 
 def test_text_joins_once_all_of_it_was_used(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
-    """64 sequences a shard, 8 of them held out: the second shard joins after 56 of them, which are 7 steps of 8."""
+    """64 sequences a shard, 8 of them held out: the second shard joins after 56 of them, which are
+    7 steps of 8."""
     with monkeypatch.context() as patch:
         watch = Watch(patch)
         report = run(config, watch, watch)
     joins = report.history.joins
     assert joins[:2] == [[0, 56], [56, 120]]
     assert len(joins) == watch.written
-    assert [dealt - before for (before, _), (dealt, _) in itertools.pairwise(joins)] == [56] + [64] * (len(joins) - 2)
+    assert [dealt - before for (before, _), (dealt, _) in itertools.pairwise(joins)] == [56] + [
+        64
+    ] * (len(joins) - 2)
 
 
-def test_killed_at_half_it_goes_on_with_the_time_that_is_left(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
+def test_killed_at_half_it_goes_on_with_the_time_that_is_left(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         half = Watch(patch, killed_at=60 * config.minutes / 2)
         run(config, half, half)
@@ -94,7 +105,8 @@ def test_killed_at_half_it_goes_on_with_the_time_that_is_left(config: TrainConfi
     with monkeypatch.context() as patch:
         rest = Watch(patch)
         report = run(replace(config, resume=True), rest, rest)
-    # Checkpoints are at most a tenth of the run apart, and what was done since the last is done again.
+    # Checkpoints are at most a tenth of the run apart, and what was done since the last is done
+    # again.
     lost = 60 * config.minutes / 10 + STEP_SECONDS + MEASURE_SECONDS
     assert 60 * config.minutes / 2 - 20 <= rest.now <= 60 * config.minutes / 2 + lost
     assert report.history.evaluations[-1]["step"] == len(report.history.loss)
@@ -115,7 +127,10 @@ def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: 
         more = run(replace(config, resume=True), watch, watch)
     assert more.history.loss[: len(first.history.loss)] == first.history.loss
     assert len(more.history.loss) > len(first.history.loss)
-    assert [(stage.start, stage.minutes) for stage in more.history.stages] == [(0, 2), (len(first.history.loss), 4)]
+    assert [(stage.start, stage.minutes) for stage in more.history.stages] == [
+        (0, 2),
+        (len(first.history.loss), 4),
+    ]
     assert watch.now < 140
     assert not same(made, weights(config.output))
     with pytest.raises(PassError, match=r"another --minutes \(4; give at least as many\)"):
@@ -124,8 +139,13 @@ def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: 
         run(replace(small_run_of_steps(config), resume=True), Silent())
 
 
-def test_time_that_is_over_before_there_is_text(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patch, pytest.raises(PassError, match=r"--minutes 0\.2 passed before .* give more"):
+def test_time_that_is_over_before_there_is_text(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(PassError, match=r"--minutes 0\.2 passed before .* give more"),
+    ):
         watch = Watch(patch)
         run(replace(config, minutes=0.2), watch, watch)
     assert not (config.output / "lookahead.safetensors").exists()
@@ -144,9 +164,12 @@ def test_rates_fall_with_the_clock(config: TrainConfig):
 
 @pytest.mark.slow
 def test_text_from_a_process_beside(config: TrainConfig, tmp_path: Path):
-    """With --steps, it joins at steps that the settings decide: the same weights twice, one of them with all text there
-    before. They differ from those of a run that has all text from its first step on."""
-    config = replace(config, minutes=None, steps=6, batch=2, recipe=replace(config.recipe, sequences=160))
+    """With --steps, it joins at steps that the settings decide: the same weights twice, one of them
+    with all text there before. They differ from those of a run that has all text from its first
+    step on."""
+    config = replace(
+        config, minutes=None, steps=6, batch=2, recipe=replace(config.recipe, sequences=160)
+    )
     beside = replace(config, write_text="beside")
     first = run(beside, Silent())
     again = run(replace(beside, output=tmp_path / "again"), Silent())
@@ -169,7 +192,9 @@ def test_a_process_beside_that_fails_is_named(config: TrainConfig, tmp_path: Pat
     loaded = load_model(resolve(config.model, None), "fp32")
     place = Place("cpu", 0, 1)
     distiller, directory = make_distiller(config, loaded, place, Silent())
-    supply = WrittenBeside(distiller, directory, replace(config, model=str(tmp_path / "gone")), place, lambda: None)
+    supply = WrittenBeside(
+        distiller, directory, replace(config, model=str(tmp_path / "gone")), place, lambda: None
+    )
     try:
         with pytest.raises(PassError, match=r"the process that writes text: .*gone") as failed:
             supply.wait(1)

@@ -1,4 +1,5 @@
-"""Runs that are cut off and go on, runs that are given more steps, and what is refused before the model writes text."""
+"""Runs that are cut off and go on, runs that are given more steps, and what is refused before the
+model writes text."""
 
 from __future__ import annotations
 
@@ -50,8 +51,11 @@ def done(config: TrainConfig, two_steps: Path) -> TrainConfig:
 
 @pytest.fixture
 def writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training text takes an hour where the model is large: what can be refused is refused before."""
-    monkeypatch.setattr("pass_trainer.run.make_supply", lambda *_: pytest.fail("text was written first"))
+    """Training text takes an hour where the model is large: what can be refused is refused
+    before."""
+    monkeypatch.setattr(
+        "pass_trainer.run.make_supply", lambda *_: pytest.fail("text was written first")
+    )
 
 
 def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
@@ -89,8 +93,8 @@ def test_a_damaged_checkpoint_is_named(done: TrainConfig):
 
 
 class SlowOther:
-    """An accelerator of two processes, as the first sees it: the second writes its part of a checkpoint only just
-    before it meets the first."""
+    """An accelerator of two processes, as the first sees it: the second writes its part of a
+    checkpoint only just before it meets the first."""
 
     is_main_process = True
 
@@ -108,7 +112,9 @@ class SlowOther:
 
 def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
     config.output.mkdir()
-    Checkpoint(config.output, config.resume_settings(), SlowOther(), 5.0).save(3, History([Stage(0, 30)]))
+    Checkpoint(config.output, config.resume_settings(), SlowOther(), 5.0).save(
+        3, History([Stage(0, 30)])
+    )
     assert (config.output / "checkpoint" / "random_states_1.pkl").exists()
 
 
@@ -136,7 +142,9 @@ def test_a_checkpoint_of_an_earlier_version_has_todays_first_aim(done: TrainConf
     ids=str,
 )
 def test_other_settings_do_not_resume(done: TrainConfig, change: dict[str, int], flag: str):
-    with pytest.raises(PassError, match=f"checkpoint was made with another --{flag}; give the same options"):
+    with pytest.raises(
+        PassError, match=f"checkpoint was made with another --{flag}; give the same options"
+    ):
         run(replace(done, **({"resume": True} | change)), Silent())
 
 
@@ -157,27 +165,35 @@ def test_another_recipe_is_named_by_its_flag(done: TrainConfig, change: dict[str
         run(replace(done, resume=True, recipe=replace(done.recipe, **change)), Silent())
 
 
-def test_other_text_does_not_resume(done: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest):
-    """The text counts, not what its file is called; what the weights say they were trained on stays true."""
+def test_other_text_does_not_resume(
+    done: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
+):
+    """The text counts, not what its file is called; what the weights say they were trained on stays
+    true."""
     made = weights(done.output)
     copy, other = tmp_path / "copy.txt", tmp_path / "numbers2.txt"
     copy.write_bytes(done.data[0].read_bytes())
     other.write_text("other words " * 400)
     run(replace(done, resume=True, data=(copy,)), Silent())
     request.getfixturevalue("writes_nothing")
-    with pytest.raises(PassError, match="was made with another --data; give the same options, or another -o"):
+    with pytest.raises(
+        PassError, match="was made with another --data; give the same options, or another -o"
+    ):
         run(replace(done, resume=True, data=(other,)), Silent())
     assert same(weights(done.output), made)
 
 
 def test_weights_without_a_checkpoint_are_not_trained_over(done: TrainConfig):
     (done.output / "checkpoint").rename(done.output / "elsewhere")
-    with pytest.raises(PassError, match=r"has no checkpoint to resume from; use --start .*lookahead.safetensors"):
+    with pytest.raises(
+        PassError, match=r"has no checkpoint to resume from; use --start .*lookahead.safetensors"
+    ):
         run(replace(done, resume=True), Silent())
 
 
 def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path):
-    """It goes on where it was, at the rates of the longer run; cut off then and resumed, it ends in the same place."""
+    """It goes on where it was, at the rates of the longer run; cut off then and resumed, it ends in
+    the same place."""
     short = run(replace(config, steps=10), Silent())
     longer = replace(config, steps=25, resume=True)
     copied = replace(longer, output=tmp_path / "copy", checkpoint_minutes=0)
@@ -190,7 +206,10 @@ def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path)
     assert extended.history.stages == [Stage(0, 10), Stage(10, 25)]
     metrics = json.loads((config.output / "metrics.json").read_text())
     assert metrics["training"]["steps"] == 25
-    assert metrics["training"]["recipe"]["stages"] == [{"start": 0, "steps": 10}, {"start": 10, "steps": 25}]
+    assert metrics["training"]["recipe"]["stages"] == [
+        {"start": 0, "steps": 10},
+        {"start": 10, "steps": 25},
+    ]
     with pytest.raises(KeyboardInterrupt):
         run(copied, Interrupted(6))
     run(copied, Silent())
@@ -217,11 +236,16 @@ def test_rates_of_a_run_that_was_given_more_steps():
         ({"seed": -1}, r"--seed must be 0 to 4294967295, not -1"),
         ({"lr": float("inf")}, r"--lr must be a finite number above 0"),
         ({"checkpoint_minutes": float("nan")}, r"--checkpoint-minutes must be 0 or more"),
-        ({"start": Path("nowhere.safetensors")}, r"--start nowhere.safetensors: there is no such file"),
+        (
+            {"start": Path("nowhere.safetensors")},
+            r"--start nowhere.safetensors: there is no such file",
+        ),
     ],
     ids=str,
 )
-def test_what_cannot_be_trained_is_refused_first(config: TrainConfig, change: dict[str, int], reason: str):
+def test_what_cannot_be_trained_is_refused_first(
+    config: TrainConfig, change: dict[str, int], reason: str
+):
     with pytest.raises(PassError, match=reason):
         run(replace(config, **change), Silent())
     assert not config.output.exists()
@@ -233,14 +257,19 @@ def test_what_cannot_be_trained_is_refused_first(config: TrainConfig, change: di
     [
         ({"lookahead": 9}, r"holds 8 look-ahead embeddings; use --lookahead 8 or less"),
         ({"rank": 5}, r"has an adapter of rank 4; use --rank 4 or less"),
-        ({"head": True, "head_rank": 7}, r"has a head with --head-rank 12 --head-width 24; give the same or larger"),
+        (
+            {"head": True, "head_rank": 7},
+            r"has a head with --head-rank 12 --head-width 24; give the same or larger",
+        ),
     ],
     ids=str,
 )
 def test_weights_that_a_run_cannot_start_from_are_refused_first(
     config: TrainConfig, tiny_model: Path, tmp_path: Path, change: dict[str, int], reason: str
 ):
-    start = write_random_weights(tiny_model, tmp_path / "start.safetensors", lookahead=8, head_rank=12)
+    start = write_random_weights(
+        tiny_model, tmp_path / "start.safetensors", lookahead=8, head_rank=12
+    )
     with pytest.raises(PassError, match=reason):
         run(replace(config, start=start, **change), Silent())
     assert not config.output.exists()
@@ -248,13 +277,23 @@ def test_weights_that_a_run_cannot_start_from_are_refused_first(
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [({}, (12, 24)), ({"head_rank": 12}, (12, 24)), ({"head_rank": 20, "head_width": 40}, (20, 40))],
+    [
+        ({}, (12, 24)),
+        ({"head_rank": 12}, (12, 24)),
+        ({"head_rank": 20, "head_width": 40}, (20, 40)),
+    ],
 )
 def test_a_head_is_widened(
-    config: TrainConfig, tiny_model: Path, tmp_path: Path, sizes: dict[str, int], expected: tuple[int, int]
+    config: TrainConfig,
+    tiny_model: Path,
+    tmp_path: Path,
+    sizes: dict[str, int],
+    expected: tuple[int, int],
 ):
     """It computes what it did, and all of it can be trained."""
-    start = write_random_weights(tiny_model, tmp_path / "start.safetensors", lookahead=8, head_rank=12)
+    start = write_random_weights(
+        tiny_model, tmp_path / "start.safetensors", lookahead=8, head_rank=12
+    )
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     given = read_lookahead(start, 3, loaded.model).head
     head = make_drafter(replace(config, start=start, head=True, **sizes), loaded).head
@@ -263,7 +302,10 @@ def test_a_head_is_widened(
     assert (head.rank, head.width) == expected
     assert all(parameter.requires_grad for parameter in head.parameters())
     random = torch.Generator().manual_seed(3)
-    hidden, logits = torch.randn(2, 5, 64, generator=random), torch.randn(2, 5, VOCAB_SIZE, generator=random)
+    hidden, logits = (
+        torch.randn(2, 5, 64, generator=random),
+        torch.randn(2, 5, VOCAB_SIZE, generator=random),
+    )
     rows = torch.randint(0, VOCAB_SIZE, (2, 5), generator=random), torch.arange(5).expand(2, 5)
     before, after = (each(hidden, logits, *rows)[1].log_softmax(-1) for each in (given, head))
     torch.testing.assert_close(before, after, atol=1e-3, rtol=0)
@@ -274,7 +316,9 @@ def test_weights_of_another_model_are_refused_first(
     config: TrainConfig, adapter_weights: Path, tmp_path: Path, request: pytest.FixtureRequest
 ):
     tensors = load_file(adapter_weights)
-    save_file({"lookahead": tensors["lookahead"][:, :32].contiguous()}, tmp_path / "start.safetensors")
+    save_file(
+        {"lookahead": tensors["lookahead"][:, :32].contiguous()}, tmp_path / "start.safetensors"
+    )
     request.getfixturevalue("writes_nothing")
     with pytest.raises(PassError, match="were these weights made for another model"):
         run(replace(config, start=tmp_path / "start.safetensors"), Silent())
@@ -287,5 +331,7 @@ def test_text_too_short_for_a_prompt_is_refused_first(
     monkeypatch.setattr(TorchTextWriter, "write", lambda *_: pytest.fail("text was written first"))
     (tmp_path / "short.txt").write_text("too short")
     recipe = replace(config.recipe, prompt=(40, 44))
-    with pytest.raises(PassError, match=r"short\.txt: no text is long enough for a prompt of 40 tokens"):
+    with pytest.raises(
+        PassError, match=r"short\.txt: no text is long enough for a prompt of 40 tokens"
+    ):
         run(replace(config, data=(Path("self"), tmp_path / "short.txt"), recipe=recipe), Silent())

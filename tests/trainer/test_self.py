@@ -27,21 +27,26 @@ TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
 
 
 class Recites:
-    """A TextWriter whose users say `turns`, one after another and again; those "without an end" do not end."""
+    """A TextWriter whose users say `turns`, one after another and again; those "without an end" do
+    not end."""
 
     name = "recites"
 
     def __init__(self, tokenizer, turns: list[str]) -> None:
         self._tokenizer, self._turns, self._said, self.asked = tokenizer, turns, 0, []
 
-    def write(self, prompts, length: int, temperature: float, top_p: float, seed: int) -> list[list[int]]:
+    def write(
+        self, prompts, length: int, temperature: float, top_p: float, seed: int
+    ) -> list[list[int]]:
         self.asked.append((list(prompts[0]), temperature, top_p, seed))
         lines = []
         for prompt in prompts:
             turn = self._turns[self._said % len(self._turns)]
             self._said += 1
             end = [] if "without" in turn else [EOS]
-            lines.append([*prompt, *self._tokenizer(turn, add_special_tokens=False)["input_ids"], *end])
+            lines.append(
+                [*prompt, *self._tokenizer(turn, add_special_tokens=False)["input_ids"], *end]
+            )
         return lines
 
 
@@ -55,12 +60,18 @@ def test_turns_that_end_become_prompts():
     ]
     opening, temperature, top_p, _ = writer.asked[0]
     assert tokenizer.decode(opening) == "<bos>[user]" and (temperature, top_p) == (1.0, 0.95)
-    assert len({seed for *_, seed in writer.asked}) == len(writer.asked) > 1  # two rounds, two seeds
+    assert (
+        len({seed for *_, seed in writer.asked}) == len(writer.asked) > 1
+    )  # two rounds, two seeds
 
 
 def test_prompts_are_no_longer_than_asked():
     tokenizer = make_tokenizer()
-    longest = len(tokenizer("<bos>[user]Write a poem about foxes\n[assistant]", add_special_tokens=False)["input_ids"])
+    longest = len(
+        tokenizer("<bos>[user]Write a poem about foxes\n[assistant]", add_special_tokens=False)[
+            "input_ids"
+        ]
+    )
     for limit, found in ((longest, True), (longest - 1, False)):
         prompts = SelfPrompts(tokenizer, (EOS,), Recites(tokenizer, [POEM]), limit)
         if found:
@@ -93,7 +104,9 @@ def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
-    distiller = Distiller(Loops(tokenizer, TURNS), tokenizer, (EOS,), [None], Recipe(sequences=2, length=80))
+    distiller = Distiller(
+        Loops(tokenizer, TURNS), tokenizer, (EOS,), [None], Recipe(sequences=2, length=80)
+    )
     distiller.write_missing(tmp_path, range(1), lambda _done, _total: None)
     data = distiller.read(tmp_path, [0])
     assert data.tokens[0, : data.lengths[0]].tolist() == [0, *range(10, 15), 7, 8, 9]
@@ -102,7 +115,8 @@ def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["torch", "w8a8"])
 def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
-    """Greedy and sampled, prompts of several lengths; the same again with the same seed; an end token is the last."""
+    """Greedy and sampled, prompts of several lengths; the same again with the same seed; an end
+    token is the last."""
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
     if kind == "w8a8":
@@ -130,13 +144,26 @@ def test_a_run_without_text(tiny_model: Path, tmp_path: Path, monkeypatch: pytes
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("chat_template*"))
     recipe = Recipe(sequences=64, length=40, prompt=(4, 8))
-    config = TrainConfig(str(base), (Path(SELF_NAME),), tmp_path / "run", lookahead=2, steps=2, dtype="fp32")
-    config = replace(config, device="cpu", write_with="torch", head=True, head_rank=8, head_width=16, recipe=recipe)
+    config = TrainConfig(
+        str(base), (Path(SELF_NAME),), tmp_path / "run", lookahead=2, steps=2, dtype="fp32"
+    )
+    config = replace(
+        config,
+        device="cpu",
+        write_with="torch",
+        head=True,
+        head_rank=8,
+        head_width=16,
+        recipe=recipe,
+    )
     run(config, SilentNotes())
     shards = list((tmp_path / "cache").glob("distilled/*/*/shard-*"))
     stamps = [path.stat().st_mtime_ns for path in shards]
     assert load_file(shards[0])["prompts"].unique().tolist() == [1]
-    run(replace(config, output=tmp_path / "more", recipe=replace(recipe, sequences=66)), SilentNotes())
+    run(
+        replace(config, output=tmp_path / "more", recipe=replace(recipe, sequences=66)),
+        SilentNotes(),
+    )
     assert [path.stat().st_mtime_ns for path in shards] == stamps
     assert len(list((tmp_path / "cache").glob("distilled/*/*/shard-*"))) == len(shards) + 1
 

@@ -1,4 +1,5 @@
-"""What depends on the device's memory: sizes of shards and batches, sums in chunks; and loops in worker processes."""
+"""What depends on the device's memory: sizes of shards and batches, sums in chunks; and loops in
+worker processes."""
 
 from __future__ import annotations
 
@@ -37,27 +38,43 @@ def test_a_large_gpu_is_filled_up_to_the_limits():
 
 
 @settings(deadline=None)
-@given(st.integers(1, 200 * GIB), st.integers(1, 200 * GIB), st.sampled_from([(SMALL, 1536), (LARGE, 11008)]))
+@given(
+    st.integers(1, 200 * GIB),
+    st.integers(1, 200 * GIB),
+    st.sampled_from([(SMALL, 1536), (LARGE, 11008)]),
+)
 def test_more_memory_never_means_less_work(one: int, other: int, model: tuple[Geometry, int]):
     geometry, intermediate = model
     less, more = sorted((one, other))
     shards = [shard_size(memory, geometry, 256) for memory in (less, more)]
     batches = [batch_size(memory, geometry, intermediate, config()) for memory in (less, more)]
-    assert 64 <= shards[0] <= shards[1] <= MAX_SHARD_SEQUENCES and all(size % 64 == 0 for size in shards)
+    assert 64 <= shards[0] <= shards[1] <= MAX_SHARD_SEQUENCES and all(
+        size % 64 == 0 for size in shards
+    )
     assert 1 <= batches[0] <= batches[1] <= MAX_BATCH
 
 
 @pytest.mark.parametrize("memory", [16 * GIB, 80 * GIB])
 def test_longer_sequences_and_larger_models_get_smaller_sizes(memory: int):
-    assert shard_size(memory, LARGE, 2048) <= shard_size(memory, LARGE, 256) < shard_size(memory, SMALL, 256)
+    assert (
+        shard_size(memory, LARGE, 2048)
+        <= shard_size(memory, LARGE, 256)
+        < shard_size(memory, SMALL, 256)
+    )
     assert batch_size(memory, LARGE, 11008, config()) < batch_size(memory, SMALL, 1536, config())
     long = replace(config(), recipe=replace(config().recipe, length=4096))
     assert batch_size(memory, LARGE, 11008, long) <= batch_size(memory, LARGE, 11008, config())
 
 
-def squared_errors(hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+def squared_errors(
+    hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
+) -> torch.Tensor:
     """[n]: a loss that is not linear in what is trained."""
-    found = hidden if corrections is None else hidden + corrections @ torch.ones(corrections.shape[1], hidden.shape[1])
+    found = (
+        hidden
+        if corrections is None
+        else hidden + corrections @ torch.ones(corrections.shape[1], hidden.shape[1])
+    )
     return ((found - states) ** 2).sum(-1)
 
 
@@ -75,7 +92,9 @@ def test_a_sum_in_chunks_has_the_value_and_gradients_of_the_whole(
         inputs = [tensor.clone().requires_grad_() for tensor in trained]
         corrections = inputs[1] if corrected else None
         if in_chunks:
-            total = row_sum.sum_over_rows(squared_errors, inputs[0], corrections, states, weights, vocabulary=5)
+            total = row_sum.sum_over_rows(
+                squared_errors, inputs[0], corrections, states, weights, vocabulary=5
+            )
         else:
             total = (squared_errors(inputs[0], corrections, states) * weights).sum()
         (2 * total).backward()  # a factor outside reaches the gradients too
@@ -87,6 +106,8 @@ def test_a_sum_in_chunks_has_the_value_and_gradients_of_the_whole(
 @pytest.mark.slow
 def test_workers_find_the_same_loops():
     """More texts than one task has."""
-    texts = [[1, 2, 3] * 20 if i % 3 else list(range(i, i + 40)) for i in range(2 * loops.TASK_TEXTS + 5)]
+    texts = [
+        [1, 2, 3] * 20 if i % 3 else list(range(i, i + 40)) for i in range(2 * loops.TASK_TEXTS + 5)
+    ]
     expected = [loop_start(text) for text in texts]
     assert loops.loop_starts(texts) == expected and None in expected and len(set(expected)) > 1

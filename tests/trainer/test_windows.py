@@ -13,7 +13,8 @@ from pass_trainer.windows import full_groups, make_windows, sample_groups
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 8), st.data())
 def test_a_batch_is_laid_out_as_plans(width: int, batch: int, lookahead: int, data: st.DataObject):
-    """Each sequence, as long as the batch or shorter, is a plan: its tokens are the root and the drafts."""
+    """Each sequence, as long as the batch or shorter, is a plan: its tokens are the root and the
+    drafts."""
     sizes = st.lists(st.integers(0, lookahead), min_size=1, max_size=width)
     groups = [np.array(data.draw(sizes)) for _ in range(batch)]
     windows = make_windows(groups, width)
@@ -26,8 +27,12 @@ def test_a_batch_is_laid_out_as_plans(width: int, batch: int, lookahead: int, da
         used = plan.width - width
         assert valid[b].tolist() == [True] * used + [False] * (rows - used)
         assert windows.anchors[b] == np.count_nonzero(groups[b])
-        assert windows.lookahead_index[b].tolist() == plan.lookahead_ids(0).tolist() + [0] * (rows - used)
-        assert windows.position[b].tolist() == plan.row_position[width:].tolist() + [0] * (rows - used)
+        assert windows.lookahead_index[b].tolist() == plan.lookahead_ids(0).tolist() + [0] * (
+            rows - used
+        )
+        assert windows.position[b].tolist() == plan.row_position[width:].tolist() + [0] * (
+            rows - used
+        )
         expected = np.zeros((rows, width + rows), np.bool_)
         expected[:used, : plan.width] = plan.window_mask[width:]
         expected[used:, 0] = True
@@ -36,7 +41,9 @@ def test_a_batch_is_laid_out_as_plans(width: int, batch: int, lookahead: int, da
 
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(1, 6), st.data())
-def test_rows_see_their_prefix_and_their_own_group(length: int, lookahead: int, data: st.DataObject):
+def test_rows_see_their_prefix_and_their_own_group(
+    length: int, lookahead: int, data: st.DataObject
+):
     sizes = data.draw(st.lists(st.integers(0, lookahead), min_size=length, max_size=length))
     windows = make_windows([np.array(sizes)], length)
     rows = [(anchor, i) for anchor, size in enumerate(sizes) for i in range(size)]
@@ -45,11 +52,14 @@ def test_rows_see_their_prefix_and_their_own_group(length: int, lookahead: int, 
         assert windows.lookahead_index[0, row] == i
         assert windows.position[0, row] == anchor + 1 + i
         seen = set(windows.mask[0, 0, row].nonzero().flatten().tolist())
-        assert seen == set(range(anchor + 1)) | {length + r for r, (a, j) in enumerate(rows) if a == anchor and j <= i}
+        assert seen == set(range(anchor + 1)) | {
+            length + r for r, (a, j) in enumerate(rows) if a == anchor and j <= i
+        }
 
 
 def test_a_group_is_what_the_draft_plan_runs():
-    """One anchor at the last token: the look-ahead rows of `draft-3`, shifted by the committed tokens."""
+    """One anchor at the last token: the look-ahead rows of `draft-3`, shifted by the committed
+    tokens."""
     windows, plan = make_windows([np.array([0, 0, 0, 0, 3])], 5), draft_plan(3)
     assert windows.lookahead_index[0].tolist() == plan.lookahead_ids(0).tolist()
     assert (windows.position[0] - 4).tolist() == plan.row_position[1:].tolist()
@@ -65,16 +75,24 @@ def test_padding_is_no_row_and_sees_something():
 
 @settings(deadline=None)
 @given(
-    st.integers(0, 1000), st.integers(1, 60), st.integers(1, 20), st.integers(1, 8), st.sampled_from([0.3, 0.8, 1.0])
+    st.integers(0, 1000),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(1, 8),
+    st.sampled_from([0.3, 0.8, 1.0]),
 )
-def test_sampled_groups_stay_inside(seed: int, length: int, anchors: int, lookahead: int, decay: float):
+def test_sampled_groups_stay_inside(
+    seed: int, length: int, anchors: int, lookahead: int, decay: float
+):
     rng = np.random.default_rng(seed)
     prompt = int(rng.integers(0, length + 1))
     groups = sample_groups(rng, prompt, length, anchors, lookahead, decay)
     assert len(groups) == length
     places = [a for a, size in enumerate(groups) if size]
     assert len(places) == min(anchors, max(0, length - 1 - max(prompt - 1, 0)))
-    assert all(a >= prompt - 1 and a + groups[a] <= length - 1 and groups[a] <= lookahead for a in places)
+    assert all(
+        a >= prompt - 1 and a + groups[a] <= length - 1 and groups[a] <= lookahead for a in places
+    )
 
 
 def test_rows_are_thinned_by_depth():

@@ -1,4 +1,5 @@
-"""A short training run on the tiny model, for tests: its settings, what it wrote, and progress that interrupts it."""
+"""A short training run on the tiny model, for tests: its settings, what it wrote, and progress that
+interrupts it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class Interrupted(Silent):
 def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
     """Thirty steps on 64 sequences; `text` is written where it is not there yet."""
     if not text.exists():
-        text.write_text("".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400)))
+        text.write_text(
+            "".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400))
+        )
     recipe = Recipe(sequences=64, length=48, prompt=(4, 8), chat=0.0)
     sizes = {"lookahead": 3, "rank": 4, "steps": 30, "batch": 2, "anchors": 12}
     return TrainConfig(

@@ -1,7 +1,7 @@
 """Test windows and torch's results for them, with which the exporter's checks compare the trunk.
 
-transformers' unpatched model runs before the trunk is written. The written files run afterwards, when torch's copy of
-the weights is released.
+transformers' unpatched model runs before the trunk is written. The written files run afterwards,
+when torch's copy of the weights is released.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
 LARGE_MODEL_BYTES = 300 << 20
-"""Above so many bytes of weights, memory may be too small for ONNX Runtime's packed or widened copies of them."""
+"""Above so many bytes of weights, memory may be too small for ONNX Runtime's packed or widened
+copies of them."""
 MAX_CHECKED_WINDOW = 1024
-"""Wider sliding windows, in tokens, are not checked: the text must be longer, which takes torch minutes."""
+"""Wider sliding windows, in tokens, are not checked: the text must be longer, which takes torch
+minutes."""
 
 Array = npt.NDArray[Any]
 
@@ -35,7 +37,8 @@ Array = npt.NDArray[Any]
 class Case:
     """One window after `length` committed tokens, and torch's results for it.
 
-    past: the KV cache before the window, [1,KVH,length,D] for every layer's keys, then every layer's values.
+    past: the KV cache before the window, [1,KVH,length,D] for every layer's keys, then every
+    layer's values.
     window: the window's keys and values in the same order, [1,KVH,Q,D].
     logits: [1,Q,V]. hidden: [1,Q,H], the LM head's input.
     rounded: the input of each layer with a static scale, by its weight's name.
@@ -52,25 +55,42 @@ class Case:
 
 
 def torch_cases(
-    model: PreTrainedModel, lookahead: Lookahead, quantized: QuantizedModel | None = None, seed: int = 0
+    model: PreTrainedModel,
+    lookahead: Lookahead,
+    quantized: QuantizedModel | None = None,
+    seed: int = 0,
 ) -> list[Case]:
-    """Runs a random window of every plan of the bundle, and one of prefill. A large model skips most plans.
+    """Runs a random window of every plan of the bundle, and one of prefill. A large model skips
+    most plans.
 
     If layers have a sliding window, the widest plan also runs after a text longer than that window.
-    quantized: how activations are rounded. A model is large if it would have over LARGE_MODEL_BYTES in 16 bits.
+    quantized: how activations are rounded. A model is large if it would have over LARGE_MODEL_BYTES
+    in 16 bits.
     """
-    rng, plans = np.random.default_rng(seed), bundle_plans(lookahead.length, trees=lookahead.head is not None)
-    if 2 * model.num_parameters() > LARGE_MODEL_BYTES:  # All plans take minutes without kernels for the dtype.
+    rng, plans = (
+        np.random.default_rng(seed),
+        bundle_plans(lookahead.length, trees=lookahead.head is not None),
+    )
+    if (
+        2 * model.num_parameters() > LARGE_MODEL_BYTES
+    ):  # All plans take minutes without kernels for the dtype.
         plans = (plans[0], *plans[-3:])
-    sliding = max((window for window in layer_windows(model.config) if window is not None), default=0)
+    sliding = max(
+        (window for window in layer_windows(model.config) if window is not None), default=0
+    )
     windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
     if 0 < sliding <= MAX_CHECKED_WINDOW:
         windows.append((plans[-1], sliding))
     with ExitStack() as stack:
         rounded = (
-            {} if quantized is None else stack.enter_context(rounded_activations(model, lookahead.adapter, quantized))
+            {}
+            if quantized is None
+            else stack.enter_context(rounded_activations(model, lookahead.adapter, quantized))
         )
-        return [_torch_case(model, lookahead, plan, rng, min_length, rounded) for plan, min_length in windows]
+        return [
+            _torch_case(model, lookahead, plan, rng, min_length, rounded)
+            for plan, min_length in windows
+        ]
 
 
 @torch.no_grad()
@@ -82,7 +102,8 @@ def _torch_case(
     min_length: int,
     rounded: Mapping[str, QuantizedInput],
 ) -> Case:
-    """Runs one window after at least `min_length` tokens. rounded: each pass replaces the layers' inputs in it."""
+    """Runs one window after at least `min_length` tokens. rounded: each pass replaces the layers'
+    inputs in it."""
     trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
     length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
@@ -97,34 +118,49 @@ def _torch_case(
     with _adapted(model, lookahead, torch.from_numpy(input_ids[0] >= vocab)):
         hidden = model.model(
             inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
-            attention_mask=attention_masks(model.config, torch.from_numpy(mask)[None, None], rows, columns),
+            attention_mask=attention_masks(
+                model.config, torch.from_numpy(mask)[None, None], rows, columns
+            ),
             position_ids=rows,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     window = _entries(cache, slice(length, None))
-    adapted = plan.lookahead_rows  # The trunk runs the adapter on these rows alone, `_adapted` on all.
+    adapted = (
+        plan.lookahead_rows
+    )  # The trunk runs the adapter on these rows alone, `_adapted` on all.
     compared = {
-        name: QuantizedInput(each.codes[:, adapted], each.scale) if name.startswith(ADAPTER_PREFIX) else each
+        name: QuantizedInput(each.codes[:, adapted], each.scale)
+        if name.startswith(ADAPTER_PREFIX)
+        else each
         for name, each in rounded.items()
     }
     return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), compared)
 
 
-def _adapted(model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor) -> AbstractContextManager[None]:
+def _adapted(
+    model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor
+) -> AbstractContextManager[None]:
     """Applies the adapter to the rows with `is_lookahead` [Q].
 
-    It computes all rows and masks the others, so the check does not repeat the trunk's implementation.
+    It computes all rows and masks the others, so the check does not repeat the trunk's
+    implementation.
     """
     adapter = lookahead.adapter
     if adapter is None:
         return nullcontext()
-    return adapter.attached(model, lambda y, x, i: torch.where(is_lookahead[:, None], y + adapter.delta(i, x), y))
+    return adapter.attached(
+        model, lambda y, x, i: torch.where(is_lookahead[:, None], y + adapter.delta(i, x), y)
+    )
 
 
 def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
     """Copies of the cache's columns: every layer's keys, then every layer's values."""
-    parts = [getattr(layer, part)[:, :, columns] for part in ("keys", "values") for layer in cache.layers]
+    parts = [
+        getattr(layer, part)[:, :, columns] for part in ("keys", "values") for layer in cache.layers
+    ]
     # numpy has no bf16; float32 represents its values exactly.
-    return [(part.float() if part.dtype == torch.bfloat16 else part).numpy().copy() for part in parts]
+    return [
+        (part.float() if part.dtype == torch.bfloat16 else part).numpy().copy() for part in parts
+    ]

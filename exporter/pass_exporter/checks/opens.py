@@ -14,16 +14,18 @@ from pass_runtime.session import Session, load
 
 PROMPT, TOKENS = "The", 4
 MAX_PACKED_BYTES = 1 << 30
-"""With at most so many bytes of float32 weights, ONNX Runtime's packed copies fit into the memory of an export."""
+"""With at most so many bytes of float32 weights, ONNX Runtime's packed copies fit into the memory
+of an export."""
 RUNTIME_ADVICE = "; export the bundle again"
-"""The end of some of the runtime's messages. It is removed here, because exporting again would not help."""
+"""The end of some of the runtime's messages. It is removed here, because exporting again would not
+help."""
 
 
 def check_opens(bundle: Path, checked: Manifest) -> None:
     """Raises PassError if the runtime cannot open the bundle or generate with it.
 
-    checked: the manifest from `runnable_on_cpu`. If `session_for_checks` returns None, only the manifest and all hashes
-    are checked.
+    checked: the manifest from `runnable_on_cpu`. If `session_for_checks` returns None, only the
+    manifest and all hashes are checked.
     """
     try:
         manifest = read_manifest(bundle)
@@ -34,13 +36,19 @@ def check_opens(bundle: Path, checked: Manifest) -> None:
                 session.generate(PROMPT, GenerateOptions(max_new_tokens=TOKENS)).result()
     except PassError as error:
         reason = str(error).removesuffix(RUNTIME_ADVICE)
-        raise PassError(f"the runtime refuses the bundle that this export wrote, please report it: {reason}") from None
+        raise PassError(
+            f"the runtime refuses the bundle that this export wrote, please report it: {reason}"
+        ) from None
 
 
 def _open(bundle: Path, manifest: Manifest, checked: Manifest) -> Session | None:
-    """Opens the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or quantized or in a
-    16-bit dtype."""
+    """Opens the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or
+    quantized or in a 16-bit dtype."""
     model = manifest.model
-    if model.dtype == "float32" and model.weights == "full" and weight_bytes(bundle) <= MAX_PACKED_BYTES:
+    if (
+        model.dtype == "float32"
+        and model.weights == "full"
+        and weight_bytes(bundle) <= MAX_PACKED_BYTES
+    ):
         return load(bundle, "cpu", verify=False)
     return session_for_checks(bundle, checked if model.dtype == "bfloat16" else manifest)

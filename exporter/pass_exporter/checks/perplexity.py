@@ -1,4 +1,5 @@
-"""Measures the quality of an export: perplexity and greedy agreement with the full-precision torch model."""
+"""Measures the quality of an export: perplexity and greedy agreement with the full-precision torch
+model."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class TextScores:
 
 @dataclass(frozen=True)
 class Quality:
-    """perplexity: exp of the mean negative log-likelihood of `tokens` tokens; full_perplexity is the torch model's.
+    """perplexity: exp of the mean negative log-likelihood of `tokens` tokens; full_perplexity is
+    the torch model's.
     agreement: the share of these tokens at which both models' greedy choices are equal."""
 
     tokens: int
@@ -51,27 +53,34 @@ class Quality:
         """Raises PassError if the perplexity is more than `max_ratio` times the torch model's."""
         if not self.perplexity <= max_ratio * self.full_perplexity:
             raise PassError(
-                f"perplexity is {self.perplexity:.3f}, more than {max_ratio:g} times the full-precision model's "
-                f"{self.full_perplexity:.3f}: choose other --weights, or allow it by --max-perplexity-ratio"
+                f"perplexity is {self.perplexity:.3f}, more than {max_ratio:g} times the "
+                f"full-precision model's {self.full_perplexity:.3f}: choose other --weights, or "
+                "allow it by --max-perplexity-ratio"
             )
 
 
 @torch.no_grad()
 def score_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> TextScores:
-    """Scores the first MAX_WINDOWS windows of a text by the torch model. Raises PassError if it is too short."""
+    """Scores the first MAX_WINDOWS windows of a text by the torch model. Raises PassError if it is
+    too short."""
     text = text[: 16 * WINDOW_TOKENS * MAX_WINDOWS]  # 16 characters for each token
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     count = min(len(ids) // WINDOW_TOKENS, MAX_WINDOWS)
     if not count:
-        raise PassError(f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW_TOKENS}")
+        raise PassError(
+            f"the text of --verify has {len(ids)} tokens; give one of at least {WINDOW_TOKENS}"
+        )
     windows = np.array(ids[: count * WINDOW_TOKENS], np.int64).reshape(count, WINDOW_TOKENS)
-    return _scores(windows, lambda row: model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy())
+    return _scores(
+        windows, lambda row: model(input_ids=torch.from_numpy(row[None])).logits[0].float().numpy()
+    )
 
 
 def score_tokens(
     logits: npt.NDArray[np.float32], row: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """logits [T,V], ids [T] -> the log-likelihood of each next token and the greedy choice there, [T-1] each."""
+    """logits [T,V], ids [T] -> the log-likelihood of each next token and the greedy choice there,
+    [T-1] each."""
     values = torch.from_numpy(logits[:-1])
     likelihood = values.log_softmax(-1).gather(1, torch.from_numpy(row[1:, None]))[:, 0]
     return likelihood.double().numpy(), values.argmax(-1).numpy()
@@ -93,7 +102,9 @@ def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
     feed |= dict.fromkeys(cache_names(PAST, model.layers), cache)
 
     def logits(row: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        found: npt.NDArray[np.float32] = session.run(["logits"], feed | {"input_ids": row[None]})[0][0]
+        found: npt.NDArray[np.float32] = session.run(["logits"], feed | {"input_ids": row[None]})[
+            0
+        ][0]
         return found
 
     return logits
@@ -104,7 +115,9 @@ def measure_quality(bundle: Path, manifest: Manifest, expected: TextScores) -> Q
     logits = trunk_logits(bundle, manifest)
     found = _scores(expected.windows, logits)
     agreement = float((found.choice == expected.choice).mean())
-    perplexity, full_perplexity = (float(np.exp(-each.likelihood.mean())) for each in (found, expected))
+    perplexity, full_perplexity = (
+        float(np.exp(-each.likelihood.mean())) for each in (found, expected)
+    )
     return Quality(found.likelihood.size, perplexity, full_perplexity, agreement)
 
 

@@ -1,7 +1,8 @@
-"""Runs a graph in pieces, one after the other, so that ONNX Runtime copies only one piece's weights at a time.
+"""Runs a graph in pieces, one after the other, so that ONNX Runtime copies only one piece's weights
+at a time.
 
-Its CPU provider widens fp16 weights to float32 and packs others. If a model just fits into memory, such copies of all
-its weights do not.
+Its CPU provider widens fp16 weights to float32 and packs others. If a model just fits into memory,
+such copies of all its weights do not.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ MAX_PIECE_ELEMENTS = 32 << 20
 
 
 def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """Returns the outputs of the graph in `path` by name, in the graph's order, for each of `feeds`.
+    """Returns the outputs of the graph in `path` by name, in the graph's order, for each of
+    `feeds`.
 
-    Nodes that depend on constants alone, such as the dequantization of weights, run once for all feeds.
+    Nodes that depend on constants alone, such as the dequantization of weights, run once for all
+    feeds.
     """
     model = ir.load(path)
     values = [dict(feed) for feed in feeds]
@@ -34,7 +37,10 @@ def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict
         found = _run(model, path, varying, [known | weights for known in values])
         for known, made in zip(values, found, strict=True):
             known |= made | {name: weights[name] for name in weights if name in results}
-    return [{str(value.name): known[str(value.name)] for value in model.graph.outputs} for known in values]
+    return [
+        {str(value.name): known[str(value.name)] for value in model.graph.outputs}
+        for known in values
+    ]
 
 
 def _run(
@@ -49,17 +55,24 @@ def _run(
         session = open_session(file, "cpu", exact=True)
     finally:
         file.unlink(missing_ok=True)
-    read, made = ([value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs()))
+    read, made = (
+        [value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs())
+    )
     runs = (session.run(made, {name: feed[name] for name in read}) for feed in feeds)
     # Views would keep the session in memory.
     return [{name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs]
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; more only if one node has more."""
+    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; more only if one
+    node has more."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
-        new = {value: value.const_value.size for value in node.inputs if value is not None and value.const_value}
+        new = {
+            value: value.const_value.size
+            for value in node.inputs
+            if value is not None and value.const_value
+        }
         if new and at > started and sum((sizes | new).values()) > MAX_PIECE_ELEMENTS:
             yield nodes[started:at]
             started, sizes = at, {}
@@ -81,17 +94,24 @@ def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
     """The values that `nodes` compute and other nodes read, or that are outputs of the model."""
     inside, outputs = set(nodes), set(model.graph.outputs)
     made = (value for node in nodes for value in node.outputs)
-    return [value for value in made if value in outputs or any(use.node not in inside for use in value.uses())]
+    return [
+        value
+        for value in made
+        if value in outputs or any(use.node not in inside for use in value.uses())
+    ]
 
 
 def _piece(model: ir.Model, nodes: Collection[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """A model of `nodes` alone. Its inputs are the values of other nodes that they read; its outputs are `_results`.
+    """A model of `nodes` alone. Its inputs are the values of other nodes that they read; its
+    outputs are `_results`.
 
     known: the arrays computed so far; they give the inputs' dtypes.
     """
     inside = set(nodes)
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
-    inputs = [value for value in read if value.const_value is None and value.producer() not in inside]
+    inputs = [
+        value for value in read if value.const_value is None and value.producer() not in inside
+    ]
     for value in inputs:
         value.dtype = ir.DataType.from_numpy(known[str(value.name)].dtype)
     extracted = ir.convenience.extract(model.graph, inputs, _results(model, nodes))

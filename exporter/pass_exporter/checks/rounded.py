@@ -1,10 +1,12 @@
-"""Checks a trunk that rounds activations to 8 bits, for which a limit on the error of the logits is not enough.
+"""Checks a trunk that rounds activations to 8 bits, for which a limit on the error of the logits is
+not enough.
 
-A value halfway between two codes may be rounded up in torch and down in ONNX Runtime, because its last bit differs. One
-code is about a hundredth of the tensor's largest value, and later layers add to the difference, so even a correct
-graph's logits differ much from torch's. Therefore the checked graph reads torch's codes instead of its own. Two things
-are checked: its outputs must agree with torch's within the usual limit, and its own codes, which nothing reads, must
-agree with torch's except for the few values that are halfway.
+A value halfway between two codes may be rounded up in torch and down in ONNX Runtime, because its
+last bit differs. One code is about a hundredth of the tensor's largest value, and later layers add
+to the difference, so even a correct graph's logits differ much from torch's. Therefore the checked
+graph reads torch's codes instead of its own. Two things are checked: its outputs must agree with
+torch's within the usual limit, and its own codes, which nothing reads, must agree with torch's
+except for the few values that are halfway.
 """
 
 from __future__ import annotations
@@ -27,17 +29,19 @@ GRAPH_PREFIX, TORCH_PREFIX = "codes.graph.", "codes.torch."
 
 @contextmanager
 def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yields a manifest of changed trunks: layers read `torch_codes_feed` instead of the inputs that the graph
-    rounds itself. These become outputs, for `codes_difference`.
+    """Yields a manifest of changed trunks: layers read `torch_codes_feed` instead of the inputs
+    that the graph rounds itself. These become outputs, for `codes_difference`.
 
-    These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if its activations are
-    not static.
+    These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if
+    its activations are not static.
     """
     if not has_static_activations(manifest):
         yield manifest
         return
     trunk = manifest.trunk.model_copy(update={"file": f"{FILE_PREFIX}{manifest.trunk.file}"})
-    derived = tuple(each.model_copy(update={"file": f"{FILE_PREFIX}{each.file}"}) for each in manifest.derived)
+    derived = tuple(
+        each.model_copy(update={"file": f"{FILE_PREFIX}{each.file}"}) for each in manifest.derived
+    )
     files = [manifest.trunk.file, *(each.file for each in manifest.derived)]
     try:
         for file in files:
@@ -51,7 +55,8 @@ def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def _read_torch_codes(graph: ir.Graph) -> None:
-    """Makes the readers of every rounded tensor read a new graph input, and the tensor itself a graph output."""
+    """Makes the readers of every rounded tensor read a new graph input, and the tensor itself a
+    graph output."""
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
         own, scale = node.outputs[0], node.inputs[1]
         assert scale is not None
@@ -65,16 +70,22 @@ def _read_torch_codes(graph: ir.Graph) -> None:
 
 
 def torch_codes_feed(case: Case) -> dict[str, Array]:
-    """The inputs of a graph of `with_torch_codes`: the values of torch's codes for each layer's rounded input."""
+    """The inputs of a graph of `with_torch_codes`: the values of torch's codes for each layer's
+    rounded input."""
     dtype = case.past[0].dtype
-    return {f"{TORCH_PREFIX}{name}": rounded.values.astype(dtype) for name, rounded in case.rounded.items()}
+    return {
+        f"{TORCH_PREFIX}{name}": rounded.values.astype(dtype)
+        for name, rounded in case.rounded.items()
+    }
 
 
 def codes_difference(runs: Iterable[tuple[Case, Mapping[str, Array]]]) -> float:
-    """The largest of all layers' mean differences between torch's codes and the graph's; 0 if no layer has codes.
+    """The largest of all layers' mean differences between torch's codes and the graph's; 0 if no
+    layer has codes.
 
-    runs: cases, and what the graph computed for each. Means are over all of them: a narrow window of a tiny model has
-    so few values that a single one halfway between two codes would count for more than a hundredth.
+    runs: cases, and what the graph computed for each. Means are over all of them: a narrow window
+    of a tiny model has so few values that a single one halfway between two codes would count for
+    more than a hundredth.
     """
     differences: dict[str, list[Array]] = {}
     for case, outputs in runs:

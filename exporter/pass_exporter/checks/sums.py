@@ -1,7 +1,8 @@
-"""Checks one pass of a trunk with 8-bit activations as users run it, with fused products, against sums of integers.
+"""Checks one pass of a trunk with 8-bit activations as users run it, with fused products, against
+sums of integers.
 
-The other checks cannot find sums that saturate: they compare with torch within a limit that is meant for a correct
-graph, and large models run without fused products there.
+The other checks cannot find sums that saturate: they compare with torch within a limit that is
+meant for a correct graph, and large models run without fused products there.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from pass_runtime.errors import PassError
 
 FILE_PREFIX = "sums."
 MAX_COLUMNS = 4096
-"""The most outputs of a product that are compared: all of a layer's, and a part of the LM head's."""
+"""The most outputs of a product that are compared: all of a layer's, and a part of the LM
+head's."""
 ROUNDINGS = 8
-"""The largest accepted error of a product beyond half a unit of its sum, in float32 roundings of the sum."""
+"""The largest accepted error of a product beyond half a unit of its sum, in float32 roundings of
+the sum."""
 
 
 @dataclass(frozen=True)
 class Product:
     """A MatMul of codes. rows: the name of its rows' codes (uint8). result: that of its result.
 
-    codes [K,N]: the weights' codes, of up to MAX_COLUMNS outputs. zero: the rows' zero point. unit [N]: the value of 1
-    in a sum of products of codes.
+    codes [K,N]: the weights' codes, of up to MAX_COLUMNS outputs. zero: the rows' zero point. unit
+    [N]: the value of 1 in a sum of products of codes.
     """
 
     rows: str
@@ -43,18 +46,23 @@ class Product:
 
     def is_exact(self, rows: Array, result: Array) -> bool:
         """rows [...,K], result [...,N]: what the session computed."""
-        sums = (rows.astype(np.float64) - self.zero) @ self.codes.astype(np.float64)  # exact below 2**53
+        sums = (rows.astype(np.float64) - self.zero) @ self.codes.astype(
+            np.float64
+        )  # exact below 2**53
         error = np.abs(result[..., : sums.shape[-1]] / self.unit.astype(np.float64) - sums)
         return bool((error <= 0.5 + ROUNDINGS * np.finfo(np.float32).eps * np.abs(sums)).all())
 
 
 def check_sums(directory: Path, manifest: Manifest, feed: Mapping[str, Array]) -> int:
-    """Compare the products of 8-bit activations and 8-bit weights in one pass of a CPU trunk with their exact sums.
+    """Compare the products of 8-bit activations and 8-bit weights in one pass of a CPU trunk with
+    their exact sums.
 
-    feed: the inputs of the pass. Returns the number of products, 0 if the bundle has no such trunk. Raises PassError if
-    a sum differs.
+    feed: the inputs of the pass. Returns the number of products, 0 if the bundle has no such trunk.
+    Raises PassError if a sum differs.
     """
-    fitting = [each.file for each in manifest.derived if each.device == "cpu" and each.lookahead_rows]
+    fitting = [
+        each.file for each in manifest.derived if each.device == "cpu" and each.lookahead_rows
+    ]
     if not has_static_activations(manifest) or not fitting:
         return 0
     model = ir.load(directory / fitting[0])
@@ -68,18 +76,20 @@ def check_sums(directory: Path, manifest: Manifest, feed: Mapping[str, Array]) -
         found = dict(zip(names, session.run(names, inputs), strict=True))
     finally:
         path.unlink(missing_ok=True)
-    wrong = [each.result for each in products if not each.is_exact(found[each.rows], found[each.result])]
+    wrong = [
+        each.result for each in products if not each.is_exact(found[each.rows], found[each.result])
+    ]
     if wrong:
         raise PassError(
-            f"{fitting[0]}: {len(wrong)} of {len(products)} 8-bit products have wrong sums on this CPU, first "
-            f"{wrong[0]}; please report it, and export with --weights int8"
+            f"{fitting[0]}: {len(wrong)} of {len(products)} 8-bit products have wrong sums on this "
+            f"CPU, first {wrong[0]}; please report it, and export with --weights int8"
         )
     return len(products)
 
 
 def expose_products(graph: ir.Graph) -> list[Product]:
-    """The products of codes whose weights have a scale for each output. Their rows' codes and their results become
-    outputs of the graph."""
+    """The products of codes whose weights have a scale for each output. Their rows' codes and their
+    results become outputs of the graph."""
     found = []
     for node in [node for node in graph if node.op_type == "MatMul"]:
         rows, weights = (_dequantize(value) for value in node.inputs)
@@ -90,7 +100,9 @@ def expose_products(graph: ir.Graph) -> list[Product]:
                 graph.outputs.append(value)
         codes, scales = (_constant(value)[..., :MAX_COLUMNS] for value in weights.inputs[:2])
         scale, zero = (_constant(value) for value in rows.inputs[1:])
-        names = [str(value.name) for value in (rows.inputs[0], node.outputs[0]) if value is not None]
+        names = [
+            str(value.name) for value in (rows.inputs[0], node.outputs[0]) if value is not None
+        ]
         found.append(Product(names[0], names[1], codes, int(zero), scale * scales))
     return found
 

@@ -1,9 +1,11 @@
-"""Writes a trunk that ONNX Runtime's CPU provider can run, with the same weights, for the exporter's checks.
+"""Writes a trunk that ONNX Runtime's CPU provider can run, with the same weights, for the
+exporter's checks.
 
-bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values stay, so
-masks, positions, weights and cache are checked all the same. Static int8 activations become uint8, because ONNX Runtime
-multiplies only uint8 activations as integers: integer sums are exact, so windows of all widths agree. If the bundle has
-a trunk for the CPU, int8 stays: that trunk has uint8 already.
+bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values
+stay, so masks, positions, weights and cache are checked all the same. Static int8 activations
+become uint8, because ONNX Runtime multiplies only uint8 activations as integers: integer sums are
+exact, so windows of all widths agree. If the bundle has a trunk for the CPU, int8 stays: that trunk
+has uint8 already.
 """
 
 from __future__ import annotations
@@ -26,16 +28,24 @@ RUNNABLE_FILE = "trunk.check.onnx"
 
 @contextmanager
 def runnable_on_cpu(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yields a manifest whose trunk ONNX Runtime can run on a CPU. If it writes a graph, it removes it afterwards."""
+    """Yields a manifest whose trunk ONNX Runtime can run on a CPU. If it writes a graph, it removes
+    it afterwards."""
     wide = manifest.model.dtype == "bfloat16"
-    signed = has_static_activations(manifest) and not any(each.device == "cpu" for each in manifest.derived)
+    signed = has_static_activations(manifest) and not any(
+        each.device == "cpu" for each in manifest.derived
+    )
     if not wide and not signed:
         yield manifest
         return
     trunk, sizes = manifest.trunk, manifest.model
     if wide:
-        trunk, sizes = trunk.model_copy(update=_widened_tensors(trunk)), sizes.model_copy(update={"dtype": "float32"})
-    found = manifest.model_copy(update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": sizes})
+        trunk, sizes = (
+            trunk.model_copy(update=_widened_tensors(trunk)),
+            sizes.model_copy(update={"dtype": "float32"}),
+        )
+    found = manifest.model_copy(
+        update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": sizes}
+    )
     model = ir.load(directory / manifest.trunk.file)
     if signed:
         unsigned_activations(model.graph)
@@ -71,7 +81,11 @@ def _widen(model: ir.Model) -> None:
             value.const_value = _widened(tensor)
     for node in model.graph:
         target = node.attributes.get("to")
-        if node.op_type == "Cast" and target is not None and target.as_int() == int(ir.DataType.BFLOAT16):
+        if (
+            node.op_type == "Cast"
+            and target is not None
+            and target.as_int() == int(ir.DataType.BFLOAT16)
+        ):
             node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
         for output in node.outputs:
             if output.dtype == ir.DataType.BFLOAT16:

@@ -1,14 +1,17 @@
 """Adds the adapter's results with GatedAdd, ONNX Runtime's own operator, in the trunks for CUDA.
 
-The portable trunk gathers the look-ahead rows, multiplies them by A and by B, pads the product to the whole window and
-adds it: five nodes in every adapted layer. Here all rows are multiplied, and GatedAdd adds those whose gate is 1: three
-nodes. On a GPU a row more costs nothing and a node a launch. A gate is 1 where an id selects a look-ahead embedding.
-(A draft's row has such an id too if there is no draft for it. Nothing that is emitted depends on that row.)
+The portable trunk gathers the look-ahead rows, multiplies them by A and by B, pads the product to
+the whole window and adds it: five nodes in every adapted layer. Here all rows are multiplied, and
+GatedAdd adds those whose gate is 1: three nodes. On a GPU a row more costs nothing and a node a
+launch. A gate is 1 where an id selects a look-ahead embedding. (A draft's row has such an id too if
+there is no draft for it. Nothing that is emitted depends on that row.)
 
-What is added to other rows is 0 times a finite number, so they keep their values. In passes without look-ahead rows the
-three nodes would do nothing else; `without_adapter.drop_adapter` makes the graph for these.
+What is added to other rows is 0 times a finite number, so they keep their values. In passes without
+look-ahead rows the three nodes would do nothing else; `without_adapter.drop_adapter` makes the
+graph for these.
 
-Where the adapter's rows are rounded to 8 bits, its nodes stay: all rows would be rounded a second time.
+Where the adapter's rows are rounded to 8 bits, its nodes stay: all rows would be rounded a second
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
-    """Replaces Gather, MatMul, MatMul, Pad, Add by MatMul, MatMul, GatedAdd in every layer that the adapter changes."""
+    """Replaces Gather, MatMul, MatMul, Pad, Add by MatMul, MatMul, GatedAdd in every layer that the
+    adapter changes."""
     pads = adapter_pads(graph)
     if not pads:
         return
@@ -39,7 +43,9 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
         (use,) = pad.outputs[0].uses()
         add = use.node
         total = add.outputs[0]
-        gated = ir.node("GatedAdd", [add.inputs[1 - use.idx], pad.inputs[0], gate.outputs[0]], domain=DOMAIN)
+        gated = ir.node(
+            "GatedAdd", [add.inputs[1 - use.idx], pad.inputs[0], gate.outputs[0]], domain=DOMAIN
+        )
         gated.outputs[0].shape, gated.outputs[0].type = total.shape, total.type
         graph.insert_before(add, gated)
         total.replace_all_uses_with(gated.outputs[0])
@@ -48,7 +54,8 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
 
 
 def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
-    """The Gather of look-ahead rows whose products `pad` pads, and the nodes that compute with them, last first."""
+    """The Gather of look-ahead rows whose products `pad` pads, and the nodes that compute with
+    them, last first."""
     nodes: list[ir.Node] = []
     value = pad.inputs[0]
     while value is not None and (node := value.producer()) is not None:

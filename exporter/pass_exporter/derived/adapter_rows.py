@@ -1,9 +1,9 @@
 """Makes the adapter, which applies to look-ahead rows only, cheaper in the trunks for the CPU.
 
-- The adapter's result is added to the look-ahead rows by a ScatterND. The portable trunk pads it with zeros to a whole
-  window and adds that: one node more, which moves all rows.
-- If the layer's input is rounded to 8 bits, the 8-bit codes of the look-ahead rows are gathered. The portable trunk
-  gathers the rows before rounding, and rounds them a second time.
+- The adapter's result is added to the look-ahead rows by a ScatterND. The portable trunk pads it
+  with zeros to a whole window and adds that: one node more, which moves all rows.
+- If the layer's input is rounded to 8 bits, the 8-bit codes of the look-ahead rows are gathered.
+  The portable trunk gathers the rows before rounding, and rounds them a second time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def scatter_adapter_results(graph: ir.Graph) -> None:
     for pad in pads:
         (use,) = pad.outputs[0].uses()
         add = use.node
-        scatter = ir.node("ScatterND", [add.inputs[1 - use.idx], indices, pad.inputs[0]], {"reduction": "add"})
+        scatter = ir.node(
+            "ScatterND", [add.inputs[1 - use.idx], indices, pad.inputs[0]], {"reduction": "add"}
+        )
         graph.insert_before(add, scatter)
         total = add.outputs[0]
         scatter.outputs[0].shape, scatter.outputs[0].type = total.shape, total.type
@@ -33,19 +35,25 @@ def scatter_adapter_results(graph: ir.Graph) -> None:
 
 
 def adapter_pads(graph: ir.Graph) -> list[ir.Node]:
-    """Returns the nodes by which the portable trunk pads the adapter's products to whole windows."""
+    """Returns the nodes by which the portable trunk pads the adapter's products to whole
+    windows."""
     rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
     return [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
 
 
 def gather_codes(graph: ir.Graph) -> None:
-    """Replaces Gather, QuantizeLinear by a Gather of codes, if another node rounds all rows with an equal scale."""
+    """Replaces Gather, QuantizeLinear by a Gather of codes, if another node rounds all rows with an
+    equal scale."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         source = None if node.inputs[0] is None else node.inputs[0].producer()
         if source is None or source.op_type != "Gather" or source.inputs[0] is None:
             continue
         users = [use.node for use in source.inputs[0].uses()]
-        same = [user for user in users if user.op_type == "QuantizeLinear" and _scale(user) == _scale(node)]
+        same = [
+            user
+            for user in users
+            if user.op_type == "QuantizeLinear" and _scale(user) == _scale(node)
+        ]
         if same:
             gather = ir.node("Gather", [same[0].outputs[0], source.inputs[1]], source.attributes)
             graph.insert_before(node, gather)
@@ -69,12 +77,20 @@ def _from_shape(value: ir.Value | None, rows: ir.Value) -> bool:
     node = None if value is None else value.producer()
     if node is None:
         return False
-    return rows in node.inputs if node.op_type == "Shape" else any(_from_shape(each, rows) for each in node.inputs)
+    return (
+        rows in node.inputs
+        if node.op_type == "Shape"
+        else any(_from_shape(each, rows) for each in node.inputs)
+    )
 
 
 def _row_indices(graph: ir.Graph) -> ir.Value:
-    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are inserted at the beginning of the graph."""
-    rows, length = (next(each for each in graph.inputs if each.name == name) for name in (LOOKAHEAD_ROWS, "length"))
+    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are inserted at the beginning
+    of the graph."""
+    rows, length = (
+        next(each for each in graph.inputs if each.name == name)
+        for name in (LOOKAHEAD_ROWS, "length")
+    )
     nodes: list[ir.Node] = []
 
     def constant(name: str, value: int | list[int]) -> ir.Value:
@@ -87,7 +103,9 @@ def _row_indices(graph: ir.Graph) -> ir.Value:
     slots = add("Range", constant("zero", 0), add("Size", length), constant("one", 1))
     by_slot = add("Unsqueeze", slots, constant("slot_axes", [1, 2]))  # [B,1,1]
     by_row = add("Unsqueeze", rows, constant("row_axes", [0, 2]))  # [1,A,1]
-    sizes = add("Concat", add("Shape", length), add("Shape", rows), constant("one_index", [1]), axis=0)  # [3]: B, A, 1
+    sizes = add(
+        "Concat", add("Shape", length), add("Shape", rows), constant("one_index", [1]), axis=0
+    )  # [3]: B, A, 1
     indices = add("Concat", add("Expand", by_slot, sizes), add("Expand", by_row, sizes), axis=2)
     graph.insert_before(graph[0], nodes)
     return indices

@@ -1,10 +1,11 @@
 """Folds the query heads of a group into rows of the key head that they share.
 
-Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH times as many rows,
-because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So attention always has several query rows; ONNX Runtime's
-kernels for a single row round differently (`trunk.pad_queries` says why that matters). Models without groups may get a
-spare query row instead. The trunk for batches uses this, because GroupQueryAttention (`derived.group_query`) does not
-accept batches of windows with several rows.
+Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH
+times as many rows, because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So attention always has
+several query rows; ONNX Runtime's kernels for a single row round differently (`trunk.pad_queries`
+says why that matters). Models without groups may get a spare query row instead. The trunk for
+batches uses this, because GroupQueryAttention (`derived.group_query`) does not accept batches of
+windows with several rows.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ def fold_groups(graph: ir.Graph) -> bool:
         if mask not in masks:
             masks[mask] = _tiled(graph, node, mask, heads // kv_heads)
         key_size, value_size = _size(key, 3), _size(value, 3)
-        by_key_head = initializer(graph, f"fold.{kv_heads}x{key_size}", np.array([0, kv_heads, -1, key_size]))
-        by_head = initializer(graph, f"fold.{heads}x{value_size}", np.array([0, heads, -1, value_size]))
+        by_key_head = initializer(
+            graph, f"fold.{kv_heads}x{key_size}", np.array([0, kv_heads, -1, key_size])
+        )
+        by_head = initializer(
+            graph, f"fold.{heads}x{value_size}", np.array([0, heads, -1, value_size])
+        )
         folded = ir.node("Reshape", [query, by_key_head])
-        attended = ir.node("Attention", [folded.outputs[0], key, value, masks[mask]], node.attributes)
+        attended = ir.node(
+            "Attention", [folded.outputs[0], key, value, masks[mask]], node.attributes
+        )
         rows = ir.node("Reshape", [attended.outputs[0], by_head])
         graph.insert_before(node, [folded, attended, rows])
         result = node.outputs[0]

@@ -1,9 +1,11 @@
-"""Derives the trunks that are fastest on ONNX Runtime's CPU provider: one for a single sequence and one for batches,
-and if there is an adapter, each also in a version for passes without look-ahead rows.
+"""Derives the trunks that are fastest on ONNX Runtime's CPU provider: one for a single sequence and
+one for batches, and if there is an adapter, each also in a version for passes without look-ahead
+rows.
 
-They have the inputs, outputs and weights file of trunk.onnx, and equal results up to rounding. The results of one graph
-are bit for bit the same for every window width and, for batches, for every batch size and every capacity that is a
-multiple of 64. In the graph for batches, a model without groups needs spare rows for this.
+They have the inputs, outputs and weights file of trunk.onnx, and equal results up to rounding. The
+results of one graph are bit for bit the same for every window width and, for batches, for every
+batch size and every capacity that is a multiple of 64. In the graph for batches, a model without
+groups needs spare rows for this.
 """
 
 from __future__ import annotations
@@ -29,12 +31,18 @@ BATCHED_STEM, SINGLE_STEM = "trunk.cpu", "trunk.cpu.one"
 
 
 def write_trunks_for_cpu(
-    trunk: ir.Model, directory: Path, max_capacity: int, windows: Sequence[int | None], *, spare_rows: bool
+    trunk: ir.Model,
+    directory: Path,
+    max_capacity: int,
+    windows: Sequence[int | None],
+    *,
+    spare_rows: bool,
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the derived graphs to `directory`. They share the weights file of `trunk`, a graph without spare rows that
-    was written there.
+    """Write the derived graphs to `directory`. They share the weights file of `trunk`, a graph
+    without spare rows that was written there.
 
-    spare_rows: whether attention without groups gets spare rows, so that windows of all widths agree bit for bit.
+    spare_rows: whether attention without groups gets spare rows, so that windows of all widths
+    agree bit for bit.
     windows: each layer's sliding window in positions, None if the layer has none.
     """
     model = trunk.clone()
@@ -50,17 +58,24 @@ def write_trunks_for_cpu(
 
 
 def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
-    """Writes a graph for all passes and, if the model has an adapter, one for passes without look-ahead rows.
+    """Writes a graph for all passes and, if the model has an adapter, one for passes without
+    look-ahead rows.
 
     name: the path of the files without their suffixes.
     """
     unsigned_activations(model.graph)
     zero_points = add_weight_zero_points(model.graph)
     gather_codes(model.graph)
-    scatter_adapter_results(model.graph)  # Before norms are fused: the adapter's Adds would be taken for residuals.
+    scatter_adapter_results(
+        model.graph
+    )  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(model.graph)
     derived = DerivedTrunk(
-        file=f"{name.name}.onnx", device="cpu", batch=batch, lookahead_rows=True, weight_zero_points=zero_points
+        file=f"{name.name}.onnx",
+        device="cpu",
+        batch=batch,
+        lookahead_rows=True,
+        weight_zero_points=zero_points,
     )
     _save(model, name.with_name(derived.file))
     if not drop_adapter(model.graph, "ScatterND"):

@@ -1,15 +1,18 @@
-"""Derives the trunks for ONNX Runtime's CUDA provider, with as few nodes as its own operators allow: one for a single
-sequence and one for batches and, if there is an adapter, each also in a version for passes without look-ahead rows.
+"""Derives the trunks for ONNX Runtime's CUDA provider, with as few nodes as its own operators
+allow: one for a single sequence and one for batches and, if there is an adapter, each also in a
+version for passes without look-ahead rows.
 
-A pass of few rows takes a GPU little longer than launching its nodes does, 2 to 4 microseconds each on an H200. So
-here a layer of a Llama has 9 nodes, or 18 for batches; in the portable trunk it has 26. For one sequence attention is a
-GroupQueryAttention, which reads the cache where it is. `Attention` with a mask copies K and V out to all query heads.
+A pass of few rows takes a GPU little longer than launching its nodes does, 2 to 4 microseconds each
+on an H200. So here a layer of a Llama has 9 nodes, or 18 for batches; in the portable trunk it has
+26. For one sequence attention is a GroupQueryAttention, which reads the cache where it is.
+`Attention` with a mask copies K and V out to all query heads.
 
-GroupQueryAttention reads `total_sequence_length` on the host, so in a pass that is captured as a CUDA graph it cannot
-be the length of the text. It is the capacity, which is a shape; `seqlens_k`, on the device, gives the number of valid
-entries minus one, and entries after these are not read. The operator has kernels for 16-bit dtypes only. It refuses
-batches of windows with several rows ("batch_size must be 1 when sequence_length > 1 and past context is given", a check
-that its CPU and CUDA kernels share), so the trunk for batches has the portable trunk's attention and masks.
+GroupQueryAttention reads `total_sequence_length` on the host, so in a pass that is captured as a
+CUDA graph it cannot be the length of the text. It is the capacity, which is a shape; `seqlens_k`,
+on the device, gives the number of valid entries minus one, and entries after these are not read.
+The operator has kernels for 16-bit dtypes only. It refuses batches of windows with several rows
+("batch_size must be 1 when sequence_length > 1 and past context is given", a check that its CPU and
+CUDA kernels share), so the trunk for batches has the portable trunk's attention and masks.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ from pass_exporter.derived.group_query import (
     replace_value,
     rotation_tables,
 )
-from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant, split_heads_together
+from pass_exporter.derived.heads import (
+    norm_before_transpose,
+    split_heads_by_constant,
+    split_heads_together,
+)
 from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
 from pass_exporter.derived.residual_norms import fuse_residual_norms
 from pass_exporter.derived.silu_products import fuse_silu_products
@@ -46,15 +53,17 @@ from pass_runtime.bundle.manifest import DerivedTrunk
 SINGLE_STEM, BATCHED_STEM = "trunk.cuda.one", "trunk.cuda"
 
 PLAIN_MAX_BYTES = 2 << 30
-"""The largest weights, in bytes, for which there is also a trunk without the adapter: a session that opens both holds
-the weights on the device twice. A pass over larger weights takes longer than the launches that it would save."""
+"""The largest weights, in bytes, for which there is also a trunk without the adapter: a session
+that opens both holds the weights on the device twice. A pass over larger weights takes longer than
+the launches that it would save."""
 
 
 @dataclass(frozen=True)
 class _SharedInputs:
     """Inputs of GroupQueryAttention that layers share.
 
-    sizes: `seqlens_k` [1], the number of valid entries minus one, and `total_sequence_length`, the capacity.
+    sizes: `seqlens_k` [1], the number of valid entries minus one, and `total_sequence_length`, the
+    capacity.
     tables: cos and sin, by `Layer.cos_sin`. positions: [1,Q].
     biases: the masks [1,1,Q,S] as numbers that are added to scores, by `Layer.window`.
     """
@@ -68,11 +77,13 @@ class _SharedInputs:
 def write_trunks_for_cuda(
     trunk: Path, vocab_size: int, max_capacity: int, windows: Sequence[int | None]
 ) -> tuple[DerivedTrunk, ...]:
-    """Writes the graphs beside `trunk`, the portable one: for one sequence and for batches and, if the model has an
-    adapter and its weights are small, each also for passes without look-ahead rows. They share the weights file.
+    """Writes the graphs beside `trunk`, the portable one: for one sequence and for batches and, if
+    the model has an adapter and its weights are small, each also for passes without look-ahead
+    rows. They share the weights file.
 
-    windows: each layer's sliding window in positions, None if the layer has none. Raises UnsupportedAttention, and
-    writes nothing, if GroupQueryAttention cannot compute the model's attention.
+    windows: each layer's sliding window in positions, None if the layer has none. Raises
+    UnsupportedAttention, and writes nothing, if GroupQueryAttention cannot compute the model's
+    attention.
     """
     model = _load(trunk)
     norm_before_transpose(model.graph)
@@ -94,11 +105,14 @@ def _load(trunk: Path) -> ir.Model:
 def _write(
     model: ir.Model, trunk: Path, stem: str, batch: Literal[1] | None, vocab_size: int
 ) -> tuple[DerivedTrunk, ...]:
-    """Rewrites what is not attention, and writes the graph with the adapter and, if there is one, that without it."""
+    """Rewrites what is not attention, and writes the graph with the adapter and, if there is one,
+    that without it."""
     graph = model.graph
     join_embedding_tables(graph, vocab_size)
     gather_rows_directly(graph)
-    gate_adapter_results(graph, vocab_size)  # Before norms are fused: the adapter's Adds would be taken for residuals.
+    gate_adapter_results(
+        graph, vocab_size
+    )  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(graph)
     fuse_silu_products(graph)
     derived = DerivedTrunk(file=f"{stem}.onnx", device="cuda", batch=batch)
@@ -128,8 +142,8 @@ def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int
 def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
     """Adds the nodes that compute the shared inputs, at the beginning of the graph.
 
-    Sizes are on the host, and a node that computes with sizes and tensors of the device would need a copy. So what
-    depends on a size is sliced from a constant, or is a shape.
+    Sizes are on the host, and a node that computes with sizes and tensors of the device would need
+    a copy. So what depends on a size is sliced from a constant, or is a shape.
     """
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
@@ -145,12 +159,18 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    zero, one, end = constant("zero", [0]), constant("one", [1]), constant("end", [np.iinfo(np.int64).max])
+    zero, one, end = (
+        constant("zero", [0]),
+        constant("one", [1]),
+        constant("end", [np.iinfo(np.int64).max]),
+    )
     entries = max(max_capacity, MIN_TABLE_ROWS)
     width = add("Shape", row_position)  # [1]: Q
     capacity = add("Shape", layers[0].past[0], start=2, end=3)  # [1]: S
     # Element Q of this table is Q - 1; with the largest step, Slice takes this element alone.
-    last_row = add("Slice", constant("last_row", np.arange(-1, entries), np.int32), width, end, zero, end)
+    last_row = add(
+        "Slice", constant("last_row", np.arange(-1, entries), np.int32), width, end, zero, end
+    )
     seqlens_k = add("Add", add("Cast", length, to=ir.DataType.INT32), last_row)
     total_length = add("Cast", capacity, to=ir.DataType.INT32)
     positions = add("Add", add("Unsqueeze", length, one), row_position)  # [1,Q]
@@ -166,8 +186,12 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     biases: dict[int | None, ir.Value] = {None: bias}
     sliding = sorted({layer.window for layer in layers if layer.window is not None})
     if sliding:
-        columns = add("Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one)  # [1,S]
-        columns = add("TensorScatter", columns, positions, length, axis=1, mode="linear")  # their positions
+        columns = add(
+            "Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one
+        )  # [1,S]
+        columns = add(
+            "TensorScatter", columns, positions, length, axis=1, mode="linear"
+        )  # their positions
         distance = add("Sub", add("Unsqueeze", positions, constant("two", [2])), columns)  # [1,Q,S]
         for size in sliding:
             near = add("Less", distance, constant(f"{size}", size))
@@ -181,7 +205,12 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
     inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
     inputs += [*[None] * (3 - len(inputs)), *layer.past]
-    inputs += [*shared.sizes, *shared.tables[layer.cos_sin], shared.positions, shared.biases[layer.window]]
+    inputs += [
+        *shared.sizes,
+        *shared.tables[layer.cos_sin],
+        shared.positions,
+        shared.biases[layer.window],
+    ]
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,
         "kv_num_heads": layer.kv_heads,

@@ -1,7 +1,7 @@
 """Looks every id up in one table, and gathers rows without converting their numbers.
 
-The portable trunk has a table for the vocabulary, which the LM head may share, and one for the look-ahead embeddings.
-It looks every id up in both and chooses, in eight nodes.
+The portable trunk has a table for the vocabulary, which the LM head may share, and one for the
+look-ahead embeddings. It looks every id up in both and chooses, in eight nodes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ LOOKAHEAD_TABLE = "lookahead"
 def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
     """Replaces the two look-ups and the choice by one look-up in both tables joined, [V+L,H].
 
-    ONNX Runtime joins them once, when it opens the session, because both are constants. It then has no other copy of
-    the vocabulary for look-ups. (If the LM head shares the table, ONNX Runtime has a transposed copy for it anyway.)
-    Gemma multiplies rows of the vocabulary by a number; a second look-up then gives each row's factor.
+    ONNX Runtime joins them once, when it opens the session, because both are constants. It then has
+    no other copy of the vocabulary for look-ups. (If the LM head shares the table, ONNX Runtime has
+    a transposed copy for it anyway.) Gemma multiplies rows of the vocabulary by a number; a second
+    look-up then gives each row's factor.
     """
     lookahead = graph.initializers[LOOKAHEAD_TABLE]
     (use,) = lookahead.uses()
@@ -36,7 +37,9 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
     nodes.append(ir.node("Gather", [nodes[-1].outputs[0], window_ids(graph)], {"axis": 0}))
     if factor is not None:
         assert factor.const_value is not None
-        factors = by_id(graph, "embedding.factor", factor.const_value.numpy().reshape(()), 1, vocab_size)
+        factors = by_id(
+            graph, "embedding.factor", factor.const_value.numpy().reshape(()), 1, vocab_size
+        )
         nodes += [factors, ir.node("Mul", [nodes[-1].outputs[0], factors.outputs[0]])]
     graph.insert_before(choice, nodes)
     old, new = choice.outputs[0], nodes[-1].outputs[0]
@@ -44,10 +47,16 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
     old.replace_all_uses_with(new)
 
 
-def by_id(graph: ir.Graph, name: str, vocabulary: npt.ArrayLike, lookahead: npt.ArrayLike, vocab_size: int) -> ir.Node:
-    """A node, not yet in the graph, that gives [B,Q,1]: one number for ids of the vocabulary, another for look-ahead
-    embeddings. A look-up in a table of both takes fewer nodes than comparing ids. name: of the table."""
-    shape, dtype = (graph.initializers[LOOKAHEAD_TABLE].shape, graph.initializers[LOOKAHEAD_TABLE].dtype)
+def by_id(
+    graph: ir.Graph, name: str, vocabulary: npt.ArrayLike, lookahead: npt.ArrayLike, vocab_size: int
+) -> ir.Node:
+    """A node, not yet in the graph, that gives [B,Q,1]: one number for ids of the vocabulary,
+    another for look-ahead embeddings. A look-up in a table of both takes fewer nodes than comparing
+    ids. name: of the table."""
+    shape, dtype = (
+        graph.initializers[LOOKAHEAD_TABLE].shape,
+        graph.initializers[LOOKAHEAD_TABLE].dtype,
+    )
     assert shape is not None and dtype is not None
     table = np.full((vocab_size + int(shape.numpy()[0]), 1), vocabulary, dtype.numpy())
     table[vocab_size:] = lookahead
@@ -66,7 +75,8 @@ def _producer(value: ir.Value | None) -> ir.Node:
 
 
 def gather_rows_directly(graph: ir.Graph) -> None:
-    """Removes Reshape to [-1] and Cast to int64 of inputs that are [n] int64 already, as torch's exporter adds them."""
+    """Removes Reshape to [-1] and Cast to int64 of inputs that are [n] int64 already, as torch's
+    exporter adds them."""
     inputs = {*graph.inputs}
     for cast in [node for node in graph if node.op_type == "Cast"]:
         reshape = None if cast.inputs[0] is None else cast.inputs[0].producer()
@@ -74,5 +84,8 @@ def gather_rows_directly(graph: ir.Graph) -> None:
             continue
         rows = reshape.inputs[0]
         assert rows is not None and rows.shape is not None
-        if len(rows.shape) == 1 and rows.dtype == cast.attributes["to"].as_int() == ir.DataType.INT64:
+        if (
+            len(rows.shape) == 1
+            and rows.dtype == cast.attributes["to"].as_int() == ir.DataType.INT64
+        ):
             cast.outputs[0].replace_all_uses_with(rows)

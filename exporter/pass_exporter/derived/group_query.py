@@ -1,12 +1,15 @@
-"""Replaces attention by GroupQueryAttention, ONNX Runtime's own operator, in a trunk for one sequence.
+"""Replaces attention by GroupQueryAttention, ONNX Runtime's own operator, in a trunk for one
+sequence.
 
-This one node reads the merged product of q, k and v, rotates, writes the cache in place and attends. The portable trunk
-has eleven nodes for it. The operator's time depends on the valid entries of the cache, not on the capacity. It does not
-accept batches of windows with several rows, so such a trunk serves one slot.
+This one node reads the merged product of q, k and v, rotates, writes the cache in place and
+attends. The portable trunk has eleven nodes for it. The operator's time depends on the valid
+entries of the cache, not on the capacity. It does not accept batches of windows with several rows,
+so such a trunk serves one slot.
 
-Its results are bit for bit the same for all window widths from two rows on; a single row is rounded differently. So a
-window of one row gets a spare row in attention, which has the same position and is dropped from the result. The spare
-row's K/V are written into the entry after the window, so the cache must have room for one more entry.
+Its results are bit for bit the same for all window widths from two rows on; a single row is rounded
+differently. So a window of one row gets a spare row in attention, which has the same position and
+is dropped from the result. The spare row's K/V are written into the entry after the window, so the
+cache must have room for one more entry.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
 """The operator rotates only heads whose size is a multiple of this."""
 MIN_TABLE_ROWS = 2048
-"""The fewest positions in the tables of cos and sin. The checks of an export use more than a tiny model's capacity."""
+"""The fewest positions in the tables of cos and sin. The checks of an export use more than a tiny
+model's capacity."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,13 @@ class Layer:
 class _SharedInputs:
     """Inputs of GroupQueryAttention that layers share, and the spare row.
 
-    sizes: `seqlens_k`, the number of valid entries minus one, then `total_sequence_length`, the number itself.
+    sizes: `seqlens_k`, the number of valid entries minus one, then `total_sequence_length`, the
+    number itself.
     tables: cos and sin, by `Layer.cos_sin`.
     positions: [1,Q].
     biases: the masks [1,1,Q,entries] as floats, by `Layer.window`.
-    spare_row_pads: [6], `pads` by which Pad adds the spare row to [B,Q,N] if the window has one row, and else nothing.
+    spare_row_pads: [6], `pads` by which Pad adds the spare row to [B,Q,N] if the window has one
+    row, and else nothing.
     width: [1], the number of rows without the spare row.
     """
 
@@ -81,15 +87,21 @@ class UnsupportedAttention(Exception):
     """A layer's attention has nodes that this module cannot replace."""
 
 
-def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> bool:
-    """Replaces every Attention, its rotations and its cache writes. Returns False, and changes nothing, if it cannot.
+def use_group_query_attention(
+    model: ir.Model, max_capacity: int, windows: Sequence[int | None]
+) -> bool:
+    """Replaces every Attention, its rotations and its cache writes. Returns False, and changes
+    nothing, if it cannot.
 
-    model: the portable trunk without spare rows. windows: each layer's sliding window in positions, or None.
+    model: the portable trunk without spare rows. windows: each layer's sliding window in positions,
+    or None.
     """
     graph = model.graph
     attentions = [node for node in graph if node.op_type == "Attention"]
     try:
-        layers = [read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
+        layers = [
+            read_layer(node, window) for node, window in zip(attentions, windows, strict=True)
+        ]
     except UnsupportedAttention:
         return False
     shared = _shared_inputs(model, layers, max_capacity)
@@ -100,14 +112,22 @@ def use_group_query_attention(model: ir.Model, max_capacity: int, windows: Seque
 
 
 def read_layer(attention: ir.Node, window: int | None) -> Layer:
-    """Finds the nodes of a layer's attention. Raises UnsupportedAttention if they are not the expected ones."""
+    """Finds the nodes of a layer's attention. Raises UnsupportedAttention if they are not the
+    expected ones."""
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
-    rotary, key_rotary = (_producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1]))
+    rotary, key_rotary = (
+        _producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1])
+    )
     unrotated = (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])
     q, k, v = (_producer(value, "Transpose") for value in unrotated)
-    same_rotation = rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
-    rotatable = "rotary_embedding_dim" not in rotary.attributes and _size(q.outputs[0], 3) % HEAD_SIZE_MULTIPLE == 0
+    same_rotation = (
+        rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
+    )
+    rotatable = (
+        "rotary_embedding_dim" not in rotary.attributes
+        and _size(q.outputs[0], 3) % HEAD_SIZE_MULTIPLE == 0
+    )
     if not (same_rotation and rotatable and all(puts_heads_first(node) for node in (q, k, v))):
         raise UnsupportedAttention
     return Layer(
@@ -124,7 +144,8 @@ def read_layer(attention: ir.Node, window: int | None) -> Layer:
 
 
 def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
-    """The merged product [B,Q,(H+2*KVH)*D] of q, k and v if they are parts of one, else each as [B,Q,heads*D]."""
+    """The merged product [B,Q,(H+2*KVH)*D] of q, k and v if they are parts of one, else each as
+    [B,Q,heads*D]."""
     flat = []
     for value in layer.by_head:
         maker = value.producer()
@@ -157,7 +178,9 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 
     zero, one = constant("zero", [0]), constant("one", [1])
     width = add("Shape", row_position)  # [1]
-    spare = add("Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64)  # [1]: 1 if width is 1, else 0
+    spare = add(
+        "Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64
+    )  # [1]: 1 if width is 1, else 0
     total = add("Add", add("Add", length, width), spare)  # [1]: valid entries after the pass
     seqlens_k = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
@@ -168,19 +191,28 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     bias = add("Where", mask, seen, unseen)  # [Q,Q]
     bias = add("Pad", bias, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
     bias = add("Pad", bias, add("Concat", zero, zero, zero, spare, axis=0), unseen)
-    # All rows see the entries before the window, whose positions relative to `length` are `before`: -length..-1.
+    # All rows see the entries before the window, whose positions relative to `length` are `before`:
+    # -length..-1.
     bias = add("Pad", bias, add("Concat", zero, length, zero, zero, axis=0), seen)
     before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
-    distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))  # [Q,entries]
+    distance = add(
+        "Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0)
+    )  # [Q,entries]
     biases = {}
     for size in dict.fromkeys(layer.window for layer in layers):
-        near = bias if size is None else add("Where", add("Less", distance, constant(f"{size}", size)), bias, unseen)
+        near = (
+            bias
+            if size is None
+            else add("Where", add("Less", distance, constant(f"{size}", size)), bias, unseen)
+        )
         biases[size] = add("Unsqueeze", near, constant("outer_axes", [0, 1]))  # [1,1,Q,entries]
     spare_row_pads = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
     pairs = dict.fromkeys(layer.cos_sin for layer in layers)
     tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(pairs)}
     graph.insert_before(graph[0], nodes)
-    return _SharedInputs([seqlens_k, total_length], tables, positions, biases, spare_row_pads, width)
+    return _SharedInputs(
+        [seqlens_k, total_length], tables, positions, biases, spare_row_pads, width
+    )
 
 
 def rotation_tables(
@@ -188,7 +220,8 @@ def rotation_tables(
 ) -> list[ir.Value]:
     """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodes.
 
-    The operator needs a row for every valid entry and for the spare row. index: a part of the tables' names.
+    The operator needs a row for every valid entry and for the spare row. index: a part of the
+    tables' names.
     """
     values = [value for value in cos_sin if value is not None]
     part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
@@ -205,16 +238,33 @@ def rotation_tables(
 
 def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
     padded = [ir.node("Pad", [rows, shared.spare_row_pads]) for rows in qkv_rows(graph, layer)]
-    rows: list[ir.Value | None] = [*(node.outputs[0] for node in padded), *[None] * (3 - len(padded))]
+    rows: list[ir.Value | None] = [
+        *(node.outputs[0] for node in padded),
+        *[None] * (3 - len(padded)),
+    ]
     attributes: dict[str, int | float] = {
         "num_heads": layer.heads,
         "kv_num_heads": layer.kv_heads,
         "do_rotary": 1,
         "scale": layer.attention.attributes["scale"].as_float(),
     }
-    common = [*shared.sizes, *shared.tables[layer.cos_sin], shared.positions, shared.biases[layer.window]]
-    attended = ir.node("GroupQueryAttention", [*rows, *layer.past, *common], attributes, domain=DOMAIN, num_outputs=3)
-    zero, axis = (initializer(graph, f"group_query.{name}", np.array([n])) for name, n in (("zero", 0), ("one", 1)))
+    common = [
+        *shared.sizes,
+        *shared.tables[layer.cos_sin],
+        shared.positions,
+        shared.biases[layer.window],
+    ]
+    attended = ir.node(
+        "GroupQueryAttention",
+        [*rows, *layer.past, *common],
+        attributes,
+        domain=DOMAIN,
+        num_outputs=3,
+    )
+    zero, axis = (
+        initializer(graph, f"group_query.{name}", np.array([n]))
+        for name, n in (("zero", 0), ("one", 1))
+    )
     window_rows = ir.node("Slice", [attended.outputs[0], zero, shared.width, axis])
     graph.insert_before(layer.attention, [*padded, attended, window_rows])
     for old, new in zip(layer.present, attended.outputs[1:], strict=True):
@@ -223,7 +273,8 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
 
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Makes all readers of `old` read `new`, which also takes its name and shape if `old` is an output of the graph."""
+    """Makes all readers of `old` read `new`, which also takes its name and shape if `old` is an
+    output of the graph."""
     new.shape, new.type = old.shape, old.type
     for place, output in enumerate(graph.outputs):
         if output is old:

@@ -1,8 +1,8 @@
 """Splits the merged product of q, k and v into heads with fewer nodes.
 
-The portable trunk splits the product, and reshapes, transposes and rotates each part separately. These nine nodes move
-little data, but each costs microseconds, because the layer's weights have just evicted everything else from the CPU's
-caches.
+The portable trunk splits the product, and reshapes, transposes and rotates each part separately.
+These nine nodes move little data, but each costs microseconds, because the layer's weights have
+just evicted everything else from the CPU's caches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates them; None if none does."""
+    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates them; None if
+    none does."""
 
     value: ir.Value
     rotary: ir.Node | None
@@ -28,9 +29,11 @@ class _Heads:
 
 
 def split_heads_together(graph: ir.Graph) -> None:
-    """Replaces Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split, RotaryEmbedding, Split.
+    """Replaces Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split,
+    RotaryEmbedding, Split.
 
-    It skips layers that compute something between the product and the rotation of q and k, such as a norm.
+    It skips layers that compute something between the product and the rotation of q and k, such as
+    a norm.
     """
     for split in [node for node in graph if node.op_type == "Split" and len(node.outputs) == 3]:
         q, k, v = (_heads(part) for part in split.outputs)
@@ -41,7 +44,8 @@ def split_heads_together(graph: ir.Graph) -> None:
 def norm_before_transpose(graph: ir.Graph) -> None:
     """Replaces Transpose, RMSNormalization over D by RMSNormalization, Transpose.
 
-    Gemma3 has its norms of q and k after the Transpose, Qwen3 before it. The results are bit for bit the same.
+    Gemma3 has its norms of q and k after the Transpose, Qwen3 before it. The results are bit for
+    bit the same.
     """
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         source, scale = norm.inputs
@@ -51,21 +55,35 @@ def norm_before_transpose(graph: ir.Graph) -> None:
         normed = ir.node("RMSNormalization", [transpose.inputs[0], scale], norm.attributes)
         transposed = ir.node("Transpose", normed.outputs, {"perm": HEADS_FIRST})
         graph.insert_before(norm, [normed, transposed])
-        transposed.outputs[0].shape, transposed.outputs[0].type = norm.outputs[0].shape, norm.outputs[0].type
+        transposed.outputs[0].shape, transposed.outputs[0].type = (
+            norm.outputs[0].shape,
+            norm.outputs[0].type,
+        )
         norm.outputs[0].replace_all_uses_with(transposed.outputs[0])
         graph.remove([norm, transpose], safe=True)
 
 
 def split_heads_by_constant(graph: ir.Graph) -> None:
-    """Gives every Reshape [B,Q,heads*D] -> [B,Q,heads,D] a constant shape, in which 0 keeps a size. torch's exporter
-    has computed B and Q."""
+    """Gives every Reshape [B,Q,heads*D] -> [B,Q,heads,D] a constant shape, in which 0 keeps a size.
+    torch's exporter has computed B and Q."""
     for node in [node for node in graph if node.op_type == "Reshape"]:
         rows, shape = node.inputs
         sizes = None if shape is None else shape.producer()
-        if rows is None or rows.shape is None or len(rows.shape) != 3 or sizes is None or sizes.op_type != "Concat":
+        if (
+            rows is None
+            or rows.shape is None
+            or len(rows.shape) != 3
+            or sizes is None
+            or sizes.op_type != "Concat"
+        ):
             continue
         heads, size = (None if part is None else part.const_value for part in sizes.inputs[-2:])
-        if len(sizes.inputs) == 4 and heads is not None and size is not None and heads.numpy() == -1:
+        if (
+            len(sizes.inputs) == 4
+            and heads is not None
+            and size is not None
+            and heads.numpy() == -1
+        ):
             constant = np.array([0, 0, -1, int(size.numpy().item())])
             node.replace_input_with(1, initializer(graph, f"heads.{constant[-1]}", constant))
             node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
@@ -105,7 +123,9 @@ def _rewrite(graph: ir.Graph, split: ir.Node, q: _Heads, k: _Heads, v: _Heads) -
     rows = ir.node("Reshape", [split.inputs[0], shape])
     by_head = ir.node("Transpose", [rows.outputs[0]], {"perm": HEADS_FIRST})
     first = ir.node("Split", [by_head.outputs[0], qk_and_v], {"axis": 1}, num_outputs=2)
-    rotary = ir.node("RotaryEmbedding", [first.outputs[0], *q.rotary.inputs[1:]], q.rotary.attributes)
+    rotary = ir.node(
+        "RotaryEmbedding", [first.outputs[0], *q.rotary.inputs[1:]], q.rotary.attributes
+    )
     second = ir.node("Split", [rotary.outputs[0], q_and_k], {"axis": 1}, num_outputs=2)
     graph.insert_before(q.rotary, [rows, by_head, first, rotary, second])
     for old, new in ((q, second.outputs[0]), (k, second.outputs[1]), (v, first.outputs[1])):

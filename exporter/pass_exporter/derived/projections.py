@@ -1,6 +1,8 @@
-"""Makes q, k and v three parts of one product, as trunks for CUDA want them, in families where other nodes are between.
+"""Makes q, k and v three parts of one product, as trunks for CUDA want them, in families where
+other nodes are between.
 
-`GroupQueryAttention` reads the whole product, and `heads.split_heads_together` splits it, if one Split makes the parts.
+`GroupQueryAttention` reads the whole product, and `heads.split_heads_together` splits it, if one
+Split makes the parts.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from pass_exporter.trunk.graph import initializer
 
 
 def split_by_one_node(graph: ir.Graph) -> None:
-    """Replaces three Slices that cut the last axis of a product into adjacent parts by one Split. (Phi3)"""
+    """Replaces three Slices that cut the last axis of a product into adjacent parts by one Split.
+    (Phi3)"""
     cuts: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         if node.op_type == "Slice" and node.inputs[0] is not None and _cuts_last_axis(node):
             cuts.setdefault(node.inputs[0], []).append(node)
     for product, slices in cuts.items():
-        widths = [node.outputs[0].shape[-1] if node.outputs[0].shape is not None else None for node in slices]
+        widths = [
+            node.outputs[0].shape[-1] if node.outputs[0].shape is not None else None
+            for node in slices
+        ]
         sizes = [width for width in widths if isinstance(width, int)]
         starts = [_number(node.inputs[1]) for node in slices]
         if len(slices) != 3 or len(sizes) != 3 or starts != [0, sizes[0], sizes[0] + sizes[1]]:
@@ -39,10 +45,14 @@ def add_biases_before_split(graph: ir.Graph) -> None:
         found = [bias for bias in biases if bias is not None]
         if not len(found) == len(split.outputs) == len(adds):
             continue
-        merged = np.concatenate([bias.const_value.numpy() for bias in found if bias.const_value is not None])
+        merged = np.concatenate(
+            [bias.const_value.numpy() for bias in found if bias.const_value is not None]
+        )
         name = "+".join(str(bias.name) for bias in found)
         total = ir.node("Add", [split.inputs[0], initializer(graph, name, merged)])
-        parts = ir.node("Split", [total.outputs[0], split.inputs[1]], split.attributes, num_outputs=len(adds))
+        parts = ir.node(
+            "Split", [total.outputs[0], split.inputs[1]], split.attributes, num_outputs=len(adds)
+        )
         graph.insert_before(split, [total, parts])
         for add, part in zip(adds, parts.outputs, strict=True):
             _take_place(add.outputs[0], part)
@@ -52,7 +62,11 @@ def add_biases_before_split(graph: ir.Graph) -> None:
 def _cuts_last_axis(node: ir.Node) -> bool:
     rank = None if node.outputs[0].shape is None else len(node.outputs[0].shape)
     step = node.inputs[4] if len(node.inputs) > 4 else None
-    return rank is not None and _number(node.inputs[3]) in (-1, rank - 1) and (step is None or _number(step) == 1)
+    return (
+        rank is not None
+        and _number(node.inputs[3]) in (-1, rank - 1)
+        and (step is None or _number(step) == 1)
+    )
 
 
 def _number(value: ir.Value | None) -> int | None:
@@ -66,7 +80,11 @@ def _bias(add: ir.Node, part: ir.Value) -> ir.Value | None:
     if add.op_type != "Add" or part not in add.inputs:
         return None
     other = next((value for value in add.inputs if value is not part), None)
-    return other if other is not None and other.const_value is not None and len(other.const_value.shape) == 1 else None
+    return (
+        other
+        if other is not None and other.const_value is not None and len(other.const_value.shape) == 1
+        else None
+    )
 
 
 def _take_place(old: ir.Value, new: ir.Value) -> None:

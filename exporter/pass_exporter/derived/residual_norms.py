@@ -1,7 +1,8 @@
-"""Fuses each residual Add and the norm of its result into ONNX Runtime's SkipSimplifiedLayerNormalization.
+"""Fuses each residual Add and the norm of its result into ONNX Runtime's
+SkipSimplifiedLayerNormalization.
 
-Every layer of the portable trunk has two such pairs. The fused node computes each row separately, so its results are
-bit for bit the same for all window widths.
+Every layer of the portable trunk has two such pairs. The fused node computes each row separately,
+so its results are bit for bit the same for all window widths.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:
-    """Replaces Add, RMSNormalization by SkipSimplifiedLayerNormalization, which also outputs the sum."""
+    """Replaces Add, RMSNormalization by SkipSimplifiedLayerNormalization, which also outputs the
+    sum."""
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         total = norm.inputs[0]
         add = None if total is None else total.producer()
@@ -37,11 +39,22 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
 
 
 def _fits(add: ir.Node, norm: ir.Node) -> bool:
-    """Whether `add` adds two [B,Q,N], and `norm` normalizes over N with a scale that is an initializer."""
+    """Whether `add` adds two [B,Q,N], and `norm` normalizes over N with a scale that is an
+    initializer."""
     scale = norm.inputs[1]
     last = norm.attributes.get_int("axis", -1) in (-1, 2)
-    return last and scale is not None and scale.is_initializer() and all(_is_3d(value) for value in add.inputs)
+    return (
+        last
+        and scale is not None
+        and scale.is_initializer()
+        and all(_is_3d(value) for value in add.inputs)
+    )
 
 
 def _is_3d(value: ir.Value | None) -> bool:
-    return value is not None and value.shape is not None and len(value.shape) == 3 and not value.is_initializer()
+    return (
+        value is not None
+        and value.shape is not None
+        and len(value.shape) == 3
+        and not value.is_initializer()
+    )

@@ -1,10 +1,11 @@
 """Replaces the product up * SiLU(gate) of each layer by one node of ONNX Runtime's own, for CUDA.
 
-The portable trunk has Sigmoid, Mul, Mul for it, and ONNX Runtime has no operator for the product alone. It has
-GatedRMSNorm, which computes X * scale / sqrt(mean(X*X) + epsilon) * SiLU(gate) in float32, with the mean over groups of
-columns. An epsilon of 2**30 and a scale of 2**15 make its norm a factor of 1 - mean(X*X) / 2**31. float16 cannot tell
-it from 1 as long as a group's values are below about a thousand in root mean square. The checks of an export compare
-the trunk with torch.
+The portable trunk has Sigmoid, Mul, Mul for it, and ONNX Runtime has no operator for the product
+alone. It has GatedRMSNorm, which computes X * scale / sqrt(mean(X*X) + epsilon) * SiLU(gate) in
+float32, with the mean over groups of columns. An epsilon of 2**30 and a scale of 2**15 make its
+norm a factor of 1 - mean(X*X) / 2**31. float16 cannot tell it from 1 as long as a group's values
+are below about a thousand in root mean square. The checks of an export compare the trunk with
+torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pass_exporter.trunk.graph import initializer
 
 EPSILON, SCALE = 2.0**30, 2.0**15  # SCALE**2 = EPSILON; both are exact in float16
 GROUP = 128
-"""The largest number of columns in a group. The kernel gives every group of a row threads of its own."""
+"""The largest number of columns in a group. The kernel gives every group of a row threads of its
+own."""
 
 
 def fuse_silu_products(graph: ir.Graph) -> None:
@@ -30,7 +32,12 @@ def fuse_silu_products(graph: ir.Graph) -> None:
             continue
         up = next(value for value in product.inputs if value is not silu.outputs[0])
         columns = None if gate.shape is None else gate.shape[-1]
-        if up is None or up.shape is None or not isinstance(columns, int) or up.shape[-1] != columns:
+        if (
+            up is None
+            or up.shape is None
+            or not isinstance(columns, int)
+            or up.shape[-1] != columns
+        ):
             continue
         assert gate.dtype is not None
         scale = np.full(np.gcd(columns, GROUP), SCALE, gate.dtype.numpy())

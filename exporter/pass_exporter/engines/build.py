@@ -1,4 +1,5 @@
-"""Builds the engines of a finished bundle: the tails, then the trunk, then the manifest that lists them."""
+"""Builds the engines of a finished bundle: the tails, then the trunk, then the manifest that lists
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from pass_exporter.engines.profiles import (
     tail_profiles,
     trunk_profiles,
 )
-from pass_exporter.engines.target import available_memory, check_formats, choose_capacity, choose_targets, choose_widths
+from pass_exporter.engines.target import (
+    available_memory,
+    check_formats,
+    choose_capacity,
+    choose_targets,
+    choose_widths,
+)
 from pass_exporter.progress import Progress, Step
 from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import find_library, import_library
@@ -36,12 +43,14 @@ if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
 BUILD_FLAGS_KEY = "user allocation"
-"""Change it if `EngineBuilder` sets other flags, so that a build does not resume with engines of other flags."""
+"""Change it if `EngineBuilder` sets other flags, so that a build does not resume with engines of
+other flags."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: the number of engines that an interrupted build had finished. comparisons: one per plan if they ran."""
+    """resumed: the number of engines that an interrupted build had finished. comparisons: one per
+    plan if they ran."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -55,7 +64,8 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build with checked settings. name: of the engine set, without its hash. columns: as for `trunk_profiles`."""
+    """A build with checked settings. name: of the engine set, without its hash. columns: as for
+    `trunk_profiles`."""
 
     manifest: Manifest
     name: str
@@ -68,8 +78,8 @@ class _Job:
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Builds all engines and installs them in `bundle`. Raises PassError if a setting is invalid or a build fails, and
-    after the installation if the logits differ too much (`config.verify`)."""
+    """Builds all engines and installs them in `bundle`. Raises PassError if a setting is invalid or
+    a build fails, and after the installation if the logits differ too much (`config.verify`)."""
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -98,7 +108,8 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Checks all settings before anything is built. Raises PassError if one is invalid, or memory is too small."""
+    """Checks all settings before anything is built. Raises PassError if one is invalid, or memory
+    is too small."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()
@@ -110,21 +121,30 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
         raise PassError(f"{library.name} keeps no timing cache; leave out --timing-cache")
     if config.verify and device is None:
         raise PassError(
-            f"--verify runs the engines and no GPU is visible ({why_no_device()}); leave it out, or build on a machine "
-            "with a GPU"
+            f"--verify runs the engines and no GPU is visible ({why_no_device()}); leave it out, "
+            "or build on a machine with a GPU"
         )
     columns = column_steps(choose_capacity(config, manifest))
     widths = choose_widths(config, manifest, columns)
-    sources = graph_sources(bundle, manifest, columns, config.max_batch_size, library.least_width, widths)
+    sources = graph_sources(
+        bundle, manifest, columns, config.max_batch_size, library.least_width, widths
+    )
     workspace = None if config.workspace is None else config.workspace << 20
-    memory = estimate(bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0)
+    memory = estimate(
+        bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0
+    )
     check_fits(memory, available_memory(config, device), columns[-1])
     builder = EngineBuilder(
-        library, targets if library.builds_ahead else (), workspace, _read_timing_cache(config.timing_cache)
+        library,
+        targets if library.builds_ahead else (),
+        workspace,
+        _read_timing_cache(config.timing_cache),
     )
     name = "-".join([library.name, builder.version, *targets])
     wanted = (library.name, builder.version, targets)
-    if not config.force and any((e.library, e.version, e.targets) == wanted for e in manifest.engines):
+    if not config.force and any(
+        (e.library, e.version, e.targets) == wanted for e in manifest.engines
+    ):
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
     return _Job(manifest, name, targets, columns, widths, sources, memory, builder)
 
@@ -132,7 +152,8 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
 def _build_all(
     job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
 ) -> tuple[list[EngineFile], int]:
-    """Returns the engines in the order of the graphs, and how many of them an earlier build had finished."""
+    """Returns the engines in the order of the graphs, and how many of them an earlier build had
+    finished."""
     *tails, trunk = job.sources
     files: list[EngineFile] = []
     resumed = 0
@@ -164,7 +185,8 @@ def graph_sources(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> list[Source]:
-    """Returns the graphs that engine plans need. Tails come first: if a library is too old, they fail within seconds.
+    """Returns the graphs that engine plans need. Tails come first: if a library is too old, they
+    fail within seconds.
 
     columns, least_width, prefill_widths: as for `trunk_profiles`.
     """
@@ -174,24 +196,44 @@ def graph_sources(
         for graph in manifest.plan(plan.tail).tails.values():
             path, narrow = bundle / graph.file, plan.width < least_width
             model = tail_for_tensorrt(path, plan, least_width) if narrow else path.read_bytes()
-            inputs, outputs = (widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs))
+            inputs, outputs = (
+                widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs)
+            )
             sources.append(Source(graph, model, path, inputs, outputs, profiles, {}))
     logprobs, path = manifest.logprobs, bundle / manifest.logprobs.file
     profiles = logprobs_profiles(manifest, max_batch_size)
-    sources.append(Source(logprobs, path.read_bytes(), path, logprobs.inputs, logprobs.outputs, profiles, {}))
+    sources.append(
+        Source(logprobs, path.read_bytes(), path, logprobs.inputs, logprobs.outputs, profiles, {})
+    )
     if (processors := manifest.processors) is not None:
         path, profiles = bundle / processors.file, processors_profiles(manifest, max_batch_size)
-        sources.append(Source(processors, path.read_bytes(), path, processors.inputs, processors.outputs, profiles, {}))
+        sources.append(
+            Source(
+                processors,
+                path.read_bytes(),
+                path,
+                processors.inputs,
+                processors.outputs,
+                profiles,
+                {},
+            )
+        )
     profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, prefill_widths)
     sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
     return sources
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Returns the trunk with a cache of `capacity` tokens, and with the input `columns` (see engines/graph.py)."""
-    inputs, outputs = (tuple(_with_capacity(t, capacity) for t in tensors) for tensors in (graph.inputs, graph.outputs))
+    """Returns the trunk with a cache of `capacity` tokens, and with the input `columns` (see
+    engines/graph.py)."""
+    inputs, outputs = (
+        tuple(_with_capacity(t, capacity) for t in tensors)
+        for tensors in (graph.inputs, graph.outputs)
+    )
     inputs = (*inputs, Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
-    return Source(graph, trunk_for_tensorrt(path, capacity), path, inputs, outputs, profiles, aliases(path))
+    return Source(
+        graph, trunk_for_tensorrt(path, capacity), path, inputs, outputs, profiles, aliases(path)
+    )
 
 
 def _with_capacity(tensor: Tensor, capacity: int) -> Tensor:
@@ -219,7 +261,13 @@ def _file_name(source: Source) -> str:
 def _key(source: Source, job: _Job) -> str:
     """A short hash of everything that an engine is built from."""
     model = hashlib.sha256(source.model).hexdigest()
-    settings = (job.manifest.content, job.builder.version, job.builder.workspace, job.targets, source.profiles)
+    settings = (
+        job.manifest.content,
+        job.builder.version,
+        job.builder.workspace,
+        job.targets,
+        source.profiles,
+    )
     return _digest([model, BUILD_FLAGS_KEY, *map(repr, settings)])
 
 

@@ -17,7 +17,8 @@ from pass_runtime.errors import PassError
 class Source:
     """A graph to build an engine from.
 
-    graph: its manifest entry. model: the serialized model. path: of the .onnx file; external data is beside it.
+    graph: its manifest entry. model: the serialized model. path: of the .onnx file; external data
+    is beside it.
     aliases: output -> the input whose memory it overwrites.
     """
 
@@ -33,11 +34,16 @@ class Source:
 class EngineBuilder:
     """Builds engines that share settings and a timing cache.
 
-    targets: compute capabilities such as `sm89`; () means the GPU of this machine. workspace: bytes; None for no limit.
+    targets: compute capabilities such as `sm89`; () means the GPU of this machine. workspace:
+    bytes; None for no limit.
     """
 
     def __init__(
-        self, library: Library, targets: Sequence[str] = (), workspace: int | None = None, timing_cache: bytes = b""
+        self,
+        library: Library,
+        targets: Sequence[str] = (),
+        workspace: int | None = None,
+        timing_cache: bytes = b"",
     ) -> None:
         self._trt = import_library(library)
         self.library, self._targets, self.workspace = library, tuple(targets), workspace
@@ -52,7 +58,8 @@ class EngineBuilder:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Builds an engine. Raises PassError if the graph does not fit the manifest or cannot be built.
+        """Builds an engine. Raises PassError if the graph does not fit the manifest or cannot be
+        built.
 
         Ctrl-C stops it after the current step.
         """
@@ -78,7 +85,9 @@ class EngineBuilder:
         trt = self._trt
         # A library without this flag is always strongly typed.
         strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-        network = self._builder.create_network(0 if strongly_typed is None else 1 << int(strongly_typed))
+        network = self._builder.create_network(
+            0 if strongly_typed is None else 1 << int(strongly_typed)
+        )
         parser = trt.OnnxParser(network, self._logger)
         if not parser.parse(source.model, str(source.path)):
             raise PassError(f"{source.graph.file}: {self._parse_error(parser)}; {_REDUCING_HINT}")
@@ -86,16 +95,26 @@ class EngineBuilder:
             layer = network.get_layer(i)
             if layer.type == trt.LayerType.ATTENTION_INPUT:
                 layer.__class__ = trt.IAttentionInputLayer
-                layer.attention.decomposable = True  # Targets without a fused kernel (as in fp32) decompose it.
+                layer.attention.decomposable = (
+                    True  # Targets without a fused kernel (as in fp32) decompose it.
+                )
         return network
 
     def _parse_error(self, parser: Any) -> str:
         error = parser.get_error(0)
-        what = f"node {error.node_name()!r} ({error.node_operator()})" if error.node_name() else "the model"
-        return f"{self.library.name} {self.version} does not support {what}: {' '.join(error.desc().split())}"
+        what = (
+            f"node {error.node_name()!r} ({error.node_operator()})"
+            if error.node_name()
+            else "the model"
+        )
+        return (
+            f"{self.library.name} {self.version} does not support {what}: "
+            f"{' '.join(error.desc().split())}"
+        )
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Raises PassError if names, dtypes or static sizes differ from the manifest, or a cache is not aliased."""
+        """Raises PassError if names, dtypes or static sizes differ from the manifest, or a cache is
+        not aliased."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
@@ -104,13 +123,17 @@ class EngineBuilder:
             for name in {**found, **listed}:
                 if not _matches(found.get(name), listed.get(name)):
                     raise PassError(
-                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in {self.library.name}, but "
-                        f"{listed.get(name, 'missing')} in the manifest; please report it"
+                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in "
+                        f"{self.library.name}, but {listed.get(name, 'missing')} in the manifest; "
+                        "please report it"
                     )
         updated = _cache_updates(self._trt, network)
         if updated != source.aliases:
             wrong = sorted(set(source.aliases.items()) ^ set(updated.items()))[0]
-            raise PassError(f"{source.graph.file}: {wrong[0]} does not update {wrong[1]} in place; please report it")
+            raise PassError(
+                f"{source.graph.file}: {wrong[0]} does not update {wrong[1]} in place; please "
+                "report it"
+            )
 
     def _config(self, network: Any, source: Source) -> Any:
         trt, config = self._trt, self._builder.create_builder_config()
@@ -122,7 +145,9 @@ class EngineBuilder:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
         if self.library.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
-        if self.library.compiles_kernels:  # Otherwise it may allocate during a run, which a CUDA graph cannot capture.
+        if (
+            self.library.compiles_kernels
+        ):  # Otherwise it may allocate during a run, which a CUDA graph cannot capture.
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))
@@ -141,17 +166,26 @@ class EngineBuilder:
         return f" for {', '.join(self._targets)}" if self._targets else ""
 
     def _reason(self) -> str:
-        reasons = [message for message in dict.fromkeys(self._errors) if _NO_DRIVER_ERROR not in message]
+        reasons = [
+            message for message in dict.fromkeys(self._errors) if _NO_DRIVER_ERROR not in message
+        ]
         return "; ".join(reasons)[:600] or "it gave no reason"
 
 
 _NO_DRIVER_ERROR = "cudaError 35"
-"""A part of a message that every machine without a GPU logs. It is not the reason for a failed build."""
+"""A part of a message that every machine without a GPU logs. It is not the reason for a failed
+build."""
 _REDUCING_HINT = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
 def _dtype(dtype: Any) -> str:
-    names = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "BOOL": "bool"}
+    names = {
+        "FLOAT": "float32",
+        "HALF": "float16",
+        "BF16": "bfloat16",
+        "INT64": "int64",
+        "BOOL": "bool",
+    }
     return names.get(dtype.name) or str(dtype.name).lower()
 
 
@@ -159,10 +193,14 @@ _DtypeAndShape = tuple[str, Sequence[int | str]]
 
 
 def _matches(found: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
-    """Whether dtype and rank are equal, and no static size differs. The library's size is -1 if it inferred none."""
+    """Whether dtype and rank are equal, and no static size differs. The library's size is -1 if it
+    inferred none."""
     if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
         return False
-    return all(have in (-1, want) or isinstance(want, str) for have, want in zip(found[1], listed[1], strict=True))
+    return all(
+        have in (-1, want) or isinstance(want, str)
+        for have, want in zip(found[1], listed[1], strict=True)
+    )
 
 
 def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
@@ -175,8 +213,8 @@ def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
 def _make_monitor(trt: Any, report: Step) -> Any:
     """Returns a monitor that reports the progress of the outermost phase.
 
-    An exception in a callback, such as KeyboardInterrupt, must not propagate through the library, so the monitor keeps
-    it in `interruption`.
+    An exception in a callback, such as KeyboardInterrupt, must not propagate through the library,
+    so the monitor keeps it in `interruption`.
     """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]

@@ -1,4 +1,5 @@
-"""Compares, with Polygraphy, the logits of engines and ONNX Runtime for every engine plan after the same prompt."""
+"""Compares, with Polygraphy, the logits of engines and ONNX Runtime for every engine plan after the
+same prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ RELATIVE_LIMITS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan's largest difference of a logit: absolute, and relative to the largest logit. limit: of `relative`."""
+    """One plan's largest difference of a logit: absolute, and relative to the largest logit. limit:
+    of `relative`."""
 
     plan: str
     absolute: float
@@ -34,7 +36,8 @@ class Comparison:
 
 
 def compare_engines(bundle: Path, device: str) -> list[Comparison]:
-    """Runs the engines on `device` and ONNX Runtime on the CPU. Raises PassError if their logits differ too much."""
+    """Runs the engines on `device` and ONNX Runtime on the CPU. Raises PassError if their logits
+    differ too much."""
     from polygraphy.comparator import IterationResult, SimpleCompareFunc
     from polygraphy.logger import G_LOGGER
 
@@ -52,15 +55,17 @@ def compare_engines(bundle: Path, device: str) -> list[Comparison]:
         worst = float(outcome.max_absdiff)
         if not outcome:
             raise PassError(
-                f"the {device} engines' logits differ from ONNX Runtime's by {worst:.2g} (largest logit: "
-                f"{largest:.2g}) in plan {plan}; CONTRIBUTING.md (Reducing a failing graph) shows how to find the layer"
+                f"the {device} engines' logits differ from ONNX Runtime's by {worst:.2g} (largest "
+                f"logit: {largest:.2g}) in plan {plan}; CONTRIBUTING.md (Reducing a failing graph) "
+                "shows how to find the layer"
             )
         found.append(Comparison(plan, worst, worst / largest, limit))
     return found
 
 
 def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.float32]]:
-    """Returns the logits [Q,V] of every engine plan's window: random drafts after a random prompt. Closes `backend`."""
+    """Returns the logits [Q,V] of every engine plan's window: random drafts after a random prompt.
+    Closes `backend`."""
     rng = np.random.default_rng(0)
     tokens = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
     found = {}

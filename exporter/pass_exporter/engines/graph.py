@@ -1,8 +1,10 @@
-"""Changes a bundle's graphs for TensorRT: the KV cache has a static capacity, and a pass reads its first columns only.
+"""Changes a bundle's graphs for TensorRT: the KV cache has a static capacity, and a pass reads its
+first columns only.
 
-TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste time. So the trunk
-gets an additional input, `columns` [s], of which only the size s is used: attention and its mask read the cache's first
-s columns. Profiles with different s share one engine and one cache.
+TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste
+time. So the trunk gets an additional input, `columns` [s], of which only the size s is used:
+attention and its mask read the cache's first s columns. Profiles with different s share one engine
+and one cache.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
-    """Returns trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without external data."""
+    """Returns trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without
+    external data."""
     model = onnx.load(path, load_external_data=False)
     _fix_capacity(model.graph, capacity)
     _read_columns(model.graph)
@@ -28,10 +31,13 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """Returns the inputs or outputs of a tail of `plan`, with windows widened to at least `least_width` rows."""
+    """Returns the inputs or outputs of a tail of `plan`, with windows widened to at least
+    `least_width` rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
-        tensor.model_copy(update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))})
+        tensor.model_copy(
+            update={"shape": (tensor.shape[0], max(widths[tensor.name], least_width))}
+        )
         if tensor.name in WINDOW_TENSORS and tensor.shape[1] == widths[tensor.name]
         else tensor
         for tensor in tensors
@@ -48,8 +54,13 @@ def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
     for value in graph.input:
         if value.name == window:
             _rename(graph, value.name, f"{value.name}.rows")
-            bounds = [_integers(graph, f"{value.name}.{at}", [n]) for at, n in enumerate((0, plan.width, 1))]
-            graph.node.insert(0, helper.make_node("Slice", [value.name, *bounds], [f"{value.name}.rows"]))
+            bounds = [
+                _integers(graph, f"{value.name}.{at}", [n])
+                for at, n in enumerate((0, plan.width, 1))
+            ]
+            graph.node.insert(
+                0, helper.make_node("Slice", [value.name, *bounds], [f"{value.name}.rows"])
+            )
             value.type.tensor_type.shape.dim[1].dim_value = least_width
     for value in graph.output:
         if value.name == next_window:
@@ -75,7 +86,8 @@ def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
 
 
 def aliases(path: Path) -> dict[str, str]:
-    """Returns output -> input (present_key.i -> past_key.i, ...): TensorScatter overwrites its first input in place."""
+    """Returns output -> input (present_key.i -> past_key.i, ...): TensorScatter overwrites its
+    first input in place."""
     graph = onnx.load(path, load_external_data=False).graph
     outputs = {value.name for value in graph.output}
     scatters = (node for node in graph.node if node.op_type == "TensorScatter")
@@ -93,11 +105,14 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 def _read_columns(graph: onnx.GraphProto) -> None:
     """Makes attention read slices of the cache and of the mask.
 
-    Computing the mask for s columns from the start would save its slice, but TensorRT-RTX 1.7 fails on that in fp16.
+    Computing the mask for s columns from the start would save its slice, but TensorRT-RTX 1.7 fails
+    on that in fp16.
     """
     graph.input.append(helper.make_tensor_value_info(COLUMNS, TensorProto.BOOL, ["columns"]))
     for name, value in {"zero": 0, "cache_axis": 2, "mask_axis": 3}.items():
-        graph.initializer.append(helper.make_tensor(f"{COLUMNS}.{name}", TensorProto.INT64, [1], [value]))
+        graph.initializer.append(
+            helper.make_tensor(f"{COLUMNS}.{name}", TensorProto.INT64, [1], [value])
+        )
     count = f"{COLUMNS}.count"
     nodes = [helper.make_node("Shape", [COLUMNS], [count], name="columns_count")]
     sliced: set[str] = set()

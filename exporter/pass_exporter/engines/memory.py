@@ -16,7 +16,8 @@ RESERVED_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes in bytes. activations: an upper bound for the largest profile, as if no kernels were fused."""
+    """Sizes in bytes. activations: an upper bound for the largest profile, as if no kernels were
+    fused."""
 
     weights: int
     kv_cache: int
@@ -29,30 +30,48 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         parts = [f"{name} {size / 2**30:.2f}" for name, size in vars(self).items() if size]
-        return f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, reserved {RESERVED_BYTES / 2**30:.2f})"
+        return (
+            f"{self.total / 2**30:.2f} GiB ({', '.join(parts)}, reserved "
+            f"{RESERVED_BYTES / 2**30:.2f})"
+        )
 
 
 def estimate(
-    bundle: Path, manifest: Manifest, profiles: Sequence[Profile], capacity: int, max_batch_size: int, workspace: int
+    bundle: Path,
+    manifest: Manifest,
+    profiles: Sequence[Profile],
+    capacity: int,
+    max_batch_size: int,
+    workspace: int,
 ) -> MemoryEstimate:
     """Estimates from the sizes of the files and of the model. workspace: in bytes."""
     model = manifest.model
     element = item_size(model.dtype)
     trunk = bundle / manifest.trunk.file
-    weights = sum(path.stat().st_size for path in (trunk, trunk.with_name(f"{trunk.name}.data")) if path.exists())
+    weights = sum(
+        path.stat().st_size
+        for path in (trunk, trunk.with_name(f"{trunk.name}.data"))
+        if path.exists()
+    )
     cache = 2 * model.layers * model.kv_heads * model.head_dim * element * capacity * max_batch_size
-    return MemoryEstimate(weights, cache, max(_activations(manifest, p) for p in profiles), workspace)
+    return MemoryEstimate(
+        weights, cache, max(_activations(manifest, p) for p in profiles), workspace
+    )
 
 
 def _activations(manifest: Manifest, profile: Profile) -> int:
     size = {name: largest for name, (_, _, largest) in profile.sizes.items()}
-    return activation_bytes(manifest.model, size["width"], size["columns"], size["logit_rows"], size["batch"])
+    return activation_bytes(
+        manifest.model, size["width"], size["columns"], size["logit_rows"], size["batch"]
+    )
 
 
 def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
-    """Raises PassError if the number of `available` bytes is known and too small. largest_capacity: for the message."""
+    """Raises PassError if the number of `available` bytes is known and too small. largest_capacity:
+    for the message."""
     if available is not None and needed.total > available:
         raise PassError(
-            f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower --max-seq-len "
-            f"(the capacity is now {largest_capacity} tokens) or --max-batch-size, or export with --weights int4"
+            f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower "
+            f"--max-seq-len (the capacity is now {largest_capacity} tokens) or --max-batch-size, "
+            "or export with --weights int4"
         )

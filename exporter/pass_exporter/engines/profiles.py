@@ -1,9 +1,10 @@
 """Optimization profiles: the shapes that engines are tuned for.
 
-The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees, and of the plans with as many drafts
-as the bundle allows. Plans with fewer rows have none: rows are nearly free on a GPU, every profile of SmolLM2 takes
-seconds to build, and TensorRT-RTX 1.7 cannot build one for a range of widths in fp16. Each window has a profile for
-every number of cache columns that a pass may read, for batch size 1 and, if larger, for up to `max_batch_size`.
+The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees, and of the plans
+with as many drafts as the bundle allows. Plans with fewer rows have none: rows are nearly free on a
+GPU, every profile of SmolLM2 takes seconds to build, and TensorRT-RTX 1.7 cannot build one for a
+range of widths in fp16. Each window has a profile for every number of cache columns that a pass may
+read, for batch size 1 and, if larger, for up to `max_batch_size`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ PREFILL_WIDTHS = (256, 32)
 """The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
 MIN_COLUMNS = 512
 COLUMNS_FACTOR = 4
-"""The first number of cache columns is MIN_COLUMNS, and each further one is this many times the one before it."""
+"""The first number of cache columns is MIN_COLUMNS, and each further one is this many times the one
+before it."""
 MIN_CAPACITY_RATIO = 1.2
 """A number of columns gets profiles only if the capacity is more than this many times as large."""
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
-    """Returns the numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in rising order.
+    """Returns the numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in
+    rising order.
 
-    A number just below `capacity` is left out: its profiles would cost as much as others and save few columns.
+    A number just below `capacity` is left out: its profiles would cost as much as others and save
+    few columns.
     """
     steps, columns = [], MIN_COLUMNS
     while columns * MIN_CAPACITY_RATIO < capacity:
@@ -39,7 +43,10 @@ def column_steps(capacity: int) -> tuple[int, ...]:
 
 def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
     """Returns the widths of a prompt's chunks that fit into the cache, in falling order."""
-    return (*wide_chunks(manifest.model, columns[-1:]), *(width for width in PREFILL_WIDTHS if width <= columns[-1]))
+    return (
+        *wide_chunks(manifest.model, columns[-1:]),
+        *(width for width in PREFILL_WIDTHS if width <= columns[-1]),
+    )
 
 
 def engine_plans(manifest: Manifest) -> list[Plan]:
@@ -62,7 +69,8 @@ def trunk_profiles(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Returns the trunk's profiles, in rising order of columns. A pass uses the first profile that fits.
+    """Returns the trunk's profiles, in rising order of columns. A pass uses the first profile that
+    fits.
 
     Prompts are prefilled one at a time, so larger batches have no prefill profiles.
 
@@ -72,8 +80,12 @@ def trunk_profiles(
     """
     needs_rows = manifest.lookahead.needs_lookahead_rows
     plans = engine_plans(manifest)
-    windows = dict.fromkeys((plan.width, len(plan.lookahead_rows) if needs_rows else 0) for plan in plans)
-    shapes = [_fixed_sizes(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows]
+    windows = dict.fromkeys(
+        (plan.width, len(plan.lookahead_rows) if needs_rows else 0) for plan in plans
+    )
+    shapes = [
+        _fixed_sizes(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows
+    ]
     widths = default_prefill_widths(manifest, columns) if prefill_widths is None else prefill_widths
     prefill = [_fixed_sizes(width=q, logit_rows=1, lookahead_rows=0) for q in widths]
     return tuple(
@@ -88,12 +100,15 @@ def trunk_profiles(
 def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
     """Returns a tail's profiles, one for each range of batch sizes."""
     rows = len(plan.lookahead_rows)
-    sizes = _fixed_sizes(width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity))
+    sizes = _fixed_sizes(
+        width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity)
+    )
     return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Returns the profiles of tail.logprobs.onnx, for each window but those of trees, and each range of batch sizes."""
+    """Returns the profiles of tail.logprobs.onnx, for each window but those of trees, and each
+    range of batch sizes."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(

@@ -13,26 +13,38 @@ from pass_runtime.errors import PassError
 
 DEFAULT_MAX_SEQ_LEN = 4096
 CAPACITY_MULTIPLE = 64
-"""Default capacities are multiples of this, because attention kernels read blocks whose size divides it."""
+"""Default capacities are multiples of this, because attention kernels read blocks whose size
+divides it."""
 
 
-def choose_targets(library: Library, config: EngineConfig, device: DeviceInfo | None) -> tuple[str, ...]:
-    """Returns the compute capabilities to build for, such as `sm89`. Users may write 8.9, 89 or sm89."""
-    requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in config.compute_capability)
+def choose_targets(
+    library: Library, config: EngineConfig, device: DeviceInfo | None
+) -> tuple[str, ...]:
+    """Returns the compute capabilities to build for, such as `sm89`. Users may write 8.9, 89 or
+    sm89."""
+    requested = tuple(
+        f"sm{name.lower().removeprefix('sm').replace('.', '')}"
+        for name in config.compute_capability
+    )
     if not library.builds_ahead:
         if device is None:
             raise PassError(
-                f"{library.name} builds for this machine's GPU and none is visible ({why_no_device()}); build on a "
-                "machine with a GPU"
+                f"{library.name} builds for this machine's GPU and none is visible "
+                f"({why_no_device()}); build on a machine with a GPU"
             )
         if requested not in ((), (device.target,)):
-            mismatch = f"which is {device.target}, not {' and '.join(requested)}; leave out --compute-capability"
-            raise PassError(f"{library.name} builds for this machine's GPU, {mismatch}, or build on that GPU")
+            mismatch = (
+                f"which is {device.target}, not {' and '.join(requested)}; leave out "
+                "--compute-capability"
+            )
+            raise PassError(
+                f"{library.name} builds for this machine's GPU, {mismatch}, or build on that GPU"
+            )
         return (device.target,)
     if not requested and device is None:
         raise PassError(
-            f"no GPU is visible; name the target: --compute-capability {'|'.join(library.targets)}, or make it "
-            f"visible: {why_no_device()}"
+            "no GPU is visible; name the target: --compute-capability "
+            f"{'|'.join(library.targets)}, or make it visible: {why_no_device()}"
         )
     wanted = set(requested) if device is None or requested else {device.target}
     if unknown := library.unknown_target(wanted):
@@ -41,45 +53,64 @@ def choose_targets(library: Library, config: EngineConfig, device: DeviceInfo | 
 
 
 MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""By format, the lowest compute capability (80 is 8.0) whose matrix products TensorRT-RTX 1.7 built in tests."""
+"""By format, the lowest compute capability (80 is 8.0) whose matrix products TensorRT-RTX 1.7 built
+in tests."""
 
 
 def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
-    """Raises PassError if a target does not support the bundle's formats, or weights have zero points."""
+    """Raises PassError if a target does not support the bundle's formats, or weights have zero
+    points."""
     quantization = manifest.model.quantization
     if quantization is not None and quantization.zero_points:
         again = "export the bundle again with --weights int4 --no-zero-points"
         raise PassError(f"TensorRT does not support zero points; {again}")
     for kind in (manifest.model.dtype, manifest.model.weights):
-        old = [target for target in targets if int(target.removeprefix("sm")) < MIN_COMPUTE_CAPABILITY.get(kind, 0)]
+        old = [
+            target
+            for target in targets
+            if int(target.removeprefix("sm")) < MIN_COMPUTE_CAPABILITY.get(kind, 0)
+        ]
         if old:
             other = "choose other targets, or export with another --dtype or --weights"
             raise PassError(f"{old[0]} does not support {kind}; {other}")
 
 
 def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
-    """Returns the capacity S: --capacity, or else room for the longest sequence and the widest window."""
+    """Returns the capacity S: --capacity, or else room for the longest sequence and the widest
+    window."""
     most, window = manifest.model.max_capacity, widest(manifest).width
     if config.capacity is not None:
         if config.capacity % 4 or not window < config.capacity <= most:
-            raise PassError(f"--capacity must be a multiple of 4 above {window}, at most {most}, not {config.capacity}")
+            raise PassError(
+                f"--capacity must be a multiple of 4 above {window}, at most {most}, not "
+                f"{config.capacity}"
+            )
         if config.max_seq_len is not None and config.max_seq_len > config.capacity:
-            raise PassError(f"--max-seq-len {config.max_seq_len} is above --capacity {config.capacity}; lower it")
+            raise PassError(
+                f"--max-seq-len {config.max_seq_len} is above --capacity {config.capacity}; "
+                "lower it"
+            )
         return config.capacity
     longest = min(DEFAULT_MAX_SEQ_LEN, most) if config.max_seq_len is None else config.max_seq_len
     if not 1 <= longest <= most:
-        raise PassError(f"--max-seq-len must be 1 to {most} for {manifest.model.name}, not {longest}")
+        raise PassError(
+            f"--max-seq-len must be 1 to {most} for {manifest.model.name}, not {longest}"
+        )
     return min(most, -(-(longest + window) // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE)
 
 
-def choose_widths(config: EngineConfig, manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
+def choose_widths(
+    config: EngineConfig, manifest: Manifest, columns: Sequence[int]
+) -> tuple[int, ...]:
     """Returns the widths of a prompt's chunks, in falling order."""
     if config.prefill_widths is None:
         return default_prefill_widths(manifest, columns)
     widths = tuple(sorted(set(config.prefill_widths), reverse=True))
     if not widths or not 2 <= widths[-1] <= widths[0] <= columns[-1]:
         given = ",".join(map(str, config.prefill_widths))
-        raise PassError(f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {given!r}")
+        raise PassError(
+            f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {given!r}"
+        )
     return widths
 
 

@@ -1,1 +1,2 @@
-"""Finds, loads and checks the frozen model and its look-ahead weights. The trainer uses this package too."""
+"""Finds, loads and checks the frozen model and its look-ahead weights. The trainer uses this
+package too."""

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) that act on look-ahead rows only.
 
-A linear layer y = W x of the frozen model becomes y = W x + B A x for look-ahead rows, with A [rank,in] and
-B [out,rank]; every other row stays bit-identical, which keeps decoding lossless
+A linear layer y = W x of the frozen model becomes y = W x + B A x for look-ahead rows, with A
+[rank,in] and B [out,rank]; every other row stays bit-identical, which keeps decoding lossless
 (the gated LoRA of Samragh et al. 2025, arXiv 2507.11851).
 """
 
@@ -40,7 +40,9 @@ class Adapter(torch.nn.Module):
 
     def subset(self, indices: Sequence[int]) -> Adapter:
         """Return an adapter for only the layers `names[i]`, i in `indices`."""
-        return Adapter({self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices})
+        return Adapter(
+            {self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices}
+        )
 
     def delta(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """Return B A x for the layer `names[index]`: [...,in] -> [...,out]."""
@@ -59,22 +61,32 @@ class Adapter(torch.nn.Module):
 
     @contextmanager
     def attached(
-        self, model: PreTrainedModel, combine: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None
+        self,
+        model: PreTrainedModel,
+        combine: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None,
     ) -> Iterator[None]:
         """Adapt the decoder's layers within the block.
 
-        combine: computes a layer's adapted output from its output y, its input x and its index in `names`; None adds
-        `delta` to all rows.
+        combine: computes a layer's adapted output from its output y, its input x and its index in
+        `names`; None adds `delta` to all rows.
         """
 
         def adapt(index: int) -> Callable[..., torch.Tensor]:
-            def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
-                return y + self.delta(index, inputs[0]) if combine is None else combine(y, inputs[0], index)
+            def hook(
+                _: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor
+            ) -> torch.Tensor:
+                return (
+                    y + self.delta(index, inputs[0])
+                    if combine is None
+                    else combine(y, inputs[0], index)
+                )
 
             return hook
 
         modules = linear_layers(model)
-        handles = [modules[name].register_forward_hook(adapt(i)) for i, name in enumerate(self.names)]
+        handles = [
+            modules[name].register_forward_hook(adapt(i)) for i, name in enumerate(self.names)
+        ]
         try:
             yield
         finally:
@@ -83,13 +95,19 @@ class Adapter(torch.nn.Module):
 
 
 def truncated(adapter: Adapter, rank: int) -> Adapter:
-    """Return the closest adapter with at most `rank`, by a truncated singular value decomposition of every B A."""
+    """Return the closest adapter with at most `rank`, by a truncated singular value decomposition
+    of every B A."""
     if rank >= adapter.rank:
         return adapter
     factors = {}
     for name, a, b in zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True):
         (q_b, r_b), (q_a, r_a) = torch.linalg.qr(b.detach()), torch.linalg.qr(a.detach().T)
         u, singular_values, v = torch.linalg.svd(r_b @ r_a.T)
-        roots = singular_values[:rank].sqrt()  # each factor gets a square root of every singular value
-        factors[name] = ((q_a @ v[:rank].T * roots).T.contiguous(), (q_b @ u[:, :rank] * roots).contiguous())
+        roots = singular_values[
+            :rank
+        ].sqrt()  # each factor gets a square root of every singular value
+        factors[name] = (
+            (q_a @ v[:rank].T * roots).T.contiguous(),
+            (q_b @ u[:, :rank] * roots).contiguous(),
+        )
     return Adapter(factors)

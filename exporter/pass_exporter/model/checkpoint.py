@@ -1,6 +1,7 @@
 """Checks that a checkpoint is complete and fits its configuration. Error messages name the tensors.
 
-transformers only warns about such checkpoints: it fills missing tensors with random numbers and ignores unknown ones.
+transformers only warns about such checkpoints: it fills missing tensors with random numbers and
+ignores unknown ones.
 """
 
 from __future__ import annotations
@@ -21,23 +22,28 @@ MAX_NAMED_TENSORS = 3
 
 
 def check_not_quantized(name: str, config: PretrainedConfig) -> None:
-    """Raise PassError for GPTQ, AWQ, bitsandbytes and the like, whose formats the exporter does not read."""
+    """Raise PassError for GPTQ, AWQ, bitsandbytes and the like, whose formats the exporter does not
+    read."""
     found = getattr(config, "quantization_config", None)
     if found:
         settings = found if isinstance(found, dict) else found.to_dict()
         method = settings.get("quant_method") or "its config.json has a quantization_config"
         raise PassError(
-            f"{name} is already quantized ({getattr(method, 'value', method)}), which is not supported: "
-            "export the unquantized model, and pass --weights int4"
+            f"{name} is already quantized ({getattr(method, 'value', method)}), which is not "
+            "supported: export the unquantized model, and pass --weights int4"
         )
 
 
 def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
     """Raise PassError unless the checkpoint has exactly the tensors of the model, in their shapes.
 
-    report: transformers' `output_loading_info`, which does not list tied tensors and computed buffers.
+    report: transformers' `output_loading_info`, which does not list tied tensors and computed
+    buffers.
     """
-    reshaped = [f"{key} {list(stored)}, not {list(shape)}" for key, stored, shape in report["mismatched_keys"]]
+    reshaped = [
+        f"{key} {list(stored)}, not {list(shape)}"
+        for key, stored, shape in report["mismatched_keys"]
+    ]
     problems = [
         f"{len(keys)} {what}: {_listed_names(keys)}"
         for what, keys in (
@@ -55,7 +61,8 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
 
 
 def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
-    """Return the names of tensors of a .gguf file that the model does not have. transformers ignores them silently."""
+    """Return the names of tensors of a .gguf file that the model does not have. transformers
+    ignores them silently."""
     reader = gguf.GGUFReader(str(file))
     field = reader.fields["general.architecture"]
     arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == field.contents())
@@ -74,25 +81,34 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
         if bool(torch.isnan(extremes).any()):
             raise PassError(f"{key} of {name} holds NaN: the checkpoint is damaged, get it again")
         if tensor.dtype == torch.float16:
-            raise PassError(f"{key} of {name} holds numbers beyond the range of fp16: choose --dtype bf16 or fp32")
-        raise PassError(f"{key} of {name} holds infinite numbers: the checkpoint is damaged, get it again")
+            raise PassError(
+                f"{key} of {name} holds numbers beyond the range of fp16: choose --dtype bf16 "
+                "or fp32"
+            )
+        raise PassError(
+            f"{key} of {name} holds infinite numbers: the checkpoint is damaged, get it again"
+        )
 
 
 def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise PassError if an id of the tokenizer, or an end-of-text token, is not in the model's vocabulary."""
+    """Raise PassError if an id of the tokenizer, or an end-of-text token, is not in the model's
+    vocabulary."""
     vocabulary = int(model.config.vocab_size)
-    added = tokenizer.backend_tokenizer.encode("").ids  # tokens that the tokenizer adds to every prompt
+    added = tokenizer.backend_tokenizer.encode(
+        ""
+    ).ids  # tokens that the tokenizer adds to every prompt
     largest = max((*tokenizer.get_vocab().values(), *added), default=0)
     if largest >= vocabulary:
         raise PassError(
-            f"the tokenizer of {name} has ids up to {largest}, but the model's vocabulary is {vocabulary}: "
-            "put the tokenizer that the model was trained with beside it"
+            f"the tokenizer of {name} has ids up to {largest}, but the model's vocabulary is "
+            f"{vocabulary}: put the tokenizer that the model was trained with beside it"
         )
     for token in generation_eos(model) or ():
         if not isinstance(token, int) or not 0 <= token < vocabulary:
             raise PassError(
-                f"the eos_token_id {token!r} of {name} is not in the model's vocabulary of {vocabulary}: "
-                "correct it in its generation_config.json, or in config.json if it has no such file"
+                f"the eos_token_id {token!r} of {name} is not in the model's vocabulary of "
+                f"{vocabulary}: correct it in its generation_config.json, or in config.json if it "
+                "has no such file"
             )
 
 
@@ -115,5 +131,7 @@ def damaged_file(directory: Path) -> str | None:
 
 def _listed_names(names: Iterable[str]) -> str:
     ordered = sorted(names)
-    more = f" and {len(ordered) - MAX_NAMED_TENSORS} more" if len(ordered) > MAX_NAMED_TENSORS else ""
+    more = (
+        f" and {len(ordered) - MAX_NAMED_TENSORS} more" if len(ordered) > MAX_NAMED_TENSORS else ""
+    )
     return ", ".join(ordered[:MAX_NAMED_TENSORS]) + more

@@ -1,7 +1,7 @@
 """Finds the tokens with which a model ends a text or a turn.
 
-Several files of a checkpoint state such tokens, and often each states only some. As in vLLM and llama.cpp, all of them
-are used.
+Several files of a checkpoint state such tokens, and often each states only some. As in vLLM and
+llama.cpp, all of them are used.
 """
 
 from __future__ import annotations
@@ -19,27 +19,39 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
-"""Keys `tokenizer.ggml.{}_token_id` of a .gguf file: the tokens that end a text, a turn and a message."""
+"""Keys `tokenizer.ggml.{}_token_id` of a .gguf file: the tokens that end a text, a turn and a
+message."""
 SAMPLE_QUESTION, SAMPLE_ANSWER = "Is it raining?", "It is a sunny day"
 
 
 def end_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, location: str, kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    location: str,
+    kwargs: dict[str, Any],
 ) -> tuple[int, ...]:
     """Return the ids that end a text or a turn, those of the generation config first.
 
-    location, kwargs: the arguments of `from_pretrained`. Ids beyond the vocabulary are left out, because the model
-    cannot emit them.
+    location, kwargs: the arguments of `from_pretrained`. Ids beyond the vocabulary are left out,
+    because the model cannot emit them.
     """
     stated: list[Any] = [generation_eos(model)]
     if "gguf_file" in kwargs:
         fields = gguf.GGUFReader(str(Path(location) / kwargs["gguf_file"])).fields
-        stated += [fields[key].contents() for end in GGUF_ENDS if (key := f"tokenizer.ggml.{end}_token_id") in fields]
-    else:  # The raw file: an object of a configuration class has a default end token if the file states none.
+        stated += [
+            fields[key].contents()
+            for end in GGUF_ENDS
+            if (key := f"tokenizer.ggml.{end}_token_id") in fields
+        ]
+    else:
+        # The raw file: an object of a configuration class has a default end token if the file
+        # states none.
         stated.append(PretrainedConfig.get_config_dict(location, **kwargs)[0].get("eos_token_id"))
     stated += [tokenizer.eos_token_id, list(_template_ends(tokenizer))]
     found = dict.fromkeys(token for ids in stated for token in _as_sequence(ids))
-    return tuple(token for token in found if isinstance(token, int) and 0 <= token < model.config.vocab_size)
+    return tuple(
+        token for token in found if isinstance(token, int) and 0 <= token < model.config.vocab_size
+    )
 
 
 def _as_sequence(ids: Any) -> Iterable[Any]:
@@ -55,12 +67,16 @@ def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
 
 
 def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | None:
-    """Return the id of the added token after the sample answer; None if there is none, or if it opens the next turn."""
+    """Return the id of the added token after the sample answer; None if there is none, or if it
+    opens the next turn."""
     ids = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     if not ids:
         return None
     added = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
-    asked, answered = {"role": "user", "content": SAMPLE_QUESTION}, {"role": "assistant", "content": SAMPLE_ANSWER}
+    asked, answered = (
+        {"role": "user", "content": SAMPLE_QUESTION},
+        {"role": "assistant", "content": SAMPLE_ANSWER},
+    )
     # It renders in a child process, with limits on time and memory.
     chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))
 
@@ -69,12 +85,15 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
 
     try:
         before, found, after = rendered(asked, answered).rpartition(SAMPLE_ANSWER)
-        opening = set(added.findall(rendered(asked, generation_prompt=True))) - set(added.findall(rendered(asked)))
+        opening = set(added.findall(rendered(asked, generation_prompt=True))) - set(
+            added.findall(rendered(asked))
+        )
     except PassError:  # a template may refuse such a conversation
         return None
     finally:
         chat.close()
     end = added.match(after.lstrip()) if found else None
-    # If a template writes the next turn's opening after every message, that opening also precedes the answer.
+    # If a template writes the next turn's opening after every message, that opening also precedes
+    # the answer.
     opening.update(added.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

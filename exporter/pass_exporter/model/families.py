@@ -23,7 +23,8 @@ UNSUPPORTED_SETTINGS = {
 """Settings of Gemma3's configuration that the exporter does not support."""
 
 MIN_CAPACITY = 16
-"""The smallest supported `max_position_embeddings`: the export's checks decode a prompt and a few tokens."""
+"""The smallest supported `max_position_embeddings`: the export's checks decode a prompt and a few
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ def geometry(config: PretrainedConfig) -> Geometry:
     """Return the sizes of a model. Raises PassError if the model is not supported."""
     if config.model_type not in SUPPORTED_FAMILIES:
         raise PassError(
-            f"model type {config.model_type!r} is not supported; the exporter supports {', '.join(SUPPORTED_FAMILIES)}"
+            f"model type {config.model_type!r} is not supported; the exporter supports "
+            f"{', '.join(SUPPORTED_FAMILIES)}"
         )
     for name in rotary_types(config):
         if name not in STATIC_ROPE_TYPES:
             raise PassError(
-                f"rotary type {name!r} is not supported; the exporter supports {', '.join(STATIC_ROPE_TYPES)}"
+                f"rotary type {name!r} is not supported; the exporter supports "
+                f"{', '.join(STATIC_ROPE_TYPES)}"
             )
     for setting, what in UNSUPPORTED_SETTINGS.items():
         if getattr(config, setting, None):
@@ -61,14 +64,17 @@ def geometry(config: PretrainedConfig) -> Geometry:
             f"the checks of an export need {MIN_CAPACITY}"
         )
     if config.num_hidden_layers < 1:
-        raise PassError(f"a model with {config.num_hidden_layers} layers (num_hidden_layers) cannot be exported")
+        raise PassError(
+            f"a model with {config.num_hidden_layers} layers (num_hidden_layers) cannot be exported"
+        )
     return Geometry(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         max_capacity=capacity // 4 * 4,  # TensorRT needs a multiple of 4
         windows=layer_windows(config),
     )

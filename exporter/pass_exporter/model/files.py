@@ -1,6 +1,7 @@
 """Says which file of a checkpoint is not what it should be, before transformers reads it.
 
-transformers' errors name no file, and it ignores a generation_config.json that it cannot read, with its end tokens.
+transformers' errors name no file, and it ignores a generation_config.json that it cannot read, with
+its end tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from pathlib import Path
 from pass_runtime.errors import PassError
 
 JSON_FILES = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ),
     *("added_tokens.json", "vocab.json", "chat_template.json", "preprocessor_config.json"),
     *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
 )
@@ -21,23 +28,31 @@ TEXT_FILES = ("chat_template.jinja", "merges.txt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.model")
 LFS_POINTER, ANNEX_POINTER = b"version https://git-lfs.github.com/spec/", b"/annex/objects/"
 FIRST_PART = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""In the name of the first part of a split .gguf file, as llama.cpp and the gguf package write it."""
+"""In the name of the first part of a split .gguf file, as llama.cpp and the gguf package write
+it."""
 AGAIN = "get it again"
 
 
 def check_files(directory: Path, *, whole: bool = True) -> None:
-    """Raise PassError for the first file of a checkpoint that is a stand-in, damaged, or, if the directory is `whole`,
-    missing though the index of the weights names it."""
+    """Raise PassError for the first file of a checkpoint that is a stand-in, damaged, or, if the
+    directory is `whole`, missing though the index of the weights names it."""
     for name in JSON_FILES:
         if (text := _text(directory / name)) is not None:
             _check_json(directory / name, text, whole=whole)
-    for path in (*(directory / name for name in TEXT_FILES), *sorted(directory.glob("additional_chat_templates/*"))):
+    for path in (
+        *(directory / name for name in TEXT_FILES),
+        *sorted(directory.glob("additional_chat_templates/*")),
+    ):
         _text(path)
     for pattern in WEIGHTS:
         for path in sorted(directory.glob(pattern)):
             check_file(path)
     has_json = any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json"))
-    if (directory / "tokenizer.model").is_file() and not has_json and find_spec("sentencepiece") is None:
+    if (
+        (directory / "tokenizer.model").is_file()
+        and not has_json
+        and find_spec("sentencepiece") is None
+    ):
         raise PassError(
             f"{directory} has its tokenizer as tokenizer.model alone, which sentencepiece reads: "
             "pip install sentencepiece, or put the model's tokenizer.json beside it"

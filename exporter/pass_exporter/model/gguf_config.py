@@ -1,7 +1,9 @@
-"""Reads the configuration from a .gguf file. transformers reads only some of its keys and ignores the others silently.
+"""Reads the configuration from a .gguf file. transformers reads only some of its keys and ignores
+the others silently.
 
-Here every key `<architecture>.*` either becomes a setting, or must have a value without effect, or raises an error that
-names it. Meanings and defaults are those of llama.cpp, which defines the format.
+Here every key `<architecture>.*` either becomes a setting, or must have a value without effect, or
+raises an error that names it. Meanings and defaults are those of llama.cpp, which defines the
+format.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SIZE_SETTINGS = {
 """Required keys -> settings of the configuration."""
 
 TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-"""Settings -> keys `tokenizer.ggml.*_token_id`. A missing key sets None, because the class's default would be wrong."""
+"""Settings -> keys `tokenizer.ggml.*_token_id`. A missing key sets None, because the class's
+default would be wrong."""
 
 KNOWN_KEYS = (
     *SIZE_SETTINGS,
@@ -83,26 +86,32 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 """Keys that no supported model uses -> the values without effect. Any other value is an error."""
 
 GEMMA3_LOCAL_ROPE_BASE, GEMMA3_SLIDING_PATTERN = 10000.0, 6
-"""Defaults: the RoPE base of layers with a sliding window, and that every sixth layer has no window."""
+"""Defaults: the RoPE base of layers with a sliding window, and that every sixth layer has no
+window."""
 GEMMA3_27B_LAYERS = 62
-"""Gemma 3 27B scales attention by hidden size / heads. No key states this; like llama.cpp, this module recognises the
-model by its number of layers."""
+"""Gemma 3 27B scales attention by hidden size / heads. No key states this; like llama.cpp, this
+module recognises the model by its number of layers."""
 DEFAULT_ROPE_BASE = 10000.0
 """The value of `rope.freq_base` if a file does not state it."""
 
 
 class _Keys:
-    """The keys `<architecture>.*` of a file, without that prefix, and its token ids and tensor names."""
+    """The keys `<architecture>.*` of a file, without that prefix, and its token ids and tensor
+    names."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(str(path))
         self.arch = str(reader.fields["general.architecture"].contents())
         prefix = f"{self.arch}."
         self._values = {
-            key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if key.startswith(prefix)
+            key.removeprefix(prefix): field.contents()
+            for key, field in reader.fields.items()
+            if key.startswith(prefix)
         }
         self.tokens = {
-            token: field.contents() if (field := reader.fields.get(f"tokenizer.ggml.{key}_token_id")) else None
+            token: field.contents()
+            if (field := reader.fields.get(f"tokenizer.ggml.{key}_token_id"))
+            else None
             for token, key in TOKEN_KEYS.items()
         }
         self.tensors = {tensor.name for tensor in reader.tensors}
@@ -121,18 +130,26 @@ class _Keys:
 def gguf_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the configuration that a .gguf file states, by transformers' names.
 
-    Raises PassError if a key that changes what the model computes is missing, unknown or not supported.
+    Raises PassError if a key that changes what the model computes is missing, unknown or not
+    supported.
     """
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
-            f"GGUF architecture {keys.arch!r} is not supported (only {', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
+            f"GGUF architecture {keys.arch!r} is not supported (only "
+            f"{', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
         )
     _refuse_unknown(keys)
-    settings: dict[str, Any] = {setting: keys.get(key) for key, setting in SIZE_SETTINGS.items()} | keys.tokens
+    settings: dict[str, Any] = {
+        setting: keys.get(key) for key, setting in SIZE_SETTINGS.items()
+    } | keys.tokens
     hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
     rotated = keys.get("rope.dimension_count")
-    head_dim = keys.get("attention.key_length") or (rotated if keys.arch == "llama" else None) or hidden // heads
+    head_dim = (
+        keys.get("attention.key_length")
+        or (rotated if keys.arch == "llama" else None)
+        or hidden // heads
+    )
     if keys.get("attention.value_length", head_dim) != head_dim:
         raise keys.refusal("attention.value_length", f"is not the length of a key, {head_dim}")
     settings |= {
@@ -154,7 +171,8 @@ def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig
         used = getattr(config, setting, None)
         if used != value and not (isinstance(value, dict) and _within(value, used)):
             raise PassError(
-                f"{setting} of {name} is {value!r} in the file, but transformers would use {used!r}: {ORIGINAL_ADVICE}"
+                f"{setting} of {name} is {value!r} in the file, but transformers would use "
+                f"{used!r}: {ORIGINAL_ADVICE}"
             )
 
 
@@ -180,24 +198,35 @@ def _refuse_unknown(keys: _Keys) -> None:
     required = (*SIZE_SETTINGS, "rope.freq_base") if keys.arch == "gemma3" else SIZE_SETTINGS
     for key in required:
         if keys.get(key) is None:
-            raise PassError(f"the file has no {keys.arch}.{key}: it is damaged or very old, get it again")
+            raise PassError(
+                f"the file has no {keys.arch}.{key}: it is damaged or very old, get it again"
+            )
 
 
 def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters`. rotated: the number of dimensions of a head that RoPE rotates."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE)}
+    found: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE),
+    }
     if keys.arch == "phi3":
         ratio = rotated / head_dim
         # transformers computes int(head_dim * ratio), which must not round below `rotated`.
-        found["partial_rotary_factor"] = ratio if int(head_dim * ratio) == rotated else math.nextafter(ratio, 1)
+        found["partial_rotary_factor"] = (
+            ratio if int(head_dim * ratio) == rotated else math.nextafter(ratio, 1)
+        )
     elif rotated != head_dim:
-        raise keys.refusal("rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported")
+        raise keys.refusal(
+            "rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported"
+        )
     factor, kind = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn") or (kind == "yarn" and keys.arch == "gemma3"):
         raise keys.refusal("rope.scaling.type")
     if factor and kind != "none":
         if keys.arch == "phi3":
-            raise keys.refusal("rope.scaling.factor", "is not supported by transformers for this architecture")
+            raise keys.refusal(
+                "rope.scaling.factor", "is not supported by transformers for this architecture"
+            )
         found |= {"rope_type": kind, "factor": factor}
         if kind == "yarn":
             length = keys.get("rope.scaling.original_context_length", keys.get("context_length"))
@@ -207,7 +236,10 @@ def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
                     found["attention_factor" if key == "attn_factor" else key] = value
     if keys.arch != "gemma3":
         return found
-    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_ROPE_BASE)}
+    local = {
+        "rope_type": "default",
+        "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_ROPE_BASE),
+    }
     return {FULL_ATTENTION: found, SLIDING_ATTENTION: local}
 
 
@@ -220,10 +252,18 @@ def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
         if not keys.get("attention.scale") and layers == GEMMA3_27B_LAYERS:
             scale = (settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5
         pattern = keys.get("attention.sliding_window_pattern", GEMMA3_SLIDING_PATTERN)
-        slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
+        slides = (
+            pattern
+            if isinstance(pattern, list)
+            else [bool((layer + 1) % pattern) for layer in range(layers)]
+        )
         kinds = [SLIDING_ATTENTION if slide and window else FULL_ATTENTION for slide in slides]
         window = window or settings["max_position_embeddings"]  # transformers needs a number
-        return {"query_pre_attn_scalar": round(scale**-2), "sliding_window": window, "layer_types": kinds}
+        return {
+            "query_pre_attn_scalar": round(scale**-2),
+            "sliding_window": window,
+            "layer_types": kinds,
+        }
     if not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
         raise keys.refusal("attention.scale", f"is not 1/sqrt({head_dim}), which is not supported")
     if keys.arch == "phi3":

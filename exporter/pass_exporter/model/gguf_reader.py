@@ -14,7 +14,8 @@ from pass_runtime.errors import PassError
 
 
 class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader whose `data` is a plain array of the mapped file, because slicing a np.memmap is many times slower."""
+    """A reader whose `data` is a plain array of the mapped file, because slicing a np.memmap is
+    many times slower."""
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -30,8 +31,9 @@ class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
 
 
 def read_gguf(path: Path) -> GgufReader:
-    """Parse a .gguf file. If it is the first part of a split file, the reader has the tensors of all parts, which have
-    to be beside it. Raises PassError if a file is damaged or big-endian, or if a part is missing."""
+    """Parse a .gguf file. If it is the first part of a split file, the reader has the tensors of
+    all parts, which have to be beside it. Raises PassError if a file is damaged or big-endian, or
+    if a part is missing."""
     reader = _read_file(path)
     count = int(reader.key("split.count") or 1)
     if count > 1:
@@ -46,16 +48,20 @@ def _add_parts(reader: GgufReader, path: Path, count: int) -> None:
     name = FIRST_PART.search(path.name)
     if name is None or int(name[1]) != count or reader.key("split.no"):
         raise PassError(
-            f"{place}: give the joined file (llama-gguf-split --merge), or the first part beside the others, "
-            f"NAME-00001-of-{count:05}.gguf"
+            f"{place}: give the joined file (llama-gguf-split --merge), or the first part beside "
+            f"the others, NAME-00001-of-{count:05}.gguf"
         )
     for i in range(1, count):
         other = path.with_name(FIRST_PART.sub(f"-{i + 1:05}-of-{count:05}", path.name))
         if not other.exists():
-            raise PassError(f"{place}, and {other.name} is not beside it: {AGAIN}, or give the joined file")
+            raise PassError(
+                f"{place}, and {other.name} is not beside it: {AGAIN}, or give the joined file"
+            )
         part = _read_file(other)
         if (part.key("split.no"), part.key("split.count")) != (i, count):
-            raise PassError(f"{other} is not part {i + 1} of {count} of a split file, as its name says: {AGAIN}")
+            raise PassError(
+                f"{other} is not part {i + 1} of {count} of a split file, as its name says: {AGAIN}"
+            )
         reader.tensors += part.tensors
     if len(reader.tensors) != int(reader.key("split.tensors.count") or len(reader.tensors)):
         raise PassError(f"the parts beside {path} do not have all of its tensors: {AGAIN}")
@@ -69,12 +75,22 @@ def _read_file(path: Path) -> GgufReader:
         raise PassError(f"{path} is no GGUF file: it does not begin with GGUF")
     if len(begin) == 8 and begin[4:6] == b"\0\0":  # the version, a small number
         raise PassError(
-            f"{path} is big-endian: convert it with gguf_convert_endian.py of llama.cpp, or get another file"
+            f"{path} is big-endian: convert it with gguf_convert_endian.py of llama.cpp, or "
+            "get another file"
         )
     try:
         reader = GgufReader(str(path))
-        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
-    except (ValueError, IndexError, OverflowError, KeyError, UnicodeDecodeError, MemoryError) as error:
+        end = max(
+            (int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0
+        )
+    except (
+        ValueError,
+        IndexError,
+        OverflowError,
+        KeyError,
+        UnicodeDecodeError,
+        MemoryError,
+    ) as error:
         reason = " ".join(str(error).split())[:100]
         raise PassError(f"{path} is cut off or damaged ({reason}): {AGAIN}") from None
     if end > path.stat().st_size:

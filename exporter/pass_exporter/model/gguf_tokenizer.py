@@ -16,21 +16,27 @@ from pass_exporter.model.gguf_config import ORIGINAL_ADVICE
 from pass_runtime.errors import PassError
 
 SUPPORTED_TYPES = ("gpt2", "llama")
-"""The supported values of `tokenizer.ggml.model`: byte-level BPE and BPE with byte fallback. Other types need tables
-(t5) or rules that transformers does not read."""
+"""The supported values of `tokenizer.ggml.model`: byte-level BPE and BPE with byte fallback. Other
+types need tables (t5) or rules that transformers does not read."""
 
 TRUSTED_PRE_TOKENIZERS = ("default", "qwen2")
-"""The values of `tokenizer.ggml.pre` for which transformers restores the right tokenizer. For qwen2, its tokens were
-those of llama.cpp in 1,233 texts (HumanEval, Wikipedia, Python, documentation)."""
+"""The values of `tokenizer.ggml.pre` for which transformers restores the right tokenizer. For
+qwen2, its tokens were those of llama.cpp in 1,233 texts (HumanEval, Wikipedia, Python,
+documentation)."""
 
 
 def _pre_tokenizers() -> dict[str, PreTokenizer]:
     """Return the pre-tokenizers that transformers does not restore, by `tokenizer.ggml.pre`."""
-    return {"smollm": Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)])}
+    return {
+        "smollm": Sequence(
+            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+    }
 
 
 def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Change `tokenizer` to what the file describes. Raises PassError if its type is not supported."""
+    """Change `tokenizer` to what the file describes. Raises PassError if its type is not
+    supported."""
     fields = gguf.GGUFReader(str(path)).fields
 
     def stated(key: str, default: Any) -> Any:
@@ -55,14 +61,20 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
 def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> None:
     """Remove the space that the tokenizer adds before a text if `wanted` is False.
 
-    transformers decides this by the architecture, not by the file. Raises PassError if it would have to add the space.
+    transformers decides this by the architecture, not by the file. Raises PassError if it would
+    have to add the space.
     """
-    if tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("\u2581") == wanted:
+    if (
+        tokenizer.backend_tokenizer.encode("a", add_special_tokens=False)
+        .tokens[0]
+        .startswith("\u2581")
+        == wanted
+    ):
         return
     if wanted:
         raise PassError(
-            "tokenizer.ggml.add_space_prefix = True is not supported for this architecture (it is the default): "
-            f"{ORIGINAL_ADVICE}"
+            "tokenizer.ggml.add_space_prefix = True is not supported for this architecture (it is "
+            f"the default): {ORIGINAL_ADVICE}"
         )
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if (content["pre_tokenizer"] or {}).get("type") == "Metaspace":

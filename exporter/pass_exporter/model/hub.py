@@ -1,7 +1,7 @@
 """Looks a model up on the Hugging Face hub before it is loaded.
 
-Without a connection, the hub's client retries six times, for half a minute each. So one short request first finds out
-if the hub can be reached and has the model.
+Without a connection, the hub's client retries six times, for half a minute each. So one short
+request first finds out if the hub can be reached and has the model.
 """
 
 from __future__ import annotations
@@ -28,21 +28,26 @@ TIMEOUT_SECONDS = 5.0
 
 
 def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
-    """Return the keyword arguments with which `from_pretrained` loads a hub model. Raises PassError if it cannot.
+    """Return the keyword arguments with which `from_pretrained` loads a hub model. Raises PassError
+    if it cannot.
 
     Without a connection, a model in the cache is used.
     """
     arguments = {} if revision is None else {"revision": revision}
     try:
-        siblings = HfApi().model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS).siblings or []
+        siblings = (
+            HfApi().model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS).siblings or []
+        )
     except HFValidationError:
-        raise PassError(f"there is no directory {repo}, and {repo!r} is no id of the Hugging Face hub") from None
+        raise PassError(
+            f"there is no directory {repo}, and {repo!r} is no id of the Hugging Face hub"
+        ) from None
     except RevisionNotFoundError:
         raise PassError(f"{repo} has no --revision {revision} on the Hugging Face hub") from None
     except RepositoryNotFoundError:
         raise PassError(
-            f"there is no directory {repo}, and no such model on the Hugging Face hub: check the name, or log in "
-            "(hf auth login) if it is private or gated"
+            f"there is no directory {repo}, and no such model on the Hugging Face hub: check the "
+            "name, or log in (hf auth login) if it is private or gated"
         ) from None
     except HfHubHTTPError:  # the hub answered; transformers' own message explains the error better
         return arguments
@@ -50,21 +55,29 @@ def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
         if isinstance(try_to_load_from_cache(repo, CONFIG, revision=revision), str):
             return arguments | {"local_files_only": True}
         offline = isinstance(error, OfflineModeIsEnabled)
-        reason = "HF_HUB_OFFLINE is set" if offline else " ".join(str(error).split()) or type(error).__name__
+        reason = (
+            "HF_HUB_OFFLINE is set"
+            if offline
+            else " ".join(str(error).split()) or type(error).__name__
+        )
         raise PassError(
-            f"there is no directory {repo}, and the Hugging Face hub cannot be reached ({reason}): check the name and "
-            "the network, or give a local directory or .gguf file"
+            f"there is no directory {repo}, and the Hugging Face hub cannot be reached ({reason}): "
+            "check the name and the network, or give a local directory or .gguf file"
         ) from None
     files = {sibling.rfilename for sibling in siblings}
     if ADAPTER_CONFIG in files:
         raise PassError(adapter_message(repo, None))
     if files and CONFIG not in files:
-        raise PassError(f"{repo} has no {CONFIG} on the Hugging Face hub, so it is no model that transformers can load")
+        raise PassError(
+            f"{repo} has no {CONFIG} on the Hugging Face hub, so it is no model that "
+            "transformers can load"
+        )
     return arguments
 
 
 def check_cached_files(repo: str, revision: str | None) -> None:
-    """Raise PassError for the first of the files that were fetched from the hub which is damaged."""
+    """Raise PassError for the first of the files that were fetched from the hub which is
+    damaged."""
     config = try_to_load_from_cache(repo, CONFIG, revision=revision)
     if not isinstance(config, str):
         return

@@ -15,7 +15,13 @@ import gguf
 import torch
 import transformers
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import cached_file
 
 from pass_exporter.config import Dtype
@@ -36,7 +42,11 @@ from pass_exporter.model.hub import check_cached_files, hub_arguments
 from pass_exporter.model.registry import NO_REMOTE_CODE, ModelSource
 from pass_runtime.errors import PassError
 
-TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES: dict[Dtype, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 
 
 @dataclass
@@ -63,8 +73,8 @@ def stored_dtype(source: ModelSource) -> Dtype:
 def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
     """Load a model with weights in `dtype`.
 
-    Raises PassError if the model is not supported, before its weights are read, or if the checkpoint does not have
-    exactly the tensors of its configuration.
+    Raises PassError if the model is not supported, before its weights are read, or if the
+    checkpoint does not have exactly the tensors of its configuration.
     """
     location, kwargs = _pretrained_arguments(source)
     with _errors_as_pass_error(source), _parse_gguf_once():
@@ -81,10 +91,14 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
             dtype=TORCH_DTYPES[dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_complete reports them by name
-            quantization_config=transformers.GgufConfig(dequantize=True) if source.is_gguf else None,
+            quantization_config=transformers.GgufConfig(dequantize=True)
+            if source.is_gguf
+            else None,
             **kwargs,
         )
-        if isinstance(source.location, str):  # transformers ignores a generation_config.json that it cannot read
+        if isinstance(
+            source.location, str
+        ):  # transformers ignores a generation_config.json that it cannot read
             check_cached_files(source.location, source.revision)
         if source.is_gguf:
             report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)
@@ -98,7 +112,8 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
 
 
 def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return the directory or hub id, and the keyword arguments, for `from_pretrained`. They forbid remote code."""
+    """Return the directory or hub id, and the keyword arguments, for `from_pretrained`. They forbid
+    remote code."""
     kwargs: dict[str, Any] = {"trust_remote_code": False}
     if isinstance(source.location, str):
         return source.location, kwargs | hub_arguments(source.location, source.revision)
@@ -111,7 +126,8 @@ def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
 def _errors_as_pass_error(source: ModelSource) -> Iterator[None]:
     """Within the block, every error becomes a PassError.
 
-    transformers, tokenizers, safetensors, gguf and pickle raise errors without a common class for damaged files.
+    transformers, tokenizers, safetensors, gguf and pickle raise errors without a common class for
+    damaged files.
     """
     try:
         with _quiet():
@@ -130,7 +146,10 @@ def _explain(source: ModelSource, error: Exception) -> str:
         return f"cannot load {source.location}: {NO_REMOTE_CODE}"
     if isinstance(source.location, Path):
         damaged = None if source.is_gguf else damaged_file(source.location)
-        return f"cannot load {source.location}: {f'{damaged} is damaged, get it again: ' if damaged else ''}{reason}"
+        return (
+            f"cannot load {source.location}: "
+            f"{f'{damaged} is damaged, get it again: ' if damaged else ''}{reason}"
+        )
     return (
         f"cannot load {source.location} from the Hugging Face hub: {reason} "
         "(check the name and the network, or give a local directory or .gguf file)"
@@ -142,44 +161,66 @@ def _load_tokenizer(
 ) -> PreTrainedTokenizerFast:
     tokenizer = AutoTokenizer.from_pretrained(location, **kwargs)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise PassError(f"{source.name} has no fast tokenizer (tokenizer.json), which the runtime needs")
+        raise PassError(
+            f"{source.name} has no fast tokenizer (tokenizer.json), which the runtime needs"
+        )
     stored = _stored_vocabulary_size(source, location, kwargs)
     dropped = _drop_added_tokens(tokenizer, vocabulary)
     # Tokens that only transformers added are dropped without a warning.
     if noted := [text for text, token in dropped.items() if stored is None or token < stored]:
         warnings.warn(
-            f"{source.name} has no embeddings for the added tokens {', '.join(noted)}: they are read as plain text",
+            f"{source.name} has no embeddings for the added tokens {', '.join(noted)}: they "
+            "are read as plain text",
             stacklevel=2,
         )
     if source.is_gguf:
         fix_gguf_tokenizer(tokenizer, Path(source.location))
-    # A tokenizer.json may have truncation or padding switched on. transformers ignores both by default.
+    # A tokenizer.json may have truncation or padding switched on. transformers ignores both by
+    # default.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
-def _stored_vocabulary_size(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
-    """Return the number of token ids in the checkpoint's files; None if it has no tokenizer.json."""
+def _stored_vocabulary_size(
+    source: ModelSource, location: str, kwargs: dict[str, Any]
+) -> int | None:
+    """Return the number of token ids in the checkpoint's files; None if it has no
+    tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
     place = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
-    path = cached_file(location, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **place)
-    return None if path is None else 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
+    path = cached_file(
+        location, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **place
+    )
+    return (
+        None
+        if path is None
+        else 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
+    )
 
 
 def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> dict[str, int]:
     """Remove the added tokens that have no embeddings in the model. Return their texts and ids.
 
-    Some published models have such tokens (Gemma3's text models have an image token), and transformers adds others,
-    such as <|endoftext|>. Afterwards their texts are tokenized as plain text.
+    Some published models have such tokens (Gemma3's text models have an image token), and
+    transformers adds others, such as <|endoftext|>. Afterwards their texts are tokenized as plain
+    text.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    dropped = {token["content"]: token["id"] for token in content["added_tokens"] if token["id"] >= vocabulary}
+    dropped = {
+        token["content"]: token["id"]
+        for token in content["added_tokens"]
+        if token["id"] >= vocabulary
+    }
     if dropped:
-        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocabulary]
+        content["added_tokens"] = [
+            token for token in content["added_tokens"] if token["id"] < vocabulary
+        ]
         if isinstance(words := content["model"]["vocab"], dict):
-            content["model"]["vocab"] = {word: token for word, token in words.items() if word not in dropped}
+            content["model"]["vocab"] = {
+                word: token for word, token in words.items() if word not in dropped
+            }
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
         for name, text in tokenizer.special_tokens_map.items():
             if isinstance(text, str) and text in dropped:
@@ -189,10 +230,11 @@ def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> d
 
 @contextmanager
 def _parse_gguf_once() -> Iterator[None]:
-    """Within the block, `gguf.GGUFReader` is `read_gguf`, and parsed files and maps of tensor names are cached.
+    """Within the block, `gguf.GGUFReader` is `read_gguf`, and parsed files and maps of tensor names
+    are cached.
 
-    transformers parses the file for the config, the tokenizer and the weights, and computes the map for every module.
-    Each takes seconds.
+    transformers parses the file for the config, the tokenizer and the weights, and computes the map
+    for every module. Each takes seconds.
     """
     reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.cache(lambda path, *_: read_gguf(Path(path)))
@@ -205,7 +247,8 @@ def _parse_gguf_once() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within the block, transformers prints no messages and no progress bars, because the toolkit prints its own."""
+    """Within the block, transformers prints no messages and no progress bars, because the toolkit
+    prints its own."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

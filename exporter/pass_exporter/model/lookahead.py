@@ -1,14 +1,17 @@
-"""Look-ahead weights: embeddings [L,H] and, if they were trained, an adapter and a draft head; their file format.
+"""Look-ahead weights: embeddings [L,H] and, if they were trained, an adapter and a draft head;
+their file format.
 
 `lookahead.safetensors` holds
 
-    lookahead            [L,H]      inputs of the decoder's first layer (after the embedding scale if there is one)
+    lookahead            [L,H]      inputs of the decoder's first layer (after the embedding scale
+                                    if there is one)
     adapter.<layer>.lora_A, .lora_B [rank,in], [out,rank]   if trained with `--adapter lora`
     head.<name>          the draft head's tensors (see `model.head`), if trained with `--head`
     base_sample          [matrices] fingerprint of the base model
     metadata `pass`      JSON: TrainingRecord
 
-A file with `lookahead` alone is valid too: embeddings that pass-train did not make. Only their size can be checked.
+A file with `lookahead` alone is valid too: embeddings that pass-train did not make. Only their size
+can be checked.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ EMBEDDINGS_KEY, FINGERPRINT_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
 class TrainingRecord(BaseModel):
     """The metadata of a weights file: what was trained, on which text, and how.
 
-    base: the base model. rank: of the adapter; 0 without one. recipe: pass-train's settings, data and stages.
-    acceptance: for i = 1..L the rate at which drafts 1..i are all right, if greedy. Training measures it on held-out
-    sequences; `pass-train evaluate --record` replaces it by the acceptance on its prompts.
+    base: the base model. rank: of the adapter; 0 without one. recipe: pass-train's settings, data
+    and stages.
+    acceptance: for i = 1..L the rate at which drafts 1..i are all right, if greedy. Training
+    measures it on held-out sequences; `pass-train evaluate --record` replaces it by the acceptance
+    on its prompts.
     acceptance_sampled: the same at temperature 0.8; empty before `--record`.
     """
 
@@ -65,7 +70,8 @@ class TrainingRecord(BaseModel):
 class Lookahead:
     """Look-ahead weights in memory.
 
-    embeddings: [L,H] float32. trained: False for the baseline. source: a description for the manifest.
+    embeddings: [L,H] float32. trained: False for the baseline. source: a description for the
+    manifest.
     adapter: changes look-ahead rows only. head: changes the logits of their drafts.
     record: None for weights that pass-train did not write.
     """
@@ -125,7 +131,8 @@ def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[floa
 
 
 def read_fingerprint(path: Path) -> torch.Tensor:
-    """Return the `model_fingerprint` of the model that a file was trained for; empty if the file has none."""
+    """Return the `model_fingerprint` of the model that a file was trained for; empty if the file
+    has none."""
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
@@ -151,13 +158,14 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 
 
 def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
-    """Return the first `length` embeddings of a file, with adapter and head. Raises PassError if they do not fit."""
+    """Return the first `length` embeddings of a file, with adapter and head. Raises PassError if
+    they do not fit."""
     tensors, record = _read_file(path)
     trained_for = tensors.get(FINGERPRINT_KEY, torch.empty(0))
     if record is not None and not same_fingerprint(trained_for, model_fingerprint(model)):
         raise PassError(
-            f"{path} was trained for another model ({record.base}); train look-ahead weights for this one "
-            "with pass-train, or leave --lookahead-weights out"
+            f"{path} was trained for another model ({record.base}); train look-ahead weights for "
+            "this one with pass-train, or leave --lookahead-weights out"
         )
     embeddings = _embeddings(path, tensors, length, model.config.hidden_size)
     adapter, head = _adapter(path, tensors, model), _head(path, tensors, model)
@@ -180,12 +188,18 @@ def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise PassError(f"{path}: {where}: {problem['msg']} (made by another version of pass-train?)") from None
+        raise PassError(
+            f"{path}: {where}: {problem['msg']} (made by another version of pass-train?)"
+        ) from None
 
 
-def _embeddings(path: Path, tensors: dict[str, torch.Tensor], length: int, hidden_size: int) -> torch.Tensor:
+def _embeddings(
+    path: Path, tensors: dict[str, torch.Tensor], length: int, hidden_size: int
+) -> torch.Tensor:
     if EMBEDDINGS_KEY not in tensors:
-        raise PassError(f"cannot read look-ahead weights from {path}: it holds no tensor {EMBEDDINGS_KEY!r}")
+        raise PassError(
+            f"cannot read look-ahead weights from {path}: it holds no tensor {EMBEDDINGS_KEY!r}"
+        )
     embeddings = tensors[EMBEDDINGS_KEY].float()
     if embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
         raise PassError(
@@ -193,26 +207,41 @@ def _embeddings(path: Path, tensors: dict[str, torch.Tensor], length: int, hidde
             f"[{length}, {hidden_size}]; were these weights made for another model?"
         )
     if (found := len(embeddings)) < length:
-        raise PassError(f"{path} holds {found} look-ahead embeddings; use --lookahead {found} or less")
+        raise PassError(
+            f"{path} holds {found} look-ahead embeddings; use --lookahead {found} or less"
+        )
     _finite(path, EMBEDDINGS_KEY, embeddings)
     return embeddings[:length].clone()
 
 
-def _adapter(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> Adapter | None:
-    names = [key.removeprefix(ADAPTER_PREFIX).removesuffix(".lora_A") for key in tensors if key.endswith(".lora_A")]
+def _adapter(
+    path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel
+) -> Adapter | None:
+    names = [
+        key.removeprefix(ADAPTER_PREFIX).removesuffix(".lora_A")
+        for key in tensors
+        if key.endswith(".lora_A")
+    ]
     if not names:
         return None
     layers, factors, missing = linear_layers(model), {}, torch.empty(0, 0)
     for name in (name for name in layers if name in names):  # in the model's order
-        a, b = (tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", missing).float() for part in ("lora_A", "lora_B"))
+        a, b = (
+            tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", missing).float()
+            for part in ("lora_A", "lora_B")
+        )
         expected = (layers[name].out_features, layers[name].in_features)
         if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
-            raise PassError(f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}")
+            raise PassError(
+                f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}"
+            )
         _finite(path, name, a)
         _finite(path, name, b)
         factors[name] = (a, b)
     if unknown := sorted(set(names) - set(factors)):
-        raise PassError(f"{path}: this model has no layer {unknown[0]!r}; was the adapter made for another one?")
+        raise PassError(
+            f"{path}: this model has no layer {unknown[0]!r}; was the adapter made for another one?"
+        )
     return Adapter(factors).requires_grad_(False)
 
 
@@ -222,7 +251,9 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
     if not found:
         return None
     if missing := sorted({*TRAINED_TENSORS, TABLE if TABLE in found else PROJECTION} - set(found)):
-        raise PassError(f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head")
+        raise PassError(
+            f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head"
+        )
     vocabulary, size = int(model.config.vocab_size), int(model.config.hidden_size)
     columns = {name: found[name].shape[-1] for name in (TABLE, PROJECTION) if name in found}
     rank, width = sum(columns.values()), found["bias"].shape[0]
@@ -239,8 +270,8 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
         tensor = found[name]
         if tensor.shape != expected[name]:
             raise PassError(
-                f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model needs "
-                f"{list(expected[name])}; was it made for another model?"
+                f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model "
+                f"needs {list(expected[name])}; was it made for another model?"
             )
         _finite(path, f"{HEAD_PREFIX}{name}", tensor)
     return DraftHead(found, model.get_output_embeddings().weight).requires_grad_(False)
@@ -248,4 +279,7 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
 
 def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
     if not bool(torch.isfinite(tensor).all()):
-        raise PassError(f"{path}: {name} holds values that are not finite: get the file again, or train it again")
+        raise PassError(
+            f"{path}: {name} holds values that are not finite: get the file again, or train it "
+            "again"
+        )

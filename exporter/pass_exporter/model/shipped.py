@@ -1,4 +1,5 @@
-"""Finds the look-ahead weights that this package ships for a model, by the model's fingerprint, not by its name."""
+"""Finds the look-ahead weights that this package ships for a model, by the model's fingerprint, not
+by its name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from pass_exporter.model.registry import models_directory
 
 
 def shipped_weights(model: PreTrainedModel) -> Path | None:
-    """Return the weights file in models/ that was trained for `model`, in any dtype; None if there is none.
+    """Return the weights file in models/ that was trained for `model`, in any dtype; None if there
+    is none.
 
     A fine-tuned model does not match its base model's file.
     """

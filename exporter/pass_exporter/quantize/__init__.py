@@ -1,1 +1,2 @@
-"""Quantization: schemes, the codes of weights, static scales of activations, and the graph over them."""
+"""Quantization: schemes, the codes of weights, static scales of activations, and the graph over
+them."""

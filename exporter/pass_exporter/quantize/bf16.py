@@ -1,7 +1,9 @@
-"""Runs calibration in bf16 if the CPU has bf16 instructions: twice as fast as float32, with half the memory traffic.
+"""Runs calibration in bf16 if the CPU has bf16 instructions: twice as fast as float32, with half
+the memory traffic.
 
-bf16's 8 significant bits are enough to write calibration text, to measure channel maxima and to estimate the cost of
-rounding. The weights that are rounded, and the results that are checked, keep the model's dtype.
+bf16's 8 significant bits are enough to write calibration text, to measure channel maxima and to
+estimate the cost of rounding. The weights that are rounded, and the results that are checked, keep
+the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import torch
 from transformers import PreTrainedModel
 
 CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
-"""Names of the bf16 features of x86 and Arm CPUs. On CPUs without them bf16 is slower than float32."""
+"""Names of the bf16 features of x86 and Arm CPUs. On CPUs without them bf16 is slower than
+float32."""
 
 
 def uses_bf16(model: PreTrainedModel) -> bool:
     """Whether the CPU has bf16 instructions and the model is in float32."""
     found = torch.cpu.get_capabilities()
-    return model.dtype == torch.float32 and any(found.get(feature, False) for feature in CPU_FEATURES)
+    return model.dtype == torch.float32 and any(
+        found.get(feature, False) for feature in CPU_FEATURES
+    )
 
 
 def bf16_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
@@ -28,6 +33,10 @@ def bf16_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
 
 
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with parameters in bf16, for many small passes: `bf16_autocast` would convert them in each pass."""
-    weights = {id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False) for weight in model.parameters()}
+    """A copy with parameters in bf16, for many small passes: `bf16_autocast` would convert them in
+    each pass."""
+    weights = {
+        id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False)
+        for weight in model.parameters()
+    }
     return copy.deepcopy(model, weights)

@@ -1,10 +1,11 @@
 """Chooses the static activation scale of every quantization point, on some text.
 
-The cost of rounding is estimated as a change of the model's loss. If rounding changes a tensor by d, the mean
-log-likelihood changes by about the mean over rows of sum(g^2 d^2) / 2, with g the gradient at the tensor (the diagonal
-of the empirical Fisher information). One forward and one backward pass give this for every point and any number of
-scales, and for the outputs of layers whose weights are rounded. For SmolLM2 the sum over all static layers was 0.029
-nats per token; the real loss was 0.044 on Wikipedia and 0.028 on code. Measured on the text that gave the channel
+The cost of rounding is estimated as a change of the model's loss. If rounding changes a tensor by
+d, the mean log-likelihood changes by about the mean over rows of sum(g^2 d^2) / 2, with g the
+gradient at the tensor (the diagonal of the empirical Fisher information). One forward and one
+backward pass give this for every point and any number of scales, and for the outputs of layers
+whose weights are rounded. For SmolLM2 the sum over all static layers was 0.029 nats per token; the
+real loss was 0.044 on Wikipedia and 0.028 on code. Measured on the text that gave the channel
 maxima, the sum would be half as large.
 """
 
@@ -26,8 +27,9 @@ from pass_exporter.quantize.spec import MAX_SIGNED_CODE, WeightScheme
 
 MAX_CODE = MAX_SIGNED_CODE["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Scales to try, as factors of the scale that covers `channel_maxima`; values beyond a scale are clipped. Some factors
-exceed 1, because an MLP may output values ten times as large as any in the thousands of tokens that gave the maxima."""
+"""Scales to try, as factors of the scale that covers `channel_maxima`; values beyond a scale are
+clipped. Some factors exceed 1, because an MLP may output values ten times as large as any in the
+thousands of tokens that gave the maxima."""
 BATCH_TOKENS = 512
 """Tokens per pass. It bounds the memory of the activations that are kept for the backward pass."""
 LOSS_SCALE = 256.0
@@ -85,7 +87,8 @@ def static_scales(
     ids: torch.Tensor,
     step: Step,
 ) -> dict[QuantPoint, StaticScale]:
-    """Returns each point's scale of least cost on the text ids [N,T]. scheme: of the readers' weights."""
+    """Returns each point's scale of least cost on the text ids [N,T]. scheme: of the readers'
+    weights."""
     losses, batches = _Losses(maxima), _batches(ids)
     with bf16_autocast(model), losses.measured(model, scheme):
         for done, rows in enumerate(batches):
@@ -96,7 +99,9 @@ def static_scales(
     return losses.best(tokens=ids.shape[0] * (ids.shape[1] - 1))
 
 
-def _likelihood_gradient(model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _likelihood_gradient(
+    model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
     """The gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden [N,T,H], times LOSS_SCALE.
 
     Works on one sequence at a time, so that only one sequence's logits are in memory.
@@ -111,19 +116,23 @@ def _likelihood_gradient(model: PreTrainedModel, hidden: torch.Tensor, ids: torc
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Splits the sequences [N,T] into batches of about BATCH_TOKENS tokens, but at least one sequence."""
+    """Splits the sequences [N,T] into batches of about BATCH_TOKENS tokens, but at least one
+    sequence."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
 class _Losses:
     """The cost of rounding by point, in nats, summed over the tokens so far.
 
-    covering: the scale that covers the maxima. inputs: the cost of rounding the tensor, for every factor in CLIPS.
+    covering: the scale that covers the maxima. inputs: the cost of rounding the tensor, for every
+    factor in CLIPS.
     weights: the cost of rounding the readers' weights.
     """
 
     def __init__(self, maxima: Mapping[QuantPoint, torch.Tensor]) -> None:
-        self.covering = {point: max(float(largest.max()), 1e-8) / MAX_CODE for point, largest in maxima.items()}
+        self.covering = {
+            point: max(float(largest.max()), 1e-8) / MAX_CODE for point, largest in maxima.items()
+        }
         self.inputs = {point: torch.zeros(len(CLIPS), dtype=torch.float64) for point in maxima}
         self.weights = dict.fromkeys(maxima, 0.0)
 
@@ -134,7 +143,9 @@ class _Losses:
         with _watching(model, self.inputs, self._input_watch()), ExitStack() as hooks:
             for point in self.inputs:
                 for name in point.readers:
-                    hooks.callback(layers[name].register_forward_hook(self._output_hook(point, scheme)).remove)
+                    hooks.callback(
+                        layers[name].register_forward_hook(self._output_hook(point, scheme)).remove
+                    )
             yield
 
     def best(self, tokens: int) -> dict[QuantPoint, StaticScale]:
@@ -151,9 +162,14 @@ class _Losses:
         missing: dict[QuantPoint, int] = {}
 
         def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
-            """Gives each reader its own view: the tensor's gradient would include other users, such as the residual."""
+            """Gives each reader its own view: the tensor's gradient would include other users, such
+            as the residual."""
             if not reader:
-                seen[point], missing[point], gradients[point] = x.detach(), len(point.readers), torch.zeros_like(x)
+                seen[point], missing[point], gradients[point] = (
+                    x.detach(),
+                    len(point.readers),
+                    torch.zeros_like(x),
+                )
             view = x.view_as(x)
             view.register_hook(lambda gradient: collect(point, gradient))  # type: ignore[no-untyped-call]
             return view
@@ -162,7 +178,9 @@ class _Losses:
             gradients[point] += gradient
             missing[point] -= 1
             if not missing[point]:
-                self.inputs[point] += _clip_losses(seen.pop(point), gradients.pop(point), self.covering[point])
+                self.inputs[point] += _clip_losses(
+                    seen.pop(point), gradients.pop(point), self.covering[point]
+                )
 
         return watch
 
@@ -179,13 +197,16 @@ class _Losses:
 
 
 def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> torch.Tensor:
-    """The cost of rounding x with each factor of CLIPS times the scale `covering`, float64 [len(CLIPS)].
+    """The cost of rounding x with each factor of CLIPS times the scale `covering`, float64
+    [len(CLIPS)].
 
     Works in place, on chunks that fit into a core's cache.
     """
     losses = torch.zeros(len(CLIPS), dtype=torch.float64)
     for part, slope in zip(
-        torch.split(x.flatten(), CHUNK_ELEMENTS), torch.split(gradient.flatten(), CHUNK_ELEMENTS), strict=True
+        torch.split(x.flatten(), CHUNK_ELEMENTS),
+        torch.split(gradient.flatten(), CHUNK_ELEMENTS),
+        strict=True,
     ):
         values, weight = part.float(), _fisher(slope)
         for index, clip in enumerate(CLIPS):
@@ -200,7 +221,8 @@ def _fisher(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
-    """The fewest points that must be left out so that the others together cost at most `budget` nats per token."""
+    """The fewest points that must be left out so that the others together cost at most `budget`
+    nats per token."""
     rest, left_out = sum(static.loss for static in found.values()), []
     for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
         if rest <= budget:

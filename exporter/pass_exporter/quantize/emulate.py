@@ -34,7 +34,8 @@ class QuantizedInput:
 def rounded_activations(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel
 ) -> Iterator[dict[str, QuantizedInput]]:
-    """Within the block, the inputs of layers with a static scale, and of their adapters, are rounded.
+    """Within the block, the inputs of layers with a static scale, and of their adapters, are
+    rounded.
 
     Yields the rounded inputs of the last pass, by the name of the weight that reads them.
     """
@@ -51,7 +52,9 @@ def rounded_activations(
 
     def delta(adapter: Adapter, index: int, x: torch.Tensor) -> torch.Tensor:
         weight = factor_name("lora_A", index)
-        return Adapter.delta(adapter, index, rounded(weight, x) if weight in quantized.activations else x)
+        return Adapter.delta(
+            adapter, index, rounded(weight, x) if weight in quantized.activations else x
+        )
 
     changed: list[Any] = []
     for name, layer in (*linear_layers(model).items(), ("lm_head", model.lm_head)):

@@ -1,9 +1,9 @@
-"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): rounds weights one input after another, and changes the weights of
-later inputs to compensate for the error in the layer's output.
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): rounds weights one input after another, and changes
+the weights of later inputs to compensate for the error in the layer's output.
 
-The Hessian of a layer, the sum of x x^T over its input rows x, says how well one input can compensate for another. Text
-runs through the model once. A layer is rounded when the text reaches it, so its input comes from layers that are
-rounded already.
+The Hessian of a layer, the sum of x x^T over its input rows x, says how well one input can
+compensate for another. Text runs through the model once. A layer is rounded when the text reaches
+it, so its input comes from layers that are rounded already.
 """
 
 from __future__ import annotations
@@ -26,25 +26,33 @@ DAMPING = 0.01
 """The mean of the Hessian's diagonal times this is added to the diagonal."""
 
 FORECAST_MINUTES, FORECAST_SHARE = 30, 0.02
-"""When this share of the work is done, a warning gives the expected time if it exceeds so many minutes."""
+"""When this share of the work is done, a warning gives the expected time if it exceeds so many
+minutes."""
 
 MAX_DIRECT_SIZE = 128
 """The size of the largest triangular matrix that is inverted without being split into blocks."""
 
 OUTPUTS_PER_BATCH = 2048
-"""Outputs that are rounded together. A block of inputs by so many outputs fits into a core's cache."""
+"""Outputs that are rounded together. A block of inputs by so many outputs fits into a core's
+cache."""
 
 
 @torch.no_grad()
-def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step) -> dict[str, QuantizedWeight]:
-    """Rounds the decoder's layers and the LM head in place, on the text ids [N,T]. Returns their codes by name.
+def gptq_model(
+    model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step
+) -> dict[str, QuantizedWeight]:
+    """Rounds the decoder's layers and the LM head in place, on the text ids [N,T]. Returns their
+    codes by name.
 
-    Skips layers whose number of inputs is not a multiple of the block size. The LM head's name is "lm_head".
+    Skips layers whose number of inputs is not a multiple of the block size. The LM head's name is
+    "lm_head".
     """
     layers, points, found = linear_layers(model), find_points(model), dict[str, QuantizedWeight]()
     assert spec.scheme is not None and spec.lm_head is not None
     others, attention_in = spec.scheme, spec.attention_in or spec.scheme
-    forecast = Forecast(sum(rounding_cost(*layer.weight.shape) for layer in (*layers.values(), model.lm_head)))
+    forecast = Forecast(
+        sum(rounding_cost(*layer.weight.shape) for layer in (*layers.values(), model.lm_head))
+    )
 
     def round_readers(scheme: WeightScheme, names: Sequence[str], x: torch.Tensor) -> None:
         if scheme.fits(x.shape[-1]):
@@ -53,7 +61,9 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
                 module = model.lm_head if name == "lm_head" else layers[name]
                 found[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
                 with one_thread():
-                    module.weight = torch.nn.Parameter(found[name].dequantized(), requires_grad=False)
+                    module.weight = torch.nn.Parameter(
+                        found[name].dequantized(), requires_grad=False
+                    )
                 forecast.add(rounding_cost(*module.weight.shape))
         step(len(found), len(layers) + 1)
 
@@ -61,7 +71,9 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
         round_readers(attention_in if point.kind == "attention_in" else others, point.readers, x)
 
     handles = [
-        layers[point.readers[0]].register_forward_pre_hook(lambda _, inputs, point=point: round_at(point, inputs[0]))
+        layers[point.readers[0]].register_forward_pre_hook(
+            lambda _, inputs, point=point: round_at(point, inputs[0])
+        )
         for point in points
     ]
     try:
@@ -74,19 +86,22 @@ def gptq_model(model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step:
 
 
 def rounding_cost(outputs: int, inputs: int) -> float:
-    """The approximate number of multiplications: for the Hessian's factor, and for updating the later inputs."""
+    """The approximate number of multiplications: for the Hessian's factor, and for updating the
+    later inputs."""
     return inputs**2 * (inputs / 3 + outputs / 2)
 
 
 class Forecast:
-    """Warns once, early in long work, how many minutes it will take. total: the cost of all work, in any unit."""
+    """Warns once, early in long work, how many minutes it will take. total: the cost of all work,
+    in any unit."""
 
     def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._done, self._clock, self._is_shown = total, 0.0, clock, False
         self._begun = clock()
 
     def add(self, cost: float) -> None:
-        """Adds the cost of finished work, in the unit of `total`. Warns when FORECAST_SHARE of the work is done."""
+        """Adds the cost of finished work, in the unit of `total`. Warns when FORECAST_SHARE of the
+        work is done."""
         self._done += cost
         minutes = (self._clock() - self._begun) / 60 * self._total / self._done
         if self._done < FORECAST_SHARE * self._total or self._is_shown:
@@ -94,8 +109,8 @@ class Forecast:
         self._is_shown = True
         if minutes > FORECAST_MINUTES:
             warnings.warn(
-                f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; --calibrate none is much "
-                "faster: it rounds to the nearest codes",
+                f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; "
+                "--calibrate none is much faster: it rounds to the nearest codes",
                 stacklevel=2,
             )
 
@@ -109,17 +124,21 @@ def hessian(x: torch.Tensor) -> torch.Tensor:
 def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     """Returns the upper triangular U [in,in] such that U^T U is the inverse of the damped Hessian.
 
-    Cholesky of the Hessian with its inputs in reverse order, reversed back, gives an upper triangular R such that R R^T
-    is the Hessian. So U is the inverse of R. This costs a third of inverting the Hessian itself.
+    Cholesky of the Hessian with its inputs in reverse order, reversed back, gives an upper
+    triangular R such that R R^T is the Hessian. So U is the inverse of R. This costs a third of
+    inverting the Hessian itself.
     """
     damped, diagonal = hessian.flip(0, 1), hessian.diagonal()
-    damped.diagonal().add_(DAMPING * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny / DAMPING))
+    damped.diagonal().add_(
+        DAMPING * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny / DAMPING)
+    )
     with one_thread():
         return _inverse_upper(torch.linalg.cholesky(damped).flip(0, 1))
 
 
 def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
-    """Inverts an upper triangular matrix [n,n] recursively by halves, so that most of the work is matrix products."""
+    """Inverts an upper triangular matrix [n,n] recursively by halves, so that most of the work is
+    matrix products."""
     size = len(matrix)
     inverse = torch.zeros_like(matrix)
     if size <= MAX_DIRECT_SIZE:
@@ -132,13 +151,18 @@ def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-def gptq_weight(scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor) -> QuantizedWeight:
+def gptq_weight(
+    scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor
+) -> QuantizedWeight:
     """Rounds a weight [out,in] so that the layer's output changes little.
 
     scheme: one with a block size. factor: `inverse_factor` of the layer's Hessian.
     """
     with one_thread():
-        parts = [_gptq_outputs(scheme, outputs, factor) for outputs in torch.split(weight, OUTPUTS_PER_BATCH)]
+        parts = [
+            _gptq_outputs(scheme, outputs, factor)
+            for outputs in torch.split(weight, OUTPUTS_PER_BATCH)
+        ]
     data, scales, zero_points = (torch.cat([part[i] for part in parts]) for i in range(3))
     return QuantizedWeight(scheme, data, scales, zero_points if scheme.zero_points else None)
 

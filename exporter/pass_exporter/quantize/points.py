@@ -1,7 +1,9 @@
-"""The quantization points of a decoder: the inputs of its linear layers. Layers with the same input share its scale.
+"""The quantization points of a decoder: the inputs of its linear layers. Layers with the same input
+share its scale.
 
-A decoder layer has four points in every family: the inputs of attention and of its output projection, and the inputs
-of the MLP and of its down projection. Layers are named as in `model.adapter.linear_layers`.
+A decoder layer has four points in every family: the inputs of attention and of its output
+projection, and the inputs of the MLP and of its down projection. Layers are named as in
+`model.adapter.linear_layers`.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from pass_exporter.quantize.spec import PointKind
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """Outputs start .. start+count-1 of the layer `name`, which determine the channels of another layer's input.
+    """Outputs start .. start+count-1 of the layer `name`, which determine the channels of another
+    layer's input.
 
-    o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs appears `repeats` times
-    in the input, because all query heads of a group read the same V head.
+    o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs
+    appears `repeats` times in the input, because all query heads of a group read the same V head.
     """
 
     name: str
@@ -36,7 +39,8 @@ class QuantPoint:
     """A tensor [...,in] that linear layers read.
 
     readers: the names of all layers that read it.
-    producer: the norm or the layer outputs that compute the tensor and can be scaled by channel; None if neither can.
+    producer: the norm or the layer outputs that compute the tensor and can be scaled by channel;
+    None if neither can.
     """
 
     kind: PointKind
@@ -47,17 +51,27 @@ class QuantPoint:
 def find_points(model: PreTrainedModel) -> list[QuantPoint]:
     """Returns all points, in the order of the forward pass."""
     layers = enumerate(model.model.layers)
-    return [point for index, layer in layers for point in _layer_points(model, f"layers.{index}", layer)]
+    return [
+        point for index, layer in layers for point in _layer_points(model, f"layers.{index}", layer)
+    ]
 
 
 def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[QuantPoint]:
-    before_attention = getattr(layer, "input_layernorm", None)  # OLMo2 has its norms after attention and MLP instead.
+    before_attention = getattr(
+        layer, "input_layernorm", None
+    )  # OLMo2 has its norms after attention and MLP instead.
     before_mlp = None if before_attention is None else layer.post_attention_layernorm
-    before_mlp = getattr(layer, "pre_feedforward_layernorm", before_mlp)  # Gemma3 has norms on both sides.
+    before_mlp = getattr(
+        layer, "pre_feedforward_layernorm", before_mlp
+    )  # Gemma3 has norms on both sides.
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    parts: tuple[str, ...] = ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+    parts: tuple[str, ...] = (
+        ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+    )
     values = _v_outputs(model, layer.self_attn, f"{attention}.{parts[-1]}")
-    yield QuantPoint("attention_in", tuple(f"{attention}.{part}" for part in parts), before_attention)
+    yield QuantPoint(
+        "attention_in", tuple(f"{attention}.{part}" for part in parts), before_attention
+    )
     yield QuantPoint("attention_out", (f"{attention}.o_proj",), values)
     fused = hasattr(layer.mlp, "gate_up_proj")  # Phi3 fuses gate and up, as well as q, k and v.
     parts = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
@@ -68,7 +82,8 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
 
 
 def _v_outputs(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
-    """The outputs of the layer `name` that are V: the last ones if the layer computes Q and K as well."""
+    """The outputs of the layer `name` that are V: the last ones if the layer computes Q and K as
+    well."""
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     head_dim = attention.o_proj.in_features // heads
     count = kv_heads * head_dim

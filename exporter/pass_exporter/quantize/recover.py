@@ -1,7 +1,8 @@
 """Recovers the codes, scales and offsets of GGUF's Q4_0, Q4_1 and Q8_0 from the dequantized values.
 
-A value is an integer code times a scale, which the file holds in float16; Q4_1 adds the block's minimum. For each block
-several scales are tried, the likeliest first, until one reproduces all values (within TOLERANCES).
+A value is an integer code times a scale, which the file holds in float16; Q4_1 adds the block's
+minimum. For each block several scales are tried, the likeliest first, until one reproduces all
+values (within TOLERANCES).
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from pass_exporter.quantize.spec import INT8, MAX_UNSIGNED_CODE, WeightScheme
 BLOCK_SIZE = 32
 UINT4 = WeightScheme("int4", BLOCK_SIZE, zero_points=True)
 PROBE_OUTPUTS = 8
-"""Outputs of a weight that are tried first. A format that does not fit them is rejected without trying the rest."""
+"""Outputs of a weight that are tried first. A format that does not fit them is rejected without
+trying the rest."""
 TOLERANCES = {torch.float32: (0.0,), torch.float16: (0.0, 2**-10), torch.bfloat16: (2**-6,)}
-"""By the model's dtype, the accepted errors of a value relative to the largest of its block, tried in turn. fp32 holds
-the file's values. fp16 rounds them, sometimes to a value that no float16 scale gives. bf16 has fewer bits than the
-file's scales."""
+"""By the model's dtype, the accepted errors of a value relative to the largest of its block, tried
+in turn. fp32 holds the file's values. fp16 rounds them, sometimes to a value that no float16 scale
+gives. bf16 has fewer bits than the file's scales."""
 
 Fitted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scale, zero point and offset, float32 [blocks,1]: a value is (code - zero point) * scale + offset."""
+"""Scale, zero point and offset, float32 [blocks,1]: a value is (code - zero point) * scale +
+offset."""
 Guess = Callable[[torch.Tensor], Fitted]
-"""Computes parameters for blocks [blocks,BLOCK_SIZE] under one assumption of how their scale was chosen."""
+"""Computes parameters for blocks [blocks,BLOCK_SIZE] under one assumption of how their scale was
+chosen."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class _Format:
 
 
 def recover(weight: torch.Tensor) -> QuantizedWeight | None:
-    """Returns the codes of a weight [out,in] that was dequantized from one of FORMATS; None if none fits."""
+    """Returns the codes of a weight [out,in] that was dequantized from one of FORMATS; None if none
+    fits."""
     for form in FORMATS:
         if _solve(form, weight[:PROBE_OUTPUTS]) is None:
             continue
@@ -58,9 +63,15 @@ def recover(weight: torch.Tensor) -> QuantizedWeight | None:
 
 def _joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
     def joined(name: str) -> torch.Tensor | None:
-        return None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
+        return (
+            None
+            if getattr(parts[0], name) is None
+            else torch.cat([getattr(part, name) for part in parts])
+        )
 
-    data, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("data", "scales"))
+    data, scales = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("data", "scales")
+    )
     return QuantizedWeight(parts[0].scheme, data, scales, joined("zero_points"), joined("offsets"))
 
 
@@ -73,13 +84,17 @@ def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
     ):
         return None
     unsolved, rest, answer = torch.arange(len(blocks)), blocks, None  # rest: the blocks `unsolved`
-    for tolerance, guess in ((tolerance, guess) for tolerance in TOLERANCES[weight.dtype] for guess in form.guesses()):
+    for tolerance, guess in (
+        (tolerance, guess) for tolerance in TOLERANCES[weight.dtype] for guess in form.guesses()
+    ):
         scale, zero, offset = guess(rest)
         scale, offset = _in_dtype(scale, weight.dtype), _in_dtype(offset, weight.dtype)
         least, most = (0, MAX_UNSIGNED_CODE["int4"]) if scheme.zero_points else (-128, 127)
         codes = (rest - offset).div_(scale).add_(zero).round_().clamp_(least, most)
         error = _in_dtype((codes - zero) * scale + offset, weight.dtype).sub_(rest).abs_()
-        solved = (error.amax(-1, keepdim=True) <= tolerance * rest.abs().amax(-1, keepdim=True)).flatten()
+        solved = (
+            error.amax(-1, keepdim=True) <= tolerance * rest.abs().amax(-1, keepdim=True)
+        ).flatten()
         if answer is None:
             answer = [codes, scale, zero, offset]  # The first guess solves most blocks.
         else:
@@ -115,18 +130,21 @@ def _max_distinct(blocks: torch.Tensor) -> int:
 
 
 def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
-    """`size` divided by `steps`, rounded to float16 and moved by `nudge` float16 values; 1 for a block of zeros."""
+    """`size` divided by `steps`, rounded to float16 and moved by `nudge` float16 values; 1 for a
+    block of zeros."""
     scale = (size / steps).half()
     scale = (scale.view(torch.int16) + nudge).view(torch.float16).float()
     return torch.where((size > 0) & (scale > 0), scale, 1)
 
 
 NUDGES = (0, 1, -1, 2, -2)
-"""A quantizer's scale can be so many float16 values from the one computed here, because of its own rounding."""
+"""A quantizer's scale can be so many float16 values from the one computed here, because of its own
+rounding."""
 
 
 def _q4_0() -> Iterator[Guess]:
-    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of zero has 8 codes, the other side has 7.
+    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of zero has 8 codes, the other
+    side has 7.
 
     A quantizer may have chosen a larger scale, so fewer steps are tried as well.
     """
@@ -140,19 +158,25 @@ def _q4_0() -> Iterator[Guess]:
 
 
 def _q8_0() -> Iterator[Guess]:
-    """Guesses for Q8_0: the largest magnitude is 127 steps, or another number if a quantizer chose another scale."""
+    """Guesses for Q8_0: the largest magnitude is 127 steps, or another number if a quantizer chose
+    another scale."""
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
         scale = _scale(blocks.abs().amax(-1, keepdim=True), steps, nudge)
         return scale, torch.zeros_like(scale), torch.zeros_like(scale)
 
-    return (partial(guess, steps, nudge) for steps, nudge in product((127, 128, *range(126, 0, -1)), NUDGES))
+    return (
+        partial(guess, steps, nudge)
+        for steps, nudge in product((127, 128, *range(126, 0, -1)), NUDGES)
+    )
 
 
 def _q4_1() -> Iterator[Guess]:
-    """Guesses for Q4_1: the least value has code 0 and the largest code 15; then all other pairs of codes.
+    """Guesses for Q4_1: the least value has code 0 and the largest code 15; then all other pairs of
+    codes.
 
-    Each is tried with the zero point that makes the offset small, and with zero point 0: a small offset may be inexact.
+    Each is tried with the zero point that makes the offset small, and with zero point 0: a small
+    offset may be inexact.
     """
 
     def guess(first: int, last: int, nudge: int, centred: bool, blocks: torch.Tensor) -> Fitted:
@@ -162,7 +186,9 @@ def _q4_1() -> Iterator[Guess]:
         zero = (-minimum / scale).round_().clamp_(0, 15) if centred else torch.zeros_like(scale)
         return scale, zero, minimum + zero * scale
 
-    ends = sorted(((i, j) for i in range(16) for j in range(i + 1, 16)), key=lambda pair: pair[0] - pair[1])
+    ends = sorted(
+        ((i, j) for i in range(16) for j in range(i + 1, 16)), key=lambda pair: pair[0] - pair[1]
+    )
     tries = product(ends, NUDGES, (True, False))
     return (partial(guess, first, last, nudge, centred) for (first, last), nudge, centred in tries)
 

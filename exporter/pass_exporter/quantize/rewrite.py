@@ -1,9 +1,11 @@
-"""Rewrites the trunk's MatMuls of quantized weights: DequantizeLinear of the codes replaces each weight.
+"""Rewrites the trunk's MatMuls of quantized weights: DequantizeLinear of the codes replaces each
+weight.
 
-Some weights are scale * code + offset, with a scale and an offset for each block of inputs (`QuantizedWeight`), which
-DequantizeLinear does not compute. An offset is multiplied with every input of its block alike, so the product of a row
-x with such a weight has two parts: x times scale * code, and for each block the *block sum*, the sum of x over the
-inputs of the block, times the offset. Weights that read the same rows share their block sums.
+Some weights are scale * code + offset, with a scale and an offset for each block of inputs
+(`QuantizedWeight`), which DequantizeLinear does not compute. An offset is multiplied with every
+input of its block alike, so the product of a row x with such a weight has two parts: x times scale
+* code, and for each block the *block sum*, the sum of x over the inputs of the block, times the
+offset. Weights that read the same rows share their block sums.
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ ZERO_POINT = "activation.zero_point"
 """Name of the initializer that all activations share as their zero point: 0, int8."""
 
 MIN_SUM_COLUMNS = 16
-"""The fewest columns of block sums. So the constants of several inputs stay apart: ONNX Runtime merges equal ones of
-up to 8 numbers, and does not fuse a product whose constant has several readers."""
+"""The fewest columns of block sums. So the constants of several inputs stay apart: ONNX Runtime
+merges equal ones of up to 8 numbers, and does not fuse a product whose constant has several
+readers."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Makes every MatMul of a quantized weight read codes, and rounded rows if its input has a static scale.
+    """Makes every MatMul of a quantized weight read codes, and rounded rows if its input has a
+    static scale.
 
     The codes are transposed and packed only when the graph is saved.
     """
@@ -56,21 +60,33 @@ def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedMode
 
 
 class _Rewriter:
-    """Rewrites MatMuls in a graph. Those that read the same rows share the rounded rows and the block sums."""
+    """Rewrites MatMuls in a graph. Those that read the same rows share the rounded rows and the
+    block sums."""
 
     def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
         self._graph, self._quantized = graph, quantized
         self._rounded: dict[ir.Value, ir.Value] = {}
         self._sums: dict[ir.Value, ir.Value] = {}
 
-    def replace(self, node: ir.Node, weight: ir.Value, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> None:
-        """Rewrites `node`, the product of rows and `weight`. parts: the codes of the model's weights `names` in it."""
+    def replace(
+        self,
+        node: ir.Node,
+        weight: ir.Value,
+        names: Sequence[str],
+        parts: Sequence[QuantizedWeight],
+    ) -> None:
+        """Rewrites `node`, the product of rows and `weight`. parts: the codes of the model's
+        weights `names` in it."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
-        node.replace_input_with(1, self._dequantized(node, weight, parts, self._quantized.columns.get(names[0])))
+        node.replace_input_with(
+            1, self._dequantized(node, weight, parts, self._quantized.columns.get(names[0]))
+        )
         if scale is not None:
             if rows not in self._rounded:
-                self._rounded[rows] = self._rounded_rows(node, names[0], np.array(scale, weight.dtype.numpy()))
+                self._rounded[rows] = self._rounded_rows(
+                    node, names[0], np.array(scale, weight.dtype.numpy())
+                )
             node.replace_input_with(0, self._rounded[rows])
         if parts[0].offsets is not None:
             if rows not in self._sums:
@@ -80,7 +96,8 @@ class _Rewriter:
             self._graph.initializers.pop(str(weight.name))
 
     def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
-        """The input rows of `node`, rounded by QuantizeLinear (int8, zero point 0) and DequantizeLinear.
+        """The input rows of `node`, rounded by QuantizeLinear (int8, zero point 0) and
+        DequantizeLinear.
 
         weight: the model's name of the weight that multiplies them.
         """
@@ -100,8 +117,11 @@ class _Rewriter:
         self._graph.insert_before(node, [codes, dequantized])
         return dequantized.outputs[0]
 
-    def _split(self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]) -> ir.Value:
-        """The columns (see quantize/columns.py) of the input rows of `node`, before they are rounded."""
+    def _split(
+        self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]
+    ) -> ir.Value:
+        """The columns (see quantize/columns.py) of the input rows of `node`, before they are
+        rounded."""
         rows, channels = node.inputs[0], columns.channels.numpy()
         shape = None if rows is None else rows.shape
         assert rows is not None and shape is not None
@@ -110,7 +130,10 @@ class _Rewriter:
         def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
             made.append(ir.node(op, values, attributes))
             found = made[-1].outputs[0]
-            found.shape, found.dtype = ir.Shape([*shape[:-1], len(channels)]), ir.DataType.from_numpy(dtype)
+            found.shape, found.dtype = (
+                ir.Shape([*shape[:-1], len(channels)]),
+                ir.DataType.from_numpy(dtype),
+            )
             return found
 
         def constant(name: str, array: npt.NDArray[Any]) -> ir.Value:
@@ -123,21 +146,33 @@ class _Rewriter:
         return found
 
     def _dequantized(
-        self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight], columns: ColumnSplit | None
+        self,
+        node: ir.Node,
+        weight: ir.Value,
+        parts: Sequence[QuantizedWeight],
+        columns: ColumnSplit | None,
     ) -> ir.Value:
-        """The weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if `columns` has n columns."""
+        """The weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if
+        `columns` has n columns."""
         scheme = parts[0].scheme
-        assert all(part.scheme == scheme for part in parts), f"{weight.name} has more than one scheme"
+        assert all(part.scheme == scheme for part in parts), (
+            f"{weight.name} has more than one scheme"
+        )
         channels = slice(None) if columns is None else columns.channels
         inputs = parts[0].inputs if columns is None else len(columns.channels)
         outputs = sum(len(part.data) for part in parts)
-        kind, name = DATA_TYPES[scheme.code_type, scheme.zero_points], f"{weight.name}.{scheme.code_type}"
+        kind, name = (
+            DATA_TYPES[scheme.code_type, scheme.zero_points],
+            f"{weight.name}.{scheme.code_type}",
+        )
         dtype, size = weight.dtype, scheme.block_size
         assert dtype is not None
         blocks = (outputs,) if size is None else (inputs // size, outputs)
 
         def codes() -> ir.TensorProtocol:
-            return _tensor(torch.cat([part.codes()[:, channels] for part in parts]), kind, (inputs, outputs))
+            return _tensor(
+                torch.cat([part.codes()[:, channels] for part in parts]), kind, (inputs, outputs)
+            )
 
         def scales() -> ir.TensorProtocol:
             return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)
@@ -152,17 +187,21 @@ class _Rewriter:
             operands.append(self._lazy_initializer(f"{name}.zero_point", kind, blocks, zero_points))
         layout = {"axis": 1} if size is None else {"axis": 0, "block_size": size}
         dequantized = ir.node("DequantizeLinear", operands, layout)
-        dequantized.outputs[0].shape, dequantized.outputs[0].dtype = ir.Shape((inputs, outputs)), dtype
+        dequantized.outputs[0].shape, dequantized.outputs[0].dtype = (
+            ir.Shape((inputs, outputs)),
+            dtype,
+        )
         self._graph.insert_before(node, dequantized)
         return dequantized.outputs[0]
 
     def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
-        """The block sums of the input rows [...,in] of `node`: [...,sums]. There may be fewer blocks than sums; the
-        sums after the last block are 0.
+        """The block sums of the input rows [...,in] of `node`: [...,sums]. There may be fewer
+        blocks than sums; the sums after the last block are 0.
 
-        They are a product with a matrix that has ones at the inputs of a block, in int4: ONNX Runtime rounds the rows
-        of a product with codes to 8 bits, in `node` too, and both products must be of the same rounded rows. Rows of
-        each product have their own matrix, because ONNX Runtime does not fuse a DequantizeLinear with several readers.
+        They are a product with a matrix that has ones at the inputs of a block, in int4: ONNX
+        Runtime rounds the rows of a product with codes to 8 bits, in `node` too, and both products
+        must be of the same rounded rows. Rows of each product have their own matrix, because ONNX
+        Runtime does not fuse a DequantizeLinear with several readers.
         """
         rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sum_columns(packed)
         assert rows is not None and rows.dtype is not None
@@ -172,7 +211,9 @@ class _Rewriter:
         shape, by_block = (packed.inputs, sums), (blocks, sums)
         operands = [
             self._lazy_initializer(name, kind, shape, lambda: _tensor(ones, kind, shape)),
-            self._lazy_initializer(f"{name}.scale", dtype, by_block, lambda: _tensor(scales, dtype, by_block)),
+            self._lazy_initializer(
+                f"{name}.scale", dtype, by_block, lambda: _tensor(scales, dtype, by_block)
+            ),
         ]
         dequantized = ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": size})
         dequantized.outputs[0].shape, dequantized.outputs[0].dtype = ir.Shape(shape), dtype
@@ -181,17 +222,25 @@ class _Rewriter:
         self._graph.insert_before(node, [dequantized, product])
         return product.outputs[0]
 
-    def _add_offsets(self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> None:
-        """Turn `node` into the sum of two products: rows by scaled codes, and block sums by offsets."""
+    def _add_offsets(
+        self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]
+    ) -> None:
+        """Turn `node` into the sum of two products: rows by scaled codes, and block sums by
+        offsets."""
         dtype, shape = weight.dtype, (_sum_columns(parts[0]), sum(len(part.data) for part in parts))
         assert dtype is not None
 
         def offsets() -> ir.TensorProtocol:
             stacked = torch.cat([part.offsets for part in parts if part.offsets is not None])
-            return _tensor(torch.nn.functional.pad(stacked, (0, shape[0] - stacked.shape[1])), dtype, shape)
+            return _tensor(
+                torch.nn.functional.pad(stacked, (0, shape[0] - stacked.shape[1])), dtype, shape
+            )
 
         product = ir.node("MatMul", list(node.inputs))
-        of_offsets = ir.node("MatMul", [sums, self._lazy_initializer(f"{weight.name}.offsets", dtype, shape, offsets)])
+        of_offsets = ir.node(
+            "MatMul",
+            [sums, self._lazy_initializer(f"{weight.name}.offsets", dtype, shape, offsets)],
+        )
         for made in (product, of_offsets):
             made.outputs[0].dtype = dtype
         self._graph.insert_before(node, [product, of_offsets])
@@ -200,12 +249,19 @@ class _Rewriter:
         node.replace_input_with(1, of_offsets.outputs[0])
 
     def _lazy_initializer(
-        self, name: str, dtype: ir.DataType, shape: tuple[int, ...], compute: Callable[[], ir.TensorProtocol]
+        self,
+        name: str,
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+        compute: Callable[[], ir.TensorProtocol],
     ) -> ir.Value:
-        """The initializer with this name, added if there is none. It is computed only when the graph is saved."""
+        """The initializer with this name, added if there is none. It is computed only when the
+        graph is saved."""
         if name not in self._graph.initializers:
             value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-            value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
+            value.const_value = ir.LazyTensor(
+                compute, dtype=dtype, shape=ir.Shape(shape), name=name
+            )
             self._graph.register_initializer(value)
         return self._graph.initializers[name]
 

@@ -16,9 +16,10 @@ CHUNK_ELEMENTS = 1 << 17
 class QuantizedWeight:
     """A weight [out,in] as codes.
 
-    data: the codes: int8 or float8 [out,in]; uint8 [out,in] if there are zero points; for int4 uint8 [out,in/2] with
-    two codes per byte, the first in the lower half.
-    scales, offsets [out,blocks] in the model's dtype: an offset is added to all values of its block.
+    data: the codes: int8 or float8 [out,in]; uint8 [out,in] if there are zero points; for int4
+    uint8 [out,in/2] with two codes per byte, the first in the lower half.
+    scales, offsets [out,blocks] in the model's dtype: an offset is added to all values of its
+    block.
     zero_points: uint8 [out,blocks].
     """
 
@@ -60,7 +61,8 @@ class QuantizedWeight:
 
 
 def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
-    """Rounds `weight` [out,in], in any float dtype, to the nearest codes. `in` must be a multiple of the block size."""
+    """Rounds `weight` [out,in], in any float dtype, to the nearest codes. `in` must be a multiple
+    of the block size."""
     parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
     data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
@@ -73,18 +75,27 @@ def chunks(outputs: int, inputs: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, outputs, step)]
 
 
-def _round(scheme: WeightScheme, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounds some outputs of a weight. Returns data, scales and zero points (0 in a symmetric scheme)."""
-    blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])  # [out,blocks,block]
+def _round(
+    scheme: WeightScheme, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rounds some outputs of a weight. Returns data, scales and zero points (0 in a symmetric
+    scheme)."""
+    blocks = weight.float().reshape(
+        len(weight), -1, scheme.block_size or weight.shape[1]
+    )  # [out,blocks,block]
     scale, zero = choose_scales(scheme, blocks, weight.dtype)
     codes = nearest(scheme, blocks, scale, zero).flatten(1)
     return pack(scheme, codes), scale[..., 0].to(weight.dtype), zero[..., 0].to(torch.uint8)
 
 
 def choose_scales(
-    scheme: WeightScheme, blocks: torch.Tensor, dtype: torch.dtype, importance: torch.Tensor | None = None
+    scheme: WeightScheme,
+    blocks: torch.Tensor,
+    dtype: torch.dtype,
+    importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks [...,block].
+    """Chooses scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks
+    [...,block].
 
     importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
     """
@@ -93,15 +104,23 @@ def choose_scales(
     if len(tried) > 1:
         least_error = torch.full_like(scale, torch.inf)
         for new_scale, new_zero in tried:
-            error = ((nearest(scheme, blocks, new_scale, new_zero) - new_zero) * new_scale - blocks).square_()
-            error = error.sum(-1, keepdim=True) if importance is None else (error @ importance)[..., None]
+            error = (
+                (nearest(scheme, blocks, new_scale, new_zero) - new_zero) * new_scale - blocks
+            ).square_()
+            error = (
+                error.sum(-1, keepdim=True)
+                if importance is None
+                else (error @ importance)[..., None]
+            )
             better = error < least_error
             least_error = torch.where(better, error, least_error)
             scale, zero = torch.where(better, new_scale, scale), torch.where(better, new_zero, zero)
     return scale, zero
 
 
-def nearest(scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+def nearest(
+    scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+) -> torch.Tensor:
     """The codes nearest to values [...,n], as float32. scale, zero: [...,1]."""
     codes = values / scale
     if scheme.code_type == "fp8":
@@ -117,7 +136,10 @@ def _covering(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales and zero points whose codes cover each block's range times `factor`."""
     if not scheme.zero_points:
-        scale = _stored(blocks.abs().amax(-1, keepdim=True) * (factor / MAX_SIGNED_CODE[scheme.code_type]), dtype)
+        scale = _stored(
+            blocks.abs().amax(-1, keepdim=True) * (factor / MAX_SIGNED_CODE[scheme.code_type]),
+            dtype,
+        )
         return scale, torch.zeros_like(scale)
     levels = MAX_UNSIGNED_CODE[scheme.code_type]
     low, high = (getattr(torch, end)(blocks, -1, keepdim=True) for end in ("amin", "amax"))

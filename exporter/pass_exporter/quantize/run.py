@@ -1,4 +1,5 @@
-"""Quantizes a loaded model by a spec, and runs calibration text through it if the spec needs that."""
+"""Quantizes a loaded model by a spec, and runs calibration text through it if the spec needs
+that."""
 
 from __future__ import annotations
 
@@ -26,9 +27,14 @@ OWN_TEXT, FILE_TEXT = "the model's own text", "a file"
 
 
 def quantize(
-    loaded: LoadedModel, lookahead: Lookahead, spec: QuantSpec, calibration: str | None, progress: Progress
+    loaded: LoadedModel,
+    lookahead: Lookahead,
+    spec: QuantSpec,
+    calibration: str | None,
+    progress: Progress,
 ) -> QuantizedModel:
-    """Quantizes the model and the adapter in place. calibration: the text; None if the model writes its own."""
+    """Quantizes the model and the adapter in place. calibration: the text; None if the model writes
+    its own."""
     model, quantized = loaded.model, QuantizedModel(spec)
     ids = _calibration_ids(loaded, calibration, progress) if spec.reads_text else None
     if ids is not None:
@@ -41,7 +47,9 @@ def quantize(
             quantized.activations = {weight_name(layer): scale for layer, scale in scales.items()}
             quantized.activations[head] = columns.scale
             adapted = () if lookahead.adapter is None else lookahead.adapter.names
-            quantized.activations |= {factor_name("lora_A", i): scales[n] for i, n in enumerate(adapted) if n in scales}
+            quantized.activations |= {
+                factor_name("lora_A", i): scales[n] for i, n in enumerate(adapted) if n in scales
+            }
     step = progress.phase("quantizing")
     rounded = {}
     if spec.keeps_source:
@@ -55,7 +63,8 @@ def quantize(
 
 @contextmanager
 def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
-    """Yields [in]: the largest magnitude of each input channel of the LM head, over all text run within the block."""
+    """Yields [in]: the largest magnitude of each input channel of the LM head, over all text run
+    within the block."""
     maxima = torch.zeros(model.config.hidden_size)
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
@@ -77,17 +86,29 @@ def _calibration_ids(loaded: LoadedModel, text: str | None, progress: Progress) 
 
 
 def _calibrate(
-    loaded: LoadedModel, lookahead: Lookahead, spec: QuantSpec, ids: torch.Tensor, progress: Progress
+    loaded: LoadedModel,
+    lookahead: Lookahead,
+    spec: QuantSpec,
+    ids: torch.Tensor,
+    progress: Progress,
 ) -> dict[str, float]:
-    """Applies SmoothQuant to the model, and returns the static scale of each layer's input by layer.
+    """Applies SmoothQuant to the model, and returns the static scale of each layer's input by
+    layer.
 
-    Channel maxima are measured on one half of the text and scales on the other: scales chosen on the same text would
-    be too small for rare large values of other text.
+    Channel maxima are measured on one half of the text and scales on the other: scales chosen on
+    the same text would be too small for rare large values of other text.
     """
     model, points, activations = loaded.model, find_points(loaded.model), spec.activations
     assert activations is not None and spec.scheme is not None
     maxima = channel_maxima(model, points, ids[::2], progress.phase("calibrating: channels"))
     maxima = smooth(model, lookahead.adapter, maxima, activations.exponent)
-    found = static_scales(model, maxima, spec.scheme, ids[1::2], progress.phase("calibrating: scales"))
+    found = static_scales(
+        model, maxima, spec.scheme, ids[1::2], progress.phase("calibrating: scales")
+    )
     left_out = set(too_costly(found, activations.budget))
-    return {name: static.scale for point, static in found.items() if point not in left_out for name in point.readers}
+    return {
+        name: static.scale
+        for point, static in found.items()
+        if point not in left_out
+        for name in point.readers
+    }

@@ -1,6 +1,6 @@
-"""SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): divides channels of large activations by a factor in the layer that
-produces them, and multiplies the weights that read them. The model's results stay, and its channels have similar
-magnitudes, so 8-bit activations lose less.
+"""SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): divides channels of large activations by a
+factor in the layer that produces them, and multiplies the weights that read them. The model's
+results stay, and its channels have similar magnitudes, so 8-bit activations lose less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.quantize.points import LayerOutputs, QuantPoint
 
 MIN_MAGNITUDE = 1e-5
-"""A channel gets no factor if its largest activation or weight is below this: it has no effect on the output."""
+"""A channel gets no factor if its largest activation or weight is below this: it has no effect on
+the output."""
 
 
 def smooth(
@@ -24,20 +25,25 @@ def smooth(
     maxima: Mapping[QuantPoint, torch.Tensor],
     exponent: float,
 ) -> dict[QuantPoint, torch.Tensor]:
-    """Moves factors from activations to weights, in place, at every point with a producer. Returns the new maxima.
+    """Moves factors from activations to weights, in place, at every point with a producer. Returns
+    the new maxima.
 
-    maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent / weight^(1-exponent);
-    weight is the largest magnitude of its weights in all readers.
+    maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent /
+    weight^(1-exponent); weight is the largest magnitude of its weights in all readers.
     """
     layers, factors, after = linear_layers(model), _factors(adapter), dict(maxima)
     for point, magnitude in maxima.items():
         producer = point.producer
         if producer is None:
             continue
-        weights = torch.stack([layers[name].weight.float().abs().amax(0) for name in point.readers]).amax(0)
+        weights = torch.stack(
+            [layers[name].weight.float().abs().amax(0) for name in point.readers]
+        ).amax(0)
         if isinstance(producer, LayerOutputs):
             magnitude, weights = (_by_output(producer, values) for values in (magnitude, weights))
-        divisor = magnitude.clamp(min=MIN_MAGNITUDE) ** exponent / weights.clamp(min=MIN_MAGNITUDE) ** (1 - exponent)
+        divisor = magnitude.clamp(min=MIN_MAGNITUDE) ** exponent / weights.clamp(
+            min=MIN_MAGNITUDE
+        ) ** (1 - exponent)
         divisor = torch.where((magnitude > MIN_MAGNITUDE) & (weights > MIN_MAGNITUDE), divisor, 1)
         if isinstance(producer, LayerOutputs):
             _divide_outputs(layers[producer.name], factors.get(producer.name), producer, divisor)
@@ -65,8 +71,11 @@ def _by_output(outputs: LayerOutputs, channels: torch.Tensor) -> torch.Tensor:
 
 
 def _divide_norm(norm: Any, divisor: torch.Tensor) -> torch.Tensor:
-    """Divides the norm's weight. Returns the divisor in effect, which differs by rounding to the weight's dtype."""
-    offset = 1.0 if type(norm).__name__.startswith("Gemma") else 0.0  # Gemma stores an offset from one
+    """Divides the norm's weight. Returns the divisor in effect, which differs by rounding to the
+    weight's dtype."""
+    offset = (
+        1.0 if type(norm).__name__.startswith("Gemma") else 0.0
+    )  # Gemma stores an offset from one
     before = norm.weight.float() + offset
     norm.weight.data = (before / divisor - offset).to(norm.weight.dtype)
     after = norm.weight.float() + offset
@@ -81,7 +90,11 @@ def _divide_outputs(
     divisor: torch.Tensor,
 ) -> None:
     part = slice(outputs.start, outputs.start + outputs.count)
-    tensors = [layer.weight, *([] if layer.bias is None else [layer.bias]), *([] if factors is None else [factors[1]])]
+    tensors = [
+        layer.weight,
+        *([] if layer.bias is None else [layer.bias]),
+        *([] if factors is None else [factors[1]]),
+    ]
     for tensor in tensors:
         by = divisor if tensor.ndim == 1 else divisor[:, None]
         tensor.data[part] = (tensor.data[part].float() / by).to(tensor.dtype)

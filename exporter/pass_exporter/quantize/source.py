@@ -1,8 +1,9 @@
 """`--weights source`: keeps the codes of a GGUF file, in schemes that represent the same values.
 
-Q4_0 is code * scale: int4 with zero points of 7 or 8. Q4_1 is code * scale + minimum: int4 with zero points and offsets
-(`QuantizedWeight.offsets`). Q8_0 is int8. In fp32 every value equals the file's bit for bit; in fp16 it equals the
-file's value rounded to fp16. In bf16 scales and offsets are rounded to 8 significant bits too.
+Q4_0 is code * scale: int4 with zero points of 7 or 8. Q4_1 is code * scale + minimum: int4 with
+zero points and offsets (`QuantizedWeight.offsets`). Q8_0 is int8. In fp32 every value equals the
+file's bit for bit; in fp16 it equals the file's value rounded to fp16. In bf16 scales and offsets
+are rounded to 8 significant bits too.
 """
 
 from __future__ import annotations
@@ -30,19 +31,27 @@ GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 
 
 def check_gguf_types(source: ModelSource) -> None:
-    """Raises PassError if the weights are not in a .gguf file, or a tensor's type is not in GGUF_TYPES."""
+    """Raises PassError if the weights are not in a .gguf file, or a tensor's type is not in
+    GGUF_TYPES."""
     instead = "choose --weights int4 or int8"
     if not source.is_gguf:
-        raise PassError(f"--weights source keeps the codes of a .gguf file, which {source.name} is not: {instead}")
+        raise PassError(
+            f"--weights source keeps the codes of a .gguf file, which {source.name} is not: "
+            f"{instead}"
+        )
     tensors = read_gguf(Path(source.location)).tensors
     kinds = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
     if other := sorted(kinds - set(GGUF_TYPES)):
-        raise PassError(f"--weights source keeps {', '.join(GGUF_TYPES)}; {source.name} has {other[0]}: {instead}")
+        raise PassError(
+            f"--weights source keeps {', '.join(GGUF_TYPES)}; {source.name} has {other[0]}: "
+            f"{instead}"
+        )
 
 
 @torch.no_grad()
 def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, QuantizedWeight]:
-    """Returns the codes of all linear layers by name, "lm_head" included. Sets the model's weights to their values."""
+    """Returns the codes of all linear layers by name, "lm_head" included. Sets the model's weights
+    to their values."""
     modules: dict[str, torch.nn.Module] = {**linear_layers(model), "lm_head": model.lm_head}
     found: dict[str, QuantizedWeight] = {}
     with one_thread():
@@ -51,21 +60,29 @@ def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, Quantized
             if INT8.fits(weights[0].shape[1]):
                 for name, part in zip(names, recover_together(names, weights), strict=True):
                     found[name] = part
-                    modules[name].weight = torch.nn.Parameter(part.dequantized(), requires_grad=False)
+                    modules[name].weight = torch.nn.Parameter(
+                        part.dequantized(), requires_grad=False
+                    )
             step(len(found), len(modules))
     return found
 
 
-def recover_together(names: Sequence[str], weights: Sequence[torch.Tensor]) -> list[QuantizedWeight]:
+def recover_together(
+    names: Sequence[str], weights: Sequence[torch.Tensor]
+) -> list[QuantizedWeight]:
     """Returns the codes of weights [out,in] whose layers read the same tensor.
 
-    The trunk merges such layers into one MatMul, so they get the same scheme (int8 if theirs differ), and all or none
-    of them have offsets. Raises PassError if the codes of a weight are not found.
+    The trunk merges such layers into one MatMul, so they get the same scheme (int8 if theirs
+    differ), and all or none of them have offsets. Raises PassError if the codes of a weight are not
+    found.
     """
     kept = []
     for name, weight in zip(names, weights, strict=True):
         if (found := recover(weight)) is None:
-            raise PassError(f"--weights source cannot recover the codes of {name}: choose --weights int4 or int8")
+            raise PassError(
+                f"--weights source cannot recover the codes of {name}: choose --weights int4 "
+                "or int8"
+            )
         kept.append(found)
     if len({part.scheme for part in kept}) > 1:
         kept = [_in_int8(part) for part in kept]

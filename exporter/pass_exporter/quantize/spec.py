@@ -21,9 +21,12 @@ MAX_UNSIGNED_CODE: dict[CodeType, int] = {"int4": 15, "int8": 255}
 class WeightScheme:
     """How a weight [out,in] is stored: as code * scale, or as (code - zero point) * scale.
 
-    block_size: number of inputs that share a scale and a zero point; None if all inputs of an output share them.
-    zero_points: if True, codes are unsigned and each block has a zero point; otherwise codes are signed and symmetric.
-    shrink_factors: each is tried on the scale that just covers a block; the one with the least squared error is used.
+    block_size: number of inputs that share a scale and a zero point; None if all inputs of an
+    output share them.
+    zero_points: if True, codes are unsigned and each block has a zero point; otherwise codes are
+    signed and symmetric.
+    shrink_factors: each is tried on the scale that just covers a block; the one with the least
+    squared error is used.
     """
 
     code_type: CodeType
@@ -32,7 +35,8 @@ class WeightScheme:
     shrink_factors: tuple[float, ...] = (1.0,)
 
     def fits(self, inputs: int) -> bool:
-        """Whether `inputs` is a multiple of the block size. If not, the layer keeps the model's dtype."""
+        """Whether `inputs` is a multiple of the block size. If not, the layer keeps the model's
+        dtype."""
         return self.block_size is None or inputs % self.block_size == 0
 
 
@@ -44,12 +48,14 @@ FP8 = WeightScheme("fp8", block_size=None)
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """Activations in int8, with a static scale for each quantization point and for the LM head's input.
+    """Activations in int8, with a static scale for each quantization point and for the LM head's
+    input.
 
-    exponent: SmoothQuant's alpha. With every layer of SmolLM2 static, calibration estimates a loss of 0.071 nats per
-    token for 0.7, 0.063 for 0.75 and 0.071 for 0.8.
-    budget: the largest accepted loss, in nats per token. Quantization points are left out, the most costly first, until
-    the others fit the budget. The activations of a point that is left out are not rounded.
+    exponent: SmoothQuant's alpha. With every layer of SmolLM2 static, calibration estimates a loss
+    of 0.071 nats per token for 0.7, 0.063 for 0.75 and 0.071 for 0.8.
+    budget: the largest accepted loss, in nats per token. Quantization points are left out, the most
+    costly first, until the others fit the budget. The activations of a point that is left out are
+    not rounded.
     left_out_weights: the scheme of the weights that read such a point.
     """
 
@@ -67,15 +73,17 @@ class QuantSpec:
 
     scheme: for the decoder's layers.
     lm_head: for the LM head.
-    adapter: for both factors of a look-ahead adapter. A factor that shares its input, and so its static scale, with a
-    layer gets that layer's scheme instead.
+    adapter: for both factors of a look-ahead adapter. A factor that shares its input, and so its
+    static scale, with a layer gets that layer's scheme instead.
     activations: static int8 activations; None if the runtime chooses their precision.
-    attention_in: for q, k and v; None means `scheme`. Errors of V reach the attention output undiminished, so it can
-    need more bits (llama.cpp gives it more as well).
+    attention_in: for q, k and v; None means `scheme`. Errors of V reach the attention output
+    undiminished, so it can need more bits (llama.cpp gives it more as well).
     gptq: round weights by GPTQ, which runs text through the model (see quantize/gptq.py).
-    keeps_source: layers keep the codes of a GGUF file (see quantize/source.py); `scheme` and `lm_head` do not apply.
-    rounds_activations: the runtime's kernels round activations to 8 bits. A difference in the last bit of a float can
-    then change a code by one, so windows of all widths must agree bit for bit (see trunk/pad_queries.py).
+    keeps_source: layers keep the codes of a GGUF file (see quantize/source.py); `scheme` and
+    `lm_head` do not apply.
+    rounds_activations: the runtime's kernels round activations to 8 bits. A difference in the last
+    bit of a float can then change a code by one, so windows of all widths must agree bit for bit
+    (see trunk/pad_queries.py).
     """
 
     name: WeightFormat
@@ -110,7 +118,9 @@ SPECS: dict[str, QuantSpec] = {
         QuantSpec("int4", INT4, INT4, INT8, attention_in=INT8, gptq=True, rounds_activations=True),
         QuantSpec("source", INT8, INT8, INT8, keeps_source=True, rounds_activations=True),
         QuantSpec("fp8", FP8, FP8, INT8),
-        QuantSpec("w8a8", INT8_BY_OUTPUT, INT8_BY_OUTPUT, INT8, STATIC_INT8, rounds_activations=True),
+        QuantSpec(
+            "w8a8", INT8_BY_OUTPUT, INT8_BY_OUTPUT, INT8, STATIC_INT8, rounds_activations=True
+        ),
     )
 }
 """Specs by the name that `--weights` takes."""

@@ -26,7 +26,8 @@ class QuantizedModel:
 
     weights: the codes.
     activations: the static scale of the input of the weight's layer.
-    columns: the transformation of that input, for layers that have one; the codes are of weight * `columns.divisor`.
+    columns: the transformation of that input, for layers that have one; the codes are of weight *
+    `columns.divisor`.
     calibration: OWN_TEXT or FILE_TEXT of quantize/run.py; None if no text was run.
     """
 
@@ -38,10 +39,15 @@ class QuantizedModel:
 
     @property
     def weight_only(self) -> tuple[str, ...]:
-        """The decoder's quantized layers whose input has no static scale; () if spec.activations is None."""
+        """The decoder's quantized layers whose input has no static scale; () if spec.activations is
+        None."""
         if self.spec.activations is None:
             return ()
-        decoder = (name for name in self.weights if name.startswith(DECODER_PREFIX) and name not in self.activations)
+        decoder = (
+            name
+            for name in self.weights
+            if name.startswith(DECODER_PREFIX) and name not in self.activations
+        )
         return tuple(name.removeprefix(DECODER_PREFIX).removesuffix(".weight") for name in decoder)
 
 
@@ -57,7 +63,11 @@ def layer_name(weight: str) -> str | None:
     """The inverse of `weight_name`; None for a weight of neither the decoder nor the LM head."""
     if weight == weight_name("lm_head"):
         return "lm_head"
-    return weight.removeprefix(DECODER_PREFIX).removesuffix(".weight") if weight.startswith(DECODER_PREFIX) else None
+    return (
+        weight.removeprefix(DECODER_PREFIX).removesuffix(".weight")
+        if weight.startswith(DECODER_PREFIX)
+        else None
+    )
 
 
 FactorPart = Literal["lora_A", "lora_B"]
@@ -68,11 +78,14 @@ def factor_name(part: FactorPart, index: int) -> str:
     return f"{ADAPTER_PREFIX}{part}.{index}"
 
 
-def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step) -> None:
-    """Rounds the adapter's factors and the linear layers that `quantized` lacks, and adds their codes to it.
+def quantize_model(
+    model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step
+) -> None:
+    """Rounds the adapter's factors and the linear layers that `quantized` lacks, and adds their
+    codes to it.
 
-    The model's weights are set to the values of their codes. If the LM head's weight is also the embedding table, the
-    LM head gets a copy, so that embeddings stay exact.
+    The model's weights are set to the values of their codes. If the LM head's weight is also the
+    embedding table, the LM head gets a copy, so that embeddings stay exact.
     """
     jobs = [*_layers(model, quantized), *_factors(adapter, quantized)]
     jobs = [job for job in jobs if job[0] not in quantized.weights]
@@ -85,11 +98,15 @@ def quantize_model(model: PreTrainedModel, adapter: Adapter | None, quantized: Q
             step(done + 1, len(jobs))
 
 
-def _rounded(name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: QuantizedModel) -> torch.Tensor:
+def _rounded(
+    name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: QuantizedModel
+) -> torch.Tensor:
     """Adds the codes of a weight to `quantized`, and returns the values that they represent."""
     columns = quantized.columns.get(name)
     divisor = None if columns is None else columns.divisor.to(weight.dtype)
-    found = quantized.weights[name] = round_to(scheme, weight if divisor is None else weight * divisor)
+    found = quantized.weights[name] = round_to(
+        scheme, weight if divisor is None else weight * divisor
+    )
     return found.dequantized() if divisor is None else found.dequantized() / divisor
 
 
@@ -101,7 +118,9 @@ def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
     spec = quantized.spec
     if spec.scheme is not None:
         points = find_points(model) if spec.attention_in is not None else []
-        attention_in = {layer for point in points if point.kind == "attention_in" for layer in point.readers}
+        attention_in = {
+            layer for point in points if point.kind == "attention_in" for layer in point.readers
+        }
         for layer, module in linear_layers(model).items():
             name, scheme = weight_name(layer), spec.scheme
             if spec.attention_in is not None and layer in attention_in:
@@ -116,6 +135,12 @@ def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
 def _factors(adapter: Adapter | None, quantized: QuantizedModel) -> Iterator[Job]:
     spec, parts = quantized.spec, get_args(FactorPart)
     if adapter is not None and spec.adapter is not None:
-        for name, part, index in ((factor_name(p, i), p, i) for p in parts for i in range(len(adapter.names))):
-            scheme = spec.scheme if name in quantized.activations and spec.scheme is not None else spec.adapter
+        for name, part, index in (
+            (factor_name(p, i), p, i) for p in parts for i in range(len(adapter.names))
+        ):
+            scheme = (
+                spec.scheme
+                if name in quantized.activations and spec.scheme is not None
+                else spec.adapter
+            )
             yield name, scheme, getattr(adapter, part), str(index)

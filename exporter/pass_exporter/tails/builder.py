@@ -1,4 +1,5 @@
-"""Parts that the tails of both acceptance rules share: inputs, rows of the window, and the next window."""
+"""Parts that the tails of both acceptance rules share: inputs, rows of the window, and the next
+window."""
 
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ from pass_runtime.bundle.sampling import Sampler
 
 
 class TailBuilder:
-    """Builds the graph of one tail, which follows a pass of `plan` and lays out the window of `plan.next`.
+    """Builds the graph of one tail, which follows a pass of `plan` and lays out the window of
+    `plan.next`.
 
     op: records the nodes. sampler: adds the nodes that draw tokens. head: the draft head, or None.
-    width: Q, the rows of the window; symbolic in a fused tail, which serves windows with any number of look-ahead rows.
+    width: Q, the rows of the window; symbolic in a fused tail, which serves windows with any number
+    of look-ahead rows.
     """
 
-    def __init__(self, name: str, plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None) -> None:
+    def __init__(
+        self, name: str, plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None
+    ) -> None:
         self.op, self.plan, self.vocab_size, self.head = GraphTape(name), plan, vocab_size, head
         self.sampler = SamplerNodes(self.op, sampler, vocab_size)
         self.width: int | str = "width" if plan.is_fused else plan.width
@@ -32,20 +37,30 @@ class TailBuilder:
         return self.op.input("input_ids", np.int64, ["batch", self.width])
 
     def draft_probs(self) -> ir.Value:
-        """[B,D,V] float32, an input of the rejection rule: the distribution that each draft was drawn from."""
-        return self.op.input("draft_probs", np.float32, ["batch", self.plan.drafts, self.vocab_size])
+        """[B,D,V] float32, an input of the rejection rule: the distribution that each draft was
+        drawn from."""
+        return self.op.input(
+            "draft_probs", np.float32, ["batch", self.plan.drafts, self.vocab_size]
+        )
 
     def advance(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing and keeps its length."""
+        """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing and
+        keeps its length."""
         op, active = self.op, self.op.input("active", np.int64, ["batch"])
         count = op("Squeeze", accepted, op.const([1]))
-        count = op("Add", count, active) if not self.plan.drafts else op("Mul", op("Add", count, op.const(1)), active)
+        count = (
+            op("Add", count, active)
+            if not self.plan.drafts
+            else op("Mul", op("Add", count, op.const(1)), active)
+        )
         return count, op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the rows [B,L'] that draft the next window, 0 for no row, and their logits [B,L',V].
+        """Returns the rows [B,L'] that draft the next window, 0 for no row, and their logits
+        [B,L',V].
 
-        accepted [B,1]: the number of accepted drafts; for a tree, the row of the last accepted draft.
+        accepted [B,1]: the number of accepted drafts; for a tree, the row of the last accepted
+        draft.
         """
         op, plan = self.op, self.plan
         if plan.is_fused:
@@ -56,29 +71,37 @@ class TailBuilder:
         rows = op("Gather", table, op("Squeeze", accepted, op.const([1])), axis=0)
         return rows, self.pick_rows(self.logits, rows, width, self.vocab_size)
 
-    def pick_rows(self, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int) -> ir.Value:
-        """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1] on the device.
+    def pick_rows(
+        self, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int
+    ) -> ir.Value:
+        """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1] on
+        the device.
 
         GatherND would do this in one node, but cannot be captured as a CUDA graph.
         """
         op = self.op
         ones = op("Max", op.input("active", np.int64, ["batch"]), op.const(1))
-        slots = op("Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1]))  # [B,1]: 0 .. B-1
+        slots = op(
+            "Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1])
+        )  # [B,1]: 0 .. B-1
         first = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
-        return op("Gather", op("Reshape", values, op.const([-1, size])), op("Add", rows, first), axis=0)
+        return op(
+            "Gather", op("Reshape", values, op.const([-1, size])), op("Add", rows, first), axis=0
+        )
 
     def lookahead_count(self) -> ir.Value:
         """[1] int64: A, the number of look-ahead rows of a fused tail.
 
-        It is a sum of ones, because a shape is on the host, and a tail that multiplies it with tensors on the device
-        cannot be captured as a CUDA graph. Look-ahead ids are above 0.
+        It is a sum of ones, because a shape is on the host, and a tail that multiplies it with
+        tensors on the device cannot be captured as a CUDA graph. Look-ahead ids are above 0.
         """
         op = self.op
         ones = op("Min", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const(1))
         return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
-        """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: used for the batch size only."""
+        """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: used for the batch
+        size only."""
         op = self.op
         if self.plan.is_fused:
             ids = op.input("lookahead_ids", np.int64, ["lookahead_rows"])
@@ -104,7 +127,9 @@ class TailBuilder:
     def is_active(self, axes: list[int]) -> ir.Value:
         """Whether the slot takes part in the pass: [B] bool with `axes` inserted by Unsqueeze."""
         active = self.op.input("active", np.int64, ["batch"])
-        return self.op("Unsqueeze", self.op("Greater", active, self.op.const(0)), self.op.const(axes))
+        return self.op(
+            "Unsqueeze", self.op("Greater", active, self.op.const(0)), self.op.const(axes)
+        )
 
 
 def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
@@ -119,9 +144,10 @@ def count_leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
 
 
 def run_after(op: GraphTape, value: ir.Value, first: ir.Value) -> ir.Value:
-    """Returns `value` from a node that runs after the nodes that compute `first`. Both are integers of one shape.
+    """Returns `value` from a node that runs after the nodes that compute `first`. Both are integers
+    of one shape.
 
-    An output may be written over the memory of an input, so nodes that read this input must run first. ONNX has no edge
-    for order alone, so this adds `first` times zero.
+    An output may be written over the memory of an input, so nodes that read this input must run
+    first. ONNX has no edge for order alone, so this adds `first` times zero.
     """
     return op("Add", value, op("Mul", first, op.const(0)))

@@ -1,10 +1,12 @@
-"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that draft for the next window.
+"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that draft for
+the next window.
 
 A tail with a head has one more input:
 
     hidden         [B,A,H] float32   the trunk's, one row per look-ahead row
 
-The terms without recurrence are computed once for all drafts; the recurrence over drafts is unrolled.
+The terms without recurrence are computed once for all drafts; the recurrence over drafts is
+unrolled.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from pass_runtime.bundle.head import CANDIDATE_BLOCKS, HEAD_PREFIX, HeadArrays, 
 F32 = np.float32
 
 
-def head_drafts(tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, choose: Choose) -> ir.Value:
+def head_drafts(
+    tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, choose: Choose
+) -> ir.Value:
     """The drafts of the next window: token ids [B,D]. Entries whose row is 0 have no meaning.
 
     rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: of these rows.
@@ -47,11 +51,15 @@ def head_drafts(tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Va
 def next_state(
     op: GraphTape, head: HeadArrays, projected: ir.Value, tokens: ir.Value, before: ir.Value | None
 ) -> ir.Value:
-    """The head's states [...,m] after `tokens` [...], each of which follows a state `before` [...,m], or none.
+    """The head's states [...,m] after `tokens` [...], each of which follows a state `before`
+    [...,m], or none.
 
-    projected [...,m]: the part of the states that comes from the look-ahead row, from `projected_rows`.
+    projected [...,m]: the part of the states that comes from the look-ahead row, from
+    `projected_rows`.
     """
-    x = op("Add", projected, op("MatMul", table_rows(op, head, tokens), head_matrix(op, head, "token")))
+    x = op(
+        "Add", projected, op("MatMul", table_rows(op, head, tokens), head_matrix(op, head, "token"))
+    )
     if before is not None:
         x = op("Add", x, op("MatMul", before, head_matrix(op, head, "state")))
     return op("Mul", x, op("Sigmoid", x))
@@ -61,8 +69,9 @@ def next_state(
 class CandidateSubset:
     """C candidates in each of D rows, a part of the vocabulary.
 
-    blocks [B,D,C/8]: the blocks of all their tokens. By row: ids [B,1,C], the first token of every block, then the
-    second of every block, and so on; their logits [B,1,C], and their vectors [B,1,C,r], rows of the head's table.
+    blocks [B,D,C/8]: the blocks of all their tokens. By row: ids [B,1,C], the first token of every
+    block, then the second of every block, and so on; their logits [B,1,C], and their vectors
+    [B,1,C,r], rows of the head's table.
     """
 
     op: GraphTape
@@ -72,9 +81,12 @@ class CandidateSubset:
     vectors: Sequence[ir.Value]
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """The candidates' scores [B,1,C] in row j: logits plus table rows times direction [B,1,1,r]."""
+        """The candidates' scores [B,1,C] in row j: logits plus table rows times direction
+        [B,1,1,r]."""
         op, count = self.op, noise.BLOCK_SIZE * CANDIDATE_BLOCKS
-        products = op("MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1])))  # [B,1,C,1]
+        products = op(
+            "MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1]))
+        )  # [B,1,C,1]
         return op("Add", self.logits[j], op("Reshape", products, op.const([-1, 1, count])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
@@ -89,13 +101,16 @@ class CandidateSubset:
         """scores [B,1,C] -> logits [B,1,V]: minus infinity for tokens that are not candidates."""
         op = self.op
         batch = op("Shape", scores, start=0, end=1)
-        excluded = op("Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([1, vocab_size]), axis=0))
+        excluded = op(
+            "Expand", op.const(-np.inf, F32), op("Concat", batch, op.const([1, vocab_size]), axis=0)
+        )
         return op("ScatterElements", excluded, self.ids[j], scores, axis=2)
 
 
 @dataclass(frozen=True)
 class FullVocabulary:
-    """Every token is a candidate: logits [B,1,V] by row, vectors [V,r]. Methods as in CandidateSubset."""
+    """Every token is a candidate: logits [B,1,V] by row, vectors [V,r]. Methods as in
+    CandidateSubset."""
 
     op: GraphTape
     logits: Sequence[ir.Value]
@@ -115,7 +130,8 @@ class FullVocabulary:
 
 Choices = CandidateSubset | FullVocabulary
 Choose = Callable[[Choices, ir.Value, int], ir.Value]
-"""(the choices, their scores [B,1,C] in a row, the row's index) -> [B,1,1], the id of the one that is drafted."""
+"""(the choices, their scores [B,1,C] in a row, the row's index) -> [B,1,1], the id of the one that
+is drafted."""
 
 
 def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, count: int) -> Choices:
@@ -126,33 +142,48 @@ def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, cou
         return op.split(values, [1] * count, axis=1)
 
     if not has_candidate_subset(vocab_size):
-        # With constant indices ONNX Runtime would fold the Gather and the Cast, and keep a float32 copy of the table.
-        zero = op("Mul", op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])), op.const(0))
+        # With constant indices ONNX Runtime would fold the Gather and the Cast, and keep a float32
+        # copy of the table.
+        zero = op(
+            "Mul",
+            op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])),
+            op.const(0),
+        )
         return FullVocabulary(
-            op, by_row(logits), table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero))
+            op,
+            by_row(logits),
+            table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)),
         )
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
     best = op("ReduceMax", by_block, op.const([2]), keepdims=0)
     _, chosen = op.pair("TopK", best, op.const([CANDIDATE_BLOCKS]), axis=-1, sorted=0)
-    every = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None]))
+    every = op(
+        "Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None])
+    )
     ids = op("Reshape", every, op.const([-1, count, size * CANDIDATE_BLOCKS]))
     picked = op("GatherElements", logits, ids, axis=2)
-    return CandidateSubset(op, chosen, by_row(ids), by_row(picked), by_row(table_rows(op, head, ids)))
+    return CandidateSubset(
+        op, chosen, by_row(ids), by_row(picked), by_row(table_rows(op, head, ids))
+    )
 
 
 def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Value:
-    """[B,D,m]: the head's hidden states of the window's `rows` [B,D], which are look-ahead rows, before the tokens."""
+    """[B,D,m]: the head's hidden states of the window's `rows` [B,D], which are look-ahead rows,
+    before the tokens."""
     op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
     if plan.is_fused:  # Otherwise there is one group, and all its rows draft.
         indices = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
         hidden = tail.pick_rows(hidden, indices, tail.lookahead_count(), size)
-    return op("Add", op("MatMul", hidden, head_matrix(op, head, "hidden")), head_matrix(op, head, "bias"))
+    return op(
+        "Add", op("MatMul", hidden, head_matrix(op, head, "hidden")), head_matrix(op, head, "bias")
+    )
 
 
 def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:
-    """ids [...] -> rows of the table [...,r] float32. It casts after Gather, so that no engine stores a cast table."""
+    """ids [...] -> rows of the table [...,r] float32. It casts after Gather, so that no engine
+    stores a cast table."""
     stored = op("Gather", op.const(head.table, np.float16, f"{HEAD_PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 

@@ -1,13 +1,15 @@
-"""tail.logprobs.onnx: the log-probabilities of emitted tokens, and of the most likely tokens at the same places.
+"""tail.logprobs.onnx: the log-probabilities of emitted tokens, and of the most likely tokens at the
+same places.
 
     logits         [B,R,V] float32   the trunk's, one row per window row
-    emitted        [B,E] int64       the tail's output: token j was drawn from row j, in every plan but trees
+    emitted        [B,E] int64       the tail's output: token j was drawn from row j, but in trees
  -> chosen_logprob [B,E] float32     natural logarithms
     top_ids        [B,E,K] int64     the K = min(20, V) most likely tokens, most likely first
     top_logprobs   [B,E,K] float32
 
-They are the model's own log-probabilities: before temperature and truncation. As in `emitted`, only the first `count`
-entries of a row are valid. `pass_exporter.tails.definitions.token_logprobs` is the definition.
+They are the model's own log-probabilities: before temperature and truncation. As in `emitted`, only
+the first `count` entries of a row are valid. `pass_exporter.tails.definitions.token_logprobs` is
+the definition.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ def build_logprobs(vocab_size: int) -> ir.Model:
     chosen = op("Sub", op("GatherElements", rows, tokens, axis=2), total)
     return op.model(
         {
-            "chosen_logprob": (op("Squeeze", chosen, op.const([2])), np.float32, ["batch", "max_emitted"]),
+            "chosen_logprob": (
+                op("Squeeze", chosen, op.const([2])),
+                np.float32,
+                ["batch", "max_emitted"],
+            ),
             "top_ids": (ids, np.int64, ["batch", "max_emitted", k]),
             "top_logprobs": (op("Sub", values, total), np.float32, ["batch", "max_emitted", k]),
         }

@@ -1,19 +1,21 @@
-"""tail.<plan>.<sampler>.onnx: samples tokens, accepts drafts that equal them, and lays out the next window.
+"""tail.<plan>.<sampler>.onnx: samples tokens, accepts drafts that equal them, and lays out the next
+window.
 
-Contract (B batch, R = Q window rows, A look-ahead rows, D drafts, E = `Plan.max_emitted`, N listed positions; Q'
-and L' are the next plan's width and depth; a tail's graph has only the inputs that it reads):
+Contract (B batch, R = Q window rows, A look-ahead rows, D drafts, E = `Plan.max_emitted`, N listed
+positions; Q' and L' are the next plan's width and depth; a tail's graph has only the inputs that it
+reads):
 
     logits         [B,R,V] float32   the trunk's, one row per window row
     input_ids      [B,Q] int64       the window of this pass
     length         [B] int64         valid KV entries before the pass
     active         [B] int64         1 takes part, 0 is masked
     temperature    [B] float32       sampling tails
-    noise_offsets  [B,N,2] int64     sampling tails: `pass_runtime.bundle.noise.noise_offsets` of positions 0..N-1
+    noise_offsets  [B,N,2] int64     sampling tails: `noise.noise_offsets` of positions 0..N-1
     top_k          [B] int64, 0 off  truncated tail
     top_p          [B] float32       truncated tail
     min_p          [B] float32       truncated tail
     draft_rows     [D+1,L'] int64    fused tails: `Plan.draft_rows`
-    lookahead_ids  [A] int64         fused tails: the look-ahead ids of this window and of the next one
+    lookahead_ids  [A] int64         fused tails: the look-ahead ids of this window and the next
     hidden         [B,A,H] float32   tails that draft with a head: see `tails.head`
  -> emitted        [B,E] int64       new tokens; the first `count` of them are valid
     count          [B] int64         accepted drafts plus the bonus token: 1..E; 0 if masked
@@ -21,15 +23,16 @@ and L' are the next plan's width and depth; a tail's graph has only the inputs t
     next_length    [B] int64         length + count
     emitted_rows   [B,E] int64       tails of trees: see `tails.tree`
 
-A fused tail serves windows with any number of look-ahead rows, so its Q is symbolic. If no look-ahead row makes a
-draft, its id in `next_ids` is V: no sample equals it, so it is never accepted.
+A fused tail serves windows with any number of look-ahead rows, so its Q is symbolic. If no
+look-ahead row makes a draft, its id in `next_ids` is V: no sample equals it, so it is never
+accepted.
 
-A masked slot emits nothing and keeps its length. If the next pass has the same plan (ar, fused), it keeps its window
-too; otherwise its row of `next_ids` has no meaning. The tail computes a masked slot like the others, so `noise_offsets`
-must list its positions too.
+A masked slot emits nothing and keeps its length. If the next pass has the same plan (ar, fused), it
+keeps its window too; otherwise its row of `next_ids` has no meaning. The tail computes a masked
+slot like the others, so `noise_offsets` must list its positions too.
 
-`next_ids` and `next_length` may share memory with `input_ids` and `length`: all nodes that read these inputs come
-before the node that writes the output.
+`next_ids` and `next_length` may share memory with `input_ids` and `length`: all nodes that read
+these inputs come before the node that writes the output.
 """
 
 from __future__ import annotations
@@ -46,14 +49,17 @@ from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 
-def build_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None) -> ir.Model:
-    """Builds the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are sampled."""
+def build_tail(
+    plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
+) -> ir.Model:
+    """Builds the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are
+    sampled."""
     if plan.parents:
         return build_tree_tail(plan, sampler, vocab_size, head)
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op = tail.op
-    # In a fused pass the number of accepted drafts selects the look-ahead rows that make drafts, and a draft head reads
-    # the new root. So drafts are sampled after the other rows.
+    # In a fused pass the number of accepted drafts selects the look-ahead rows that make drafts,
+    # and a draft head reads the new root. So drafts are sampled after the other rows.
     drafts_later = plan.is_fused or (head is not None and plan.next.drafts > 0)
     rows = plan.drafts + 1 if drafts_later else plan.width
     logits = columns(op, tail.logits, 0, rows) if drafts_later else tail.logits
@@ -93,8 +99,11 @@ def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
     return count_leading(op, equal, plan.drafts)
 
 
-def _later_drafts(tail: TailBuilder, accepted: ir.Value, root: ir.Value, window: WindowNoise | None) -> ir.Value:
-    """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there is no such row."""
+def _later_drafts(
+    tail: TailBuilder, accepted: ir.Value, root: ir.Value, window: WindowNoise | None
+) -> ir.Value:
+    """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there
+    is no such row."""
     op, sampler, count = tail.op, tail.sampler, tail.plan.next.drafts
     rows, logits = tail.group_rows(accepted)
     chain = None if window is None else ChainNoise(window, accepted, count)
@@ -115,7 +124,11 @@ def _choice(tail: TailBuilder, chain: ChainNoise | None) -> Choose:
         if chain is None:
             return choices.best(j, scores)
         if isinstance(choices, CandidateSubset):
-            return choices.token_ids(j, sampler.draw_candidate(scores, chain.of_candidates(choices.blocks)[j]))
-        return op("Unsqueeze", sampler.draw(sampler.weights(scores, 1), chain.of_row(j), 1), op.const([2]))
+            return choices.token_ids(
+                j, sampler.draw_candidate(scores, chain.of_candidates(choices.blocks)[j])
+            )
+        return op(
+            "Unsqueeze", sampler.draw(sampler.weights(scores, 1), chain.of_row(j), 1), op.const([2])
+        )
 
     return choose

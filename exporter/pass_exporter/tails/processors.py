@@ -1,17 +1,19 @@
-"""tail.processors.onnx: constraints, penalties and biases, applied to the logits between the trunk and a tail.
+"""tail.processors.onnx: constraints, penalties and biases, applied to the logits between the trunk
+and a tail.
 
     logits            [B,R,V] float32     the trunk's, one row per window row
-    allowed           [B,P,V/8] int32     bit masks of the tokens that the first P rows may draw, 8 tokens per number
-    touched           [B,T] int64         the ids of the tokens whose logits are biased or penalized; an id may be
-                                          repeated with equal values
+    allowed           [B,P,V/8] int32     a bit for each token that the first P rows may draw
+    touched           [B,T] int64         the tokens whose logits are biased or penalized; an id
+                                          may be repeated with equal values
     bias              [B,T] float32       added to their logits
     factor            [B,P,T] float32     then divides positive logits, and multiplies negative ones
     penalty           [B,P,T] float32     then subtracted
  -> processed_logits  [B,R,V] float32     the first P rows processed, and the other rows unchanged
 
-P is the number of rows whose samples may be emitted: the root and the drafts. Look-ahead rows are not processed,
-because the tokens before them are not known when the pass begins. If they draft a token that a constraint forbids, it
-is not accepted. `pass_exporter.tails.definitions.process_logits` is the definition.
+P is the number of rows whose samples may be emitted: the root and the drafts. Look-ahead rows are
+not processed, because the tokens before them are not known when the pass begins. If they draft a
+token that a constraint forbids, it is not accepted.
+`pass_exporter.tails.definitions.process_logits` is the definition.
 """
 
 from __future__ import annotations
@@ -49,12 +51,15 @@ def _penalized(op: GraphTape, rows: ir.Value, factor: ir.Value) -> ir.Value:
     values = op("Add", op("GatherElements", rows, every, axis=2), bias)
     above = op("Greater", values, op.const(0, F32))
     values = op("Where", above, op("Div", values, factor), op("Mul", values, factor))
-    values = op("Sub", values, op.input("penalty", np.float32, ["batch", "processed_rows", "touched"]))
+    values = op(
+        "Sub", values, op.input("penalty", np.float32, ["batch", "processed_rows", "touched"])
+    )
     return op("ScatterElements", rows, every, values, axis=2)
 
 
 def _mask(op: GraphTape, allowed: ir.Value, vocab_size: int) -> ir.Value:
-    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, FORBIDDEN_BIAS for any other."""
+    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, FORBIDDEN_BIAS for any
+    other."""
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
     listed = op.const(np.where(bits, 0, FORBIDDEN_BIAS), F32)
     mask = op("Reshape", op("Gather", listed, allowed, axis=0), op.const([0, 0, -1]))

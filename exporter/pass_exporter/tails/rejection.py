@@ -1,18 +1,19 @@
-"""Tails for the `rejection` rule, which the PaSS paper uses: speculative sampling (Leviathan et al. 2023,
-arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
+"""Tails for the `rejection` rule, which the PaSS paper uses: speculative sampling (Leviathan et al.
+2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
-A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)). The first draft that is not accepted is
-replaced by a token drawn from the normalized positive part of p - q. If all are accepted, the next token is drawn from
-p. Tokens are distributed as p. At temperature 0 a draft is accepted if it is the only most likely token, and otherwise
-replaced by the argmax: the tokens are those of the exact-match rule.
+A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)). The first draft that is
+not accepted is replaced by a token drawn from the normalized positive part of p - q. If all are
+accepted, the next token is drawn from p. Tokens are distributed as p. At temperature 0 a draft is
+accepted if it is the only most likely token, and otherwise replaced by the argmax: the tokens are
+those of the exact-match rule.
 
 Inputs and outputs are those of `match`, and these:
 
-    accept_offsets, draft_offsets [B,N,2] int64   separate noise for accepting and for drafting (`noise.STREAMS`)
-    draft_probs                   [B,D,V] float32 the distribution of each draft; 0 for a missing draft
- -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share memory with
-                                                  draft_probs. If a masked slot keeps its window, it keeps its
-                                                  draft_probs
+    accept_offsets, draft_offsets [B,N,2] int64   noise of accepting and drafting (`noise.STREAMS`)
+    draft_probs                   [B,D,V] float32 each draft's distribution; 0 if it is missing
+ -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share
+                                                   memory with draft_probs. If a masked slot keeps
+                                                   its window, it keeps its draft_probs
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ from pass_runtime.bundle.sampling import Sampler
 F32 = np.float32
 
 
-def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None) -> ir.Model:
-    """Builds the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the drafts, or None."""
+def build_rejection_tail(
+    plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
+) -> ir.Model:
+    """Builds the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the
+    drafts, or None."""
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
-    p = tail.sampler.weights(columns(op, tail.logits, 0, verified), verified, normalized=True)  # [B,D+1,V]
+    p = tail.sampler.weights(
+        columns(op, tail.logits, 0, verified), verified, normalized=True
+    )  # [B,D+1,V]
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
     # From here on, positions come from next_length, because it may have overwritten `length`.
@@ -50,7 +56,11 @@ def build_rejection_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: He
     if plan.next.drafts:
         next_drafts, q = _next_drafts(tail, accepted, root, next_length)
         outputs["next_draft_probs"] = (q, F32, ["batch", plan.next.drafts, vocab_size])
-    outputs["next_ids"] = (tail.next_window(root, next_drafts), np.int64, ["batch", tail.next_width])
+    outputs["next_ids"] = (
+        tail.next_window(root, next_drafts),
+        np.int64,
+        ["batch", tail.next_width],
+    )
     outputs["next_length"] = (next_length, np.int64, ["batch"])
     return op.model(outputs)
 
@@ -92,25 +102,36 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
     """max(p - q, 0) [B,1,V]; p if rounding makes all of it 0."""
     positive = op("Max", op("Sub", p, q), op.const(0, F32))
-    any_positive = op("Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32))
+    any_positive = op(
+        "Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32)
+    )
     return op("Where", any_positive, positive, p)
 
 
-def _emitted(tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, root: ir.Value) -> ir.Value:
+def _emitted(
+    tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, root: ir.Value
+) -> ir.Value:
     """[B,E]: the accepted drafts, then the new root in all remaining entries."""
     if drafts is None:
         return root
     op = tail.op
     padded = op("Concat", drafts, root, axis=1)
-    return op("Where", op("Less", op.const(np.arange(tail.plan.max_emitted)[None]), accepted), padded, root)
+    return op(
+        "Where",
+        op("Less", op.const(np.arange(tail.plan.max_emitted)[None]), accepted),
+        padded,
+        root,
+    )
 
 
 def _next_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the next window's drafts [B,D'], id V if missing, and the distributions [B,D',V] they are drawn from."""
+    """Returns the next window's drafts [B,D'], id V if missing, and the distributions [B,D',V] they
+    are drawn from."""
     op, plan = tail.op, tail.plan
-    # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run first.
+    # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run
+    # first.
     rows, logits = tail.group_rows(run_after(op, accepted, root))
 
     window = WindowNoise.after(tail, root_position, plan.next.drafts, "draft_offsets")

@@ -31,10 +31,14 @@ class GraphTape:
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
         """Returns the graph input `name`, and adds it on the first call."""
         if name not in self._inputs:
-            self._inputs[name] = ir.val(name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape))
+            self._inputs[name] = ir.val(
+                name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape)
+            )
         return self._inputs[name]
 
-    def const(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None) -> ir.Value:
+    def const(
+        self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None
+    ) -> ir.Value:
         """Returns an initializer with this value. Equal constants share one."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
@@ -44,14 +48,17 @@ class GraphTape:
         return self._constants[key]
 
     def per_request(self, name: str, dtype: npt.DTypeLike = np.float32) -> ir.Value:
-        """Returns the graph input `name` [B], which has one value per request, reshaped to [B,1,1]."""
+        """Returns the graph input `name` [B], which has one value per request, reshaped to
+        [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Attribute) -> ir.Value:
         """Adds a node with one output, and returns the output."""
         return self._outputs(op, inputs, attributes, 1)[0]
 
-    def pair(self, op: str, *inputs: ir.Value, **attributes: Attribute) -> tuple[ir.Value, ir.Value]:
+    def pair(
+        self, op: str, *inputs: ir.Value, **attributes: Attribute
+    ) -> tuple[ir.Value, ir.Value]:
         """Adds a node with two outputs, and returns them."""
         first, second = self._outputs(op, inputs, attributes, 2)
         return first, second
@@ -63,7 +70,11 @@ class GraphTape:
         return self._outputs("Split", (value, self.const(sizes)), {"axis": axis}, len(sizes))
 
     def _outputs(
-        self, op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Attribute], count: int
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Attribute],
+        count: int,
     ) -> Sequence[ir.Value]:
         key = (op, *map(id, inputs), repr(sorted(attributes.items())), count)
         if key not in self._nodes:

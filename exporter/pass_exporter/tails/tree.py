@@ -2,14 +2,16 @@
 
 The contract is that of `tails.match`, with one more output:
 
-    emitted_rows   [B,E] int64       the window row that each emitted token was drawn from; as in `emitted`, the first
-                                     `count` are valid
+    emitted_rows   [B,E] int64       the window row that each emitted token was drawn from; the
+                                     first `count` are valid, as in `emitted`
 
-A draft is accepted if its parent row is accepted and the token drawn in the parent row equals it. Siblings differ, so
-at most one of them is accepted. The runtime then moves the K/V of the accepted rows to consecutive entries.
+A draft is accepted if its parent row is accepted and the token drawn in the parent row equals it.
+Siblings differ, so at most one of them is accepted. The runtime then moves the K/V of the accepted
+rows to consecutive entries.
 
-The next tree has the same shape. The children of a row are the tokens with the largest scores of the draft head
-(`pass_exporter.tails.definitions`) after the draft in that row. The first child is the one that a chain would have.
+The next tree has the same shape. The children of a row are the tokens with the largest scores of
+the draft head (`pass_exporter.tails.definitions`) after the draft in that row. The first child is
+the one that a chain would have.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.tails.builder import TailBuilder, columns
-from pass_exporter.tails.head import CandidateSubset, candidate_choices, head_matrix, next_state, projected_rows
+from pass_exporter.tails.head import (
+    CandidateSubset,
+    candidate_choices,
+    head_matrix,
+    next_state,
+    projected_rows,
+)
 from pass_exporter.tails.noise_nodes import RowNoise
 from pass_exporter.tails.tape import GraphTape
 from pass_exporter.tails.window_noise import ChainNoise, WindowNoise
@@ -29,10 +37,13 @@ from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
 
 
-def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None) -> ir.Model:
+def build_tree_tail(
+    plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None
+) -> ir.Model:
     """Builds the tail of a tree for the exact-match rule.
 
-    Raises ValueError if there is no draft head, or the vocabulary is so small that all its tokens are candidates.
+    Raises ValueError if there is no draft head, or the vocabulary is so small that all its tokens
+    are candidates.
     """
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
@@ -51,7 +62,11 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArr
     drafts = _next_drafts(tail, last, root, chain)
     return op.model(
         {
-            "emitted": (op("GatherElements", samples, rows, axis=1), np.int64, ["batch", plan.max_emitted]),
+            "emitted": (
+                op("GatherElements", samples, rows, axis=1),
+                np.int64,
+                ["batch", plan.max_emitted],
+            ),
             "emitted_rows": (rows, np.int64, ["batch", plan.max_emitted]),
             "count": (count, np.int64, ["batch"]),
             "next_ids": (tail.next_window(root, drafts), np.int64, ["batch", tail.next_width]),
@@ -61,38 +76,56 @@ def build_tree_tail(plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArr
 
 
 def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """samples [B,D+1] -> the number of accepted drafts and the row of the last one (0 if none), [B,1] each."""
+    """samples [B,D+1] -> the number of accepted drafts and the row of the last one (0 if none),
+    [B,1] each."""
     op, plan = tail.op, tail.plan
     drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
     drawn = op("Gather", samples, op.const(np.array(plan.parents)), axis=1)
     wrong = op("Cast", op("Not", op("Equal", drafts, drawn)), to=int(ir.DataType.FLOAT))
     drafts_mask = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts]
     on_path = drafts_mask.T  # (i, j): draft i is draft j or an ancestor of it
-    wrong = op("MatMul", wrong, op.const(on_path, np.float32))  # [B,D]: the number of wrong drafts on the path
+    wrong = op(
+        "MatMul", wrong, op.const(on_path, np.float32)
+    )  # [B,D]: the number of wrong drafts on the path
     depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts], np.float32)
-    # Drafts that are not accepted get -1, the root 0, so the maximum is unique: engines differ in ArgMax of ties. They
-    # are floats, because on CUDA ArgMax and Pad take no integers.
-    reached = op("Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1, np.float32))
+    # Drafts that are not accepted get -1, the root 0, so the maximum is unique: engines differ in
+    # ArgMax of ties. They are floats, because on CUDA ArgMax and Pad take no integers.
+    reached = op(
+        "Where", op("Less", wrong, op.const(0.5, np.float32)), depth, op.const(-1, np.float32)
+    )
     reached = op("Pad", reached, op.const([0, 1, 0, 0]))  # the root is always accepted
-    accepted = op("Cast", op("ReduceMax", reached, op.const([1]), keepdims=1), to=int(ir.DataType.INT64))
+    accepted = op(
+        "Cast", op("ReduceMax", reached, op.const([1]), keepdims=1), to=int(ir.DataType.INT64)
+    )
     return accepted, op("ArgMax", reached, axis=1, keepdims=1)
 
 
-def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, chain: ChainNoise | None) -> ir.Value:
-    """[B,D]: the next drafts in the order of the window, made by the look-ahead rows that follow row `last` [B,1].
+def _next_drafts(
+    tail: TailBuilder, last: ir.Value, root: ir.Value, chain: ChainNoise | None
+) -> ir.Value:
+    """[B,D]: the next drafts in the order of the window, made by the look-ahead rows that follow
+    row `last` [B,1].
 
-    The id of a draft is V if its look-ahead row is missing. chain: the noise of every depth; None if greedy.
+    The id of a draft is V if its look-ahead row is missing. chain: the noise of every depth; None
+    if greedy.
     """
     op, plan, head = tail.op, tail.plan, tail.head
     rows, logits = tail.group_rows(last)  # [B,L'] and [B,L',V]
     choices = None if head is None else candidate_choices(tail, head, logits, plan.depth)
     if head is None or not isinstance(choices, CandidateSubset):
-        raise ValueError(f"{plan.name} needs a draft head, and a vocabulary of which the candidates are a part")
+        raise ValueError(
+            f"{plan.name} needs a draft head, and a vocabulary of which the candidates are a part"
+        )
     projected = op.split(projected_rows(tail, head, rows), [1] * plan.depth, axis=1)  # [B,1,m] each
     noise_of = [None] * plan.depth if chain is None else chain.of_candidates(choices.blocks)
     level, made, order = _Level([0], root, None), [], []
     for depth in range(plan.depth):
-        children = [(c, p) for p in level.rows for c in range(1, 1 + plan.drafts) if plan.parents[c - 1] == p]
+        children = [
+            (c, p)
+            for p in level.rows
+            for c in range(1, 1 + plan.drafts)
+            if plan.parents[c - 1] == p
+        ]
         state = next_state(op, head, projected[depth], level.tokens, level.states)  # [B,n,m]
         places = _parent_ranks(level, children)
         tokens = _ranked_tokens(tail, choices, depth, state, places, noise_of[depth])
@@ -100,7 +133,9 @@ def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, chain: Chain
         order += [c for c, _ in children]
         level = _next_level(op, plan, level, children, tokens, state)
     drafts = op("Gather", op("Concat", *made, axis=1), op.const(np.argsort(order)), axis=1)
-    by_draft = op("Gather", rows, op.const(plan.row_position[1 : 1 + plan.drafts] - 1), axis=1)  # [B,D]
+    by_draft = op(
+        "Gather", rows, op.const(plan.row_position[1 : 1 + plan.drafts] - 1), axis=1
+    )  # [B,D]
     return op("Where", op("Equal", by_draft, op.const(0)), op.const(tail.vocab_size), drafts)
 
 
@@ -108,8 +143,8 @@ def _next_drafts(tail: TailBuilder, last: ir.Value, root: ir.Value, chain: Chain
 class _Level:
     """The rows of one depth that have children.
 
-    rows: their numbers in the window. tokens: [B,n]. states: the draft head's states [B,n,m] of their parents; None for
-    the root.
+    rows: their numbers in the window. tokens: [B,n]. states: the draft head's states [B,n,m] of
+    their parents; None for the root.
     """
 
     rows: list[int]
@@ -118,9 +153,12 @@ class _Level:
 
 
 def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each child (row, parent row): the index of its parent in the level, and its rank among its siblings."""
+    """For each child (row, parent row): the index of its parent in the level, and its rank among
+    its siblings."""
     parents = [parent for _, parent in children]
-    return [(level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)]
+    return [
+        (level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)
+    ]
 
 
 def _ranked_tokens(
@@ -131,12 +169,15 @@ def _ranked_tokens(
     places: list[tuple[int, int]],
     noise_of: RowNoise | None,
 ) -> ir.Value:
-    """[B,K]: for each of K places (index of a state, rank), the token with that rank in the head's scores there."""
+    """[B,K]: for each of K places (index of a state, rank), the token with that rank in the head's
+    scores there."""
     op, head = tail.op, tail.head
     assert head is not None
     count, ranks = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
     direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
-    vectors = op("Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1])  # [B,r,C]
+    vectors = op(
+        "Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1]
+    )  # [B,r,C]
     scores = op("Add", choices.logits[depth], op("MatMul", direction, vectors))  # [B,n,C]
     ranked = scores if noise_of is None else tail.sampler.rank_candidates(scores, count, noise_of)
     _, best = op.pair("TopK", ranked, op.const([ranks]), axis=-1)
@@ -146,9 +187,15 @@ def _ranked_tokens(
 
 
 def _next_level(
-    op: GraphTape, plan: Plan, level: _Level, children: list[tuple[int, int]], tokens: ir.Value, states: ir.Value
+    op: GraphTape,
+    plan: Plan,
+    level: _Level,
+    children: list[tuple[int, int]],
+    tokens: ir.Value,
+    states: ir.Value,
 ) -> _Level:
-    """The next level: those children that have children; `level` again if none has. tokens: the children's [B,K]."""
+    """The next level: those children that have children; `level` again if none has. tokens: the
+    children's [B,K]."""
     followed = [(i, c, p) for i, (c, p) in enumerate(children) if c in plan.parents]
     if not followed:
         return level

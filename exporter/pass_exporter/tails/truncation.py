@@ -11,19 +11,21 @@ from pass_runtime.bundle.request_fields import MAX_CANDIDATES
 
 F32 = np.float32
 FIRST_CANDIDATES = 64
-"""The number of candidates that are searched first. They suffice for the usual values of top-k. For a top-p of 0.9 they
-suffice in 93 % of positions, and in 50 % of look-ahead rows."""
+"""The number of candidates that are searched first. They suffice for the usual values of top-k. For
+a top-p of 0.9 they suffice in 93 % of positions, and in 50 % of look-ahead rows."""
 TOP_P_MARGIN = 1e-4
-"""More than the rounding error of a sum of probabilities. The first candidates are taken as sufficient for top-p only
-if their sum exceeds it by this."""
+"""More than the rounding error of a sum of probabilities. The first candidates are taken as
+sufficient for top-p only if their sum exceeds it by this."""
 
 
 def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """p [B,R,V] -> [B,R,K]: the largest values of each row in falling order, K = min(MAX_CANDIDATES, V).
+    """p [B,R,V] -> [B,R,K]: the largest values of each row in falling order, K =
+    min(MAX_CANDIDATES, V).
 
-    If the first FIRST_CANDIDATES of a row are sufficient for top-k and top-p, its other values are 0. The search for
-    the others runs in every row, because a CUDA graph cannot branch. In rows that do not need it, TopK gets numbers
-    that are sorted already, which takes a CPU a fifth of the time.
+    If the first FIRST_CANDIDATES of a row are sufficient for top-k and top-p, its other values are
+    0. The search for the others runs in every row, because a CUDA graph cannot branch. In rows that
+    do not need it, TopK gets numbers that are sorted already, which takes a CPU a fifth of the
+    time.
     """
     k = min(MAX_CANDIDATES, vocab_size)
     if vocab_size <= 2 * noise.BLOCK_SIZE * k:
@@ -31,20 +33,26 @@ def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int
     best = _best_of_blocks(op, p, rows, vocab_size)
     few = _largest(op, p, best, rows, FIRST_CANDIDATES, vocab_size)
     every = _largest(op, p, best, rows, k, vocab_size, op("Not", _are_sufficient(op, few)))
-    others = op("Relu", op("Slice", every, op.const([FIRST_CANDIDATES]), op.const([k]), op.const([2])))
+    others = op(
+        "Relu", op("Slice", every, op.const([FIRST_CANDIDATES]), op.const([k]), op.const([2]))
+    )
     return op("Concat", few, others, axis=2)
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep; 0 if all three are off.
+    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep; 0 if all three are
+    off.
 
     values [B,R,K]: the largest probabilities in falling order. candidates: K.
     """
-    # What depends on the request alone comes first: nodes that are asked for again are not added again.
+    # What depends on the request alone comes first: nodes that are asked for again are not added
+    # again.
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
     ranks = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
-    in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)  # no rank if both are off
+    in_top_k = op(
+        "Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks
+    )  # no rank if both are off
     mass = op("Where", no_p, op.const(2, F32), top_p)  # more than any sum of probabilities
     limit = op("Where", in_top_k, mass, op.const(-1, F32))
     unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
@@ -53,28 +61,41 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     of_top_k = op("Where", in_top_k, values, op.const(0, F32))
     total = op("Where", no_k, op.const(1, F32), op("ReduceSum", of_top_k, axis, keepdims=1))
     before = op("CumSum", op("Div", of_top_k, total), op.const(2), exclusive=1)
-    smallest = op("ReduceMin", op("Where", op("Less", before, limit), values, unkept), axis, keepdims=1)
+    smallest = op(
+        "ReduceMin", op("Where", op("Less", before, limit), values, unkept), axis, keepdims=1
+    )
     largest = op("Slice", values, op.const([0]), op.const([1]), axis)
     return op("Max", smallest, op("Mul", op.per_request("min_p"), largest))
 
 
 def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
-    """[B,R,1] bool: whether `smallest_kept` needs no values but the largest, `few` [B,R,FIRST_CANDIDATES]."""
+    """[B,R,1] bool: whether `smallest_kept` needs no values but the largest, `few`
+    [B,R,FIRST_CANDIDATES]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
-    mass, wanted = op("ReduceSum", few, op.const([2]), keepdims=1), op("Add", top_p, op.const(TOP_P_MARGIN, F32))
+    mass, wanted = (
+        op("ReduceSum", few, op.const([2]), keepdims=1),
+        op("Add", top_p, op.const(TOP_P_MARGIN, F32)),
+    )
     reached = op("Greater", mass, wanted)
     no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
     by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))
-    by_k = op("And", op("Greater", top_k, op.const(0)), op("LessOrEqual", top_k, op.const(FIRST_CANDIDATES)))
+    by_k = op(
+        "And",
+        op("Greater", top_k, op.const(0)),
+        op("LessOrEqual", top_k, op.const(FIRST_CANDIDATES)),
+    )
     return op("Or", by_p, by_k)
 
 
 def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """p [B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None if the last block is not full."""
+    """p [B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None if the last block is
+    not full."""
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None
-    return op("ReduceMax", op("Reshape", p, op.const([-1, rows, size, blocks])), op.const([2]), keepdims=0)
+    return op(
+        "ReduceMax", op("Reshape", p, op.const([-1, rows, size, blocks])), op.const([2]), keepdims=0
+    )
 
 
 def _largest(
@@ -89,22 +110,39 @@ def _largest(
     """[B,R,k]: the largest values of p [B,R,V] in falling order.
 
     searched [B,R,1] bool: the other rows get negative numbers; None if all rows are searched.
-    best: the largest value of each block of tokens. If it is given, the k blocks with the largest values are searched
-    first, which contain the k largest values. TopK over the whole vocabulary would be the slowest node of the graph.
+    best: the largest value of each block of tokens. If it is given, the k blocks with the largest
+    values are searched first, which contain the k largest values. TopK over the whole vocabulary
+    would be the slowest node of the graph.
     """
     if best is not None:
         blocks, tokens = noise.vocabulary_blocks(vocab_size), np.arange(noise.BLOCK_SIZE)[:, None]
         falling = _with_falling_rest(op, searched, best, blocks)
         largest, chosen = op.pair("TopK", falling, op.const([k]), axis=-1, sorted=0)
         ids = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * tokens))
-        p = op("GatherElements", p, op("Reshape", ids, op.const([-1, rows, k * noise.BLOCK_SIZE])), axis=2)
+        p = op(
+            "GatherElements",
+            p,
+            op("Reshape", ids, op.const([-1, rows, k * noise.BLOCK_SIZE])),
+            axis=2,
+        )
         vocab_size = k * noise.BLOCK_SIZE
-        if searched is not None:  # At least k values are not below the smallest of `largest`: leave smaller ones out.
+        if (
+            searched is not None
+        ):  # At least k values are not below the smallest of `largest`: leave smaller ones out.
             smallest = op("ReduceMin", largest, op.const([2]), keepdims=1)
             searched = op("And", searched, op("GreaterOrEqual", p, smallest))
-    return op.pair("TopK", _with_falling_rest(op, searched, p, vocab_size), op.const([k]), axis=-1)[0]
+    return op.pair("TopK", _with_falling_rest(op, searched, p, vocab_size), op.const([k]), axis=-1)[
+        0
+    ]
 
 
-def _with_falling_rest(op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int) -> ir.Value:
-    """[B,R,count]: the searched ones of `values`, and negative numbers in falling order instead of the others."""
-    return values if searched is None else op("Where", searched, values, op.const(-np.arange(1, count + 1), F32))
+def _with_falling_rest(
+    op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int
+) -> ir.Value:
+    """[B,R,count]: the searched ones of `values`, and negative numbers in falling order instead of
+    the others."""
+    return (
+        values
+        if searched is None
+        else op("Where", searched, values, op.const(-np.arange(1, count + 1), F32))
+    )

@@ -1,4 +1,5 @@
-"""The noise of all positions that one pass may draw a token for, and the drafts that are drawn with it."""
+"""The noise of all positions that one pass may draw a token for, and the drafts that are drawn with
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pass_exporter.tails.noise_nodes import RowNoise
 
 @dataclass(frozen=True)
 class WindowNoise:
-    """numbers [B,P,I]: the noise of the P = `count` positions after `before` [B]. A place is one of 0 .. P-1."""
+    """numbers [B,P,I]: the noise of the P = `count` positions after `before` [B]. A place is one of
+    0 .. P-1."""
 
     tail: TailBuilder
     numbers: ir.Value
@@ -38,7 +40,8 @@ class WindowNoise:
 
 @dataclass(frozen=True)
 class ChainNoise:
-    """Noise for the drafts of a chain, whose tokens have the `count` places after `before` [B,1]."""
+    """Noise for the drafts of a chain, whose tokens have the `count` places after `before`
+    [B,1]."""
 
     window: WindowNoise
     before: ir.Value
@@ -47,14 +50,20 @@ class ChainNoise:
     def of_all_blocks(self) -> RowNoise:
         tail, noise = self.window.tail, self.window.tail.sampler.noise
         places = tail.op("Add", self.before, tail.op.const(1 + np.arange(self.count)[None]))
-        return noise.of_all_blocks(tail.pick_rows(self.window.numbers, places, self.window.count, noise.entries))
+        return noise.of_all_blocks(
+            tail.pick_rows(self.window.numbers, places, self.window.count, noise.entries)
+        )
 
     def of_row(self, j: int) -> RowNoise:
         """The noise of draft j alone."""
         every, split, sizes = self.of_all_blocks(), self.window.tail.op.split, [1] * self.count
-        return RowNoise(split(every.blocks, sizes, axis=1)[j], split(every.tokens, sizes, axis=1)[j])
+        return RowNoise(
+            split(every.blocks, sizes, axis=1)[j], split(every.tokens, sizes, axis=1)[j]
+        )
 
     def of_candidates(self, blocks: ir.Value) -> list[RowNoise]:
         """The noise of every draft if only `blocks` [B,count,K] may be drawn."""
         noise = self.window.tail.sampler.noise
-        return noise.of_candidates(self.window.numbers, self.window.count, self.before, blocks, self.count)
+        return noise.of_candidates(
+            self.window.numbers, self.window.count, self.before, blocks, self.count
+        )

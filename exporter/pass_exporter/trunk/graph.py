@@ -1,4 +1,5 @@
-"""Transformations of ONNX IR graphs that do not depend on the model: clean up, merge MatMuls, save."""
+"""Transformations of ONNX IR graphs that do not depend on the model: clean up, merge MatMuls,
+save."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ OPSET = 24
 EXTERNAL_DATA_MIN_BYTES = 1024  # Smaller tensors stay inside the .onnx file.
 
 WeightParts = dict[str, tuple[str, ...]]
-"""Weight [in,out] in the graph -> names of the model's weights [out_i,in] whose transposes it concatenates."""
+"""Weight [in,out] in the graph -> names of the model's weights [out_i,in] whose transposes it
+concatenates."""
 
 _CLEANUP_PASSES = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
@@ -31,27 +33,34 @@ _CLEANUP_PASSES = ir.passes.Sequential(
 
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
-    """Folds constants, merges q, k and v, stores weights transposed for MatMul, and drops tracing metadata.
+    """Folds constants, merges q, k and v, stores weights transposed for MatMul, and drops tracing
+    metadata.
 
-    dimensions: the names of symbolic sizes of each input and output, None for sizes that stay as traced.
+    dimensions: the names of symbolic sizes of each input and output, None for sizes that stay as
+    traced.
     """
-    # Constant folding would replace small weights by unnamed constants, so the weights are transposed before it.
+    # Constant folding would replace small weights by unnamed constants, so the weights are
+    # transposed before it.
     parts = _pretranspose_weights(model.graph)
     fold_constants(model, onnx_shape_inference=False)
     _CLEANUP_PASSES(model)
     for value in (*model.graph.inputs, *model.graph.outputs):
         assert value.shape is not None
         names = dimensions[value.name or ""]
-        value.shape = ir.Shape([old if new is None else new for old, new in zip(value.shape, names, strict=True)])
+        value.shape = ir.Shape(
+            [old if new is None else new for old, new in zip(value.shape, names, strict=True)]
+        )
     _merge_attention_projections(model.graph, parts)
     _drop_metadata(model)
     return parts
 
 
 def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
-    """Replaces Transpose(weight [out,in]) by a weight [in,out], which is transposed only when the graph is saved.
+    """Replaces Transpose(weight [out,in]) by a weight [in,out], which is transposed only when the
+    graph is saved.
 
-    A weight with another reader (tied embeddings) keeps its Transpose, so that the file holds one copy of it.
+    A weight with another reader (tied embeddings) keeps its Transpose, so that the file holds one
+    copy of it.
     """
     parts: WeightParts = {}
     for node in list(graph):
@@ -74,20 +83,29 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
 
 
 def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
-    """Merges three MatMuls that read the same rows (q, k and v) into one MatMul and a Split, and updates `parts`.
+    """Merges three MatMuls that read the same rows (q, k and v) into one MatMul and a Split, and
+    updates `parts`.
 
-    This saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. Merging gate and up as well gained nothing.
+    This saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. Merging gate and up as well
+    gained nothing.
     """
     readers: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         weight = node.inputs[1] if node.op_type == "MatMul" else None
-        if weight is not None and weight.is_initializer() and len(weight.uses()) == 1 and node.inputs[0] is not None:
+        if (
+            weight is not None
+            and weight.is_initializer()
+            and len(weight.uses()) == 1
+            and node.inputs[0] is not None
+        ):
             readers.setdefault(node.inputs[0], []).append(node)
     for rows, nodes in readers.items():
         if len(nodes) == 3:
             weights = [str(node.inputs[1].name) for node in nodes if node.inputs[1] is not None]
             merged = _merge(graph, rows, nodes)
-            parts[merged] = tuple(part for weight in weights for part in parts.pop(weight, (weight,)))
+            parts[merged] = tuple(
+                part for weight in weights for part in parts.pop(weight, (weight,))
+            )
 
 
 def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
@@ -103,7 +121,9 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
     shape = ir.Shape([int(tensors[0].shape.numpy()[0]), sum(widths)])
     merged = ir.Value(name=name, shape=shape, type=weights[0].type)
     merged.const_value = ir.LazyTensor(compute, dtype=tensors[0].dtype, shape=shape, name=name)
-    sizes = ir.Value(name=f"{name}.sizes", shape=ir.Shape([len(widths)]), type=ir.TensorType(ir.DataType.INT64))
+    sizes = ir.Value(
+        name=f"{name}.sizes", shape=ir.Shape([len(widths)]), type=ir.TensorType(ir.DataType.INT64)
+    )
     sizes.const_value = ir.tensor(np.array(widths, np.int64), name=sizes.name)
     for weight in weights:
         graph.initializers.pop(str(weight.name))
@@ -120,7 +140,8 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Returns the initializer with this name. Adds it, with the values of `array`, if the graph lacks it."""
+    """Returns the initializer with this name. Adds it, with the values of `array`, if the graph
+    lacks it."""
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
         value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
@@ -150,9 +171,12 @@ def _drop_metadata(model: ir.Model) -> None:
         value.metadata_props.clear()
 
 
-def save(model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None) -> ir.Model:
-    """Write the graph to `path` and its weights to `<path>.data`. Return the written graph, whose weights are those of
-    the file: copies of it that are saved beside it share them. progress: called with (done, total) tensors."""
+def save(
+    model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None
+) -> ir.Model:
+    """Write the graph to `path` and its weights to `<path>.data`. Return the written graph, whose
+    weights are those of the file: copies of it that are saved beside it share them. progress:
+    called with (done, total) tensors."""
 
     def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
         if progress is not None:

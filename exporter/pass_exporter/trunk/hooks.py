@@ -3,7 +3,7 @@
 All supported families use the same four hooks. They are installed only while the graph is traced:
 
     attention interface      -> Attention        (opset 24; grouped heads, bool mask)
-    duck-typed KV cache      -> TensorScatter    (opset 24; present = past with the window written at `length`)
+    duck-typed KV cache      -> TensorScatter    (opset 24; writes the window at `length`)
     apply_rotary_pos_emb     -> RotaryEmbedding  (opset 23)
     *RMSNorm.forward         -> RMSNormalization (opset 23)
 
@@ -29,8 +29,8 @@ _Buffers = Sequence[torch.Tensor | None]
 class ScatterCache:
     """Implements the part of transformers' `Cache` that a decoder layer calls, with static buffers.
 
-    `keys[i]`, `values[i]`: [B,KVH,S,D]; None for a layer that is skipped (see layers.py). `update` writes a window
-    [B,KVH,Q,D] at `length` ([B] int64).
+    `keys[i]`, `values[i]`: [B,KVH,S,D]; None for a layer that is skipped (see layers.py). `update`
+    writes a window [B,KVH,Q,D] at `length` ([B] int64).
     """
 
     is_compileable = False
@@ -85,17 +85,25 @@ def _attention(
 def _rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], with R < D for partial rotary; their two halves are equal.
+    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], with R < D for partial rotary; their two
+    halves are equal.
 
     The operator has one dtype. OLMo2 gives cos and sin in float32 to a model in float16.
     """
     rotated = cos.shape[-1]
     half_cos, half_sin = (table[..., : rotated // 2].to(query.dtype) for table in (cos, sin))
-    attributes: dict[str, Any] = {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
+    attributes: dict[str, Any] = (
+        {} if rotated == query.shape[-1] else {"rotary_embedding_dim": rotated}
+    )
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         return symbolic(
-            "RotaryEmbedding", (x, half_cos, half_sin), attributes, dtype=x.dtype, shape=x.shape, version=23
+            "RotaryEmbedding",
+            (x, half_cos, half_sin),
+            attributes,
+            dtype=x.dtype,
+            shape=x.shape,
+            version=23,
         )
 
     return rotate(query), rotate(key)
@@ -120,7 +128,9 @@ def onnx_hooks(model: PreTrainedModel) -> Iterator[None]:
     """Patches the modeling module of `model` within the block, and restores it afterwards."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
     module = importlib.import_module(type(model).__module__)
-    patched: list[tuple[Any, str, Any]] = [(module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)]
+    patched: list[tuple[Any, str, Any]] = [
+        (module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)
+    ]
     module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
     for name in dir(module):
         if name.endswith("RMSNorm"):

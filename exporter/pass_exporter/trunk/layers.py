@@ -1,7 +1,9 @@
-"""Traces one decoder layer of each kind and copies its nodes for the others, because tracing a layer takes a second.
+"""Traces one decoder layer of each kind and copies its nodes for the others, because tracing a
+layer takes a second.
 
-While the model is traced, the other layers return their input unchanged. A marker node before and one after every
-traced layer show where its nodes are. `repeat_layers` adds the copies and removes the markers.
+While the model is traced, the other layers return their input unchanged. A marker node before and
+one after every traced layer show where its nodes are. `repeat_layers` adds the copies and removes
+the markers.
 """
 
 from __future__ import annotations
@@ -30,42 +32,60 @@ COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
-    """Returns for every decoder layer the index of the first layer of its kind, which may be its own.
+    """Returns for every decoder layer the index of the first layer of its kind, which may be its
+    own.
 
-    Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and types of masks.
+    Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and
+    types of masks.
     """
     seen: dict[str, int] = {}
     masks = getattr(model.config, "layer_types", None) or [None] * len(model.model.layers)
     kinds = []
     for index, layer in enumerate(model.model.layers):
-        settings = [(name, type(module), _settings(module)) for name, module in layer.named_modules()]
-        shapes = [(key, tensor.shape) for key, (_, tensor) in _weights(model, adapter, index).items()]
+        settings = [
+            (name, type(module), _settings(module)) for name, module in layer.named_modules()
+        ]
+        shapes = [
+            (key, tensor.shape) for key, (_, tensor) in _weights(model, adapter, index).items()
+        ]
         kinds.append(seen.setdefault(repr((masks[index], settings, shapes)), index))
     return kinds
 
 
 def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    plain = ((name, value) for name, value in vars(module).items() if isinstance(value, COMPARED_TYPES))
+    plain = (
+        (name, value) for name, value in vars(module).items() if isinstance(value, COMPARED_TYPES)
+    )
     return sorted((name, value) for name, value in plain if name != "layer_idx")
 
 
-def _weights(model: PreTrainedModel, adapter: Adapter | None, layer: int) -> dict[str, tuple[str, torch.Tensor]]:
-    """The weights of a layer, its adapter's included: name in the layer -> (name in the trunk, weight)."""
+def _weights(
+    model: PreTrainedModel, adapter: Adapter | None, layer: int
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """The weights of a layer, its adapter's included: name in the layer -> (name in the trunk,
+    weight)."""
     found = {
-        key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight) for key, weight in model.model.layers[layer].named_parameters()
+        key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight)
+        for key, weight in model.model.layers[layer].named_parameters()
     }
     if adapter is not None:
         prefix = f"layers.{layer}."
-        for index, (site, *factors) in enumerate(zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True)):
+        for index, (site, *factors) in enumerate(
+            zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True)
+        ):
             if site.startswith(prefix):
                 for part, factor in zip(("lora_A", "lora_B"), factors, strict=True):
-                    found[f"{site.removeprefix(prefix)}.{part}"] = (f"adapter.{part}.{index}", factor)
+                    found[f"{site.removeprefix(prefix)}.{part}"] = (
+                        f"adapter.{part}.{index}",
+                        factor,
+                    )
     return found
 
 
 @contextmanager
 def marked_layers(model: PreTrainedModel, kinds: Sequence[int]) -> Iterator[None]:
-    """Within the block, the first layer of each kind has markers around it, and the others return their input."""
+    """Within the block, the first layer of each kind has markers around it, and the others return
+    their input."""
     layers = list(model.model.layers)
     for index, layer in enumerate(layers):
         layer.forward = _between_marks(index, layer.forward) if kinds[index] == index else _identity
@@ -82,7 +102,14 @@ def _identity(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def mark(x: torch.Tensor, name: str) -> torch.Tensor:
-        return symbolic(f"{MARKER_DOMAIN}::{name}", (x,), {"layer": index}, dtype=x.dtype, shape=x.shape, version=1)
+        return symbolic(
+            f"{MARKER_DOMAIN}::{name}",
+            (x,),
+            {"layer": index},
+            dtype=x.dtype,
+            shape=x.shape,
+            version=1,
+        )
 
     def marked(hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         return mark(forward(mark(hidden_states, BEGIN), *arguments, **named), END)
@@ -91,12 +118,14 @@ def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable
 
 
 LayerInputs = dict[str, ir.Value]
-"""The graph inputs and initializers that one layer alone reads: weights, by their names in the layer, and cache."""
+"""The graph inputs and initializers that one layer alone reads: weights, by their names in the
+layer, and cache."""
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """A traced layer: its nodes in order, the hidden rows before and after it, and the tensors that it alone reads."""
+    """A traced layer: its nodes in order, the hidden rows before and after it, and the tensors that
+    it alone reads."""
 
     nodes: list[ir.Node]
     entry: ir.Value
@@ -104,13 +133,19 @@ class _Traced:
     own: LayerInputs
 
 
-def repeat_layers(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, kinds: Sequence[int]) -> None:
-    """Adds the skipped layers to a graph that was traced in `marked_layers`, as copies of the first of their kinds.
+def repeat_layers(
+    graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, kinds: Sequence[int]
+) -> None:
+    """Adds the skipped layers to a graph that was traced in `marked_layers`, as copies of the first
+    of their kinds.
 
-    The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced layers.
+    The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced
+    layers.
     """
     marks = [node for node in graph if node.domain == MARKER_DOMAIN]
-    begins, ends = ({_layer_of(node): node for node in marks if node.op_type == kind} for kind in (BEGIN, END))
+    begins, ends = (
+        {_layer_of(node): node for node in marks if node.op_type == kind} for kind in (BEGIN, END)
+    )
     traced, outputs = dict[int, _Traced](), {str(value.name): value for value in graph.outputs}
     hidden, last = begins[0].inputs[0], begins[0]
     assert hidden is not None
@@ -158,15 +193,26 @@ def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) ->
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """Copies a node for another layer. Replaces its inputs by `values`, and adds its new outputs to `values`."""
+    """Copies a node for another layer. Replaces its inputs by `values`, and adds its new outputs to
+    `values`."""
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
-    outputs = [ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs]
+    outputs = [
+        ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs
+    ]
     values.update(zip(node.outputs, outputs, strict=True))
-    return ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
+    return ir.Node(
+        node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs
+    )
 
 
-def _inputs_of_traced(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int) -> LayerInputs:
-    names = {key: name for key, (name, _) in _weights(model, adapter, layer).items() if name in graph.initializers}
+def _inputs_of_traced(
+    graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int
+) -> LayerInputs:
+    names = {
+        key: name
+        for key, (name, _) in _weights(model, adapter, layer).items()
+        if name in graph.initializers
+    }
     cache = {value.name: value for value in graph.inputs}
     past = {f"{PAST}{part}": cache[f"{PAST}{part}.{layer}"] for part in CACHE_PARTS}
     return past | {key: graph.initializers[name] for key, name in names.items()}
@@ -175,7 +221,8 @@ def _inputs_of_traced(graph: ir.Graph, model: PreTrainedModel, adapter: Adapter 
 def _inputs_of_copy(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
 ) -> LayerInputs:
-    """Adds to the graph the tensors that a copied layer reads instead of the traced layer's tensors `like`."""
+    """Adds to the graph the tensors that a copied layer reads instead of the traced layer's tensors
+    `like`."""
     weights, found = _weights(model, adapter, layer), {}
     for key, value in like.items():
         name, tensor = weights.get(key, (f"{key}.{layer}", None))

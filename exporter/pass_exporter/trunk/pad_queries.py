@@ -1,8 +1,10 @@
-"""Adds a spare query row to every Attention, so that windows of all widths agree bit for bit on ONNX Runtime.
+"""Adds a spare query row to every Attention, so that windows of all widths agree bit for bit on
+ONNX Runtime.
 
-ONNX Runtime has other attention kernels for one query row than for several, and their results differ by float32
-rounding. If activations are rounded to 8 bits, later layers amplify this difference, up to half a logit between a pass
-with one row and one with several. With a spare row no Attention has a single row.
+ONNX Runtime has other attention kernels for one query row than for several, and their results
+differ by float32 rounding. If activations are rounded to 8 bits, later layers amplify this
+difference, up to half a logit between a pass with one row and one with several. With a spare row no
+Attention has a single row.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from pass_exporter.trunk.graph import initializer
 def pad_queries(graph: ir.Graph) -> None:
     """Repeats the last query row of every Attention, and drops the repeated row's result."""
     parts = {"last": -1, "end": np.iinfo(np.int64).max, "start": 0, "axis": 2}
-    sizes = {name: initializer(graph, f"pad_queries.{name}", np.array([n], np.int64)) for name, n in parts.items()}
+    sizes = {
+        name: initializer(graph, f"pad_queries.{name}", np.array([n], np.int64))
+        for name, n in parts.items()
+    }
     masks: dict[ir.Value, ir.Value] = {}
     for node in [node for node in graph if node.op_type == "Attention"]:
         query, mask = node.inputs[0], node.inputs[3]
@@ -34,7 +39,9 @@ def pad_queries(graph: ir.Graph) -> None:
         graph.insert_after(node, kept)
 
 
-def _with_last_row(graph: ir.Graph, before: ir.Node, value: ir.Value, sizes: dict[str, ir.Value]) -> ir.Value:
+def _with_last_row(
+    graph: ir.Graph, before: ir.Node, value: ir.Value, sizes: dict[str, ir.Value]
+) -> ir.Value:
     """[B,H,Q,...] -> [B,H,Q+1,...]: repeats the last row."""
     last = ir.node("Slice", [value, sizes["last"], sizes["end"], sizes["axis"]])
     both = ir.node("Concat", [value, last.outputs[0]], {"axis": 2})

@@ -1,6 +1,8 @@
-"""trunk.onnx: embeddings (vocabulary and look-ahead rows), every layer over a static KV cache, and the LM head.
+"""trunk.onnx: embeddings (vocabulary and look-ahead rows), every layer over a static KV cache, and
+the LM head.
 
-Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, S KV capacity, all symbolic):
+Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, S KV capacity,
+all symbolic):
 
     input_ids      [B,Q] int64     V+i stands for look-ahead embedding i
     row_position   [Q] int64       position of each row relative to `length`
@@ -8,9 +10,9 @@ Contract (opset 24, standard operators only; B batch, Q window rows, R logit row
     length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
     logit_rows     [R] int64       rows whose logits are computed
     past_key.i, past_value.i       [B,KVH,S,D]
-    lookahead_rows [A] int64       the look-ahead rows, the window's last; if there is an adapter or a draft head
+    lookahead_rows [A] int64       the last rows; if there is an adapter or a draft head
  -> logits         [B,R,V] float32
-    hidden         [B,A,H] float32 the LM head's input in the look-ahead rows; if there is a draft head
+    hidden         [B,A,H] float32 the LM head's input in the look-ahead rows; with a draft head
     present_key.i, present_value.i [B,KVH,S,D], may share memory with past
 """
 
@@ -46,7 +48,8 @@ WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_ro
 
 
 class Trunk(torch.nn.Module):
-    """A frozen causal LM with look-ahead embeddings [L,H] and their adapter; `forward` is the trunk.
+    """A frozen causal LM with look-ahead embeddings [L,H] and their adapter; `forward` is the
+    trunk.
 
     The draft head runs in the tails. The hidden rows that it reads are an output of the trunk.
     """
@@ -55,16 +58,23 @@ class Trunk(torch.nn.Module):
         super().__init__()
         self.model = model
         self.vocab_size = int(model.config.vocab_size)
-        self.lookahead = torch.nn.Parameter(lookahead.embeddings.to(model.dtype), requires_grad=False)
-        self.adapter = None if lookahead.adapter is None else copy.deepcopy(lookahead.adapter).to(model.dtype)
+        self.lookahead = torch.nn.Parameter(
+            lookahead.embeddings.to(model.dtype), requires_grad=False
+        )
+        self.adapter = (
+            None if lookahead.adapter is None else copy.deepcopy(lookahead.adapter).to(model.dtype)
+        )
         self.outputs_hidden = lookahead.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """ids [B,Q] -> [B,Q,H]. Look-ahead embeddings are a separate table, so that tied embeddings stay one tensor."""
+        """ids [B,Q] -> [B,Q,H]. Look-ahead embeddings are a separate table, so that tied embeddings
+        stay one tensor."""
         is_lookahead = input_ids >= self.vocab_size
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
-        return torch.where(is_lookahead[..., None], torch.nn.functional.embedding(rows, self.lookahead), vocabulary)
+        return torch.where(
+            is_lookahead[..., None], torch.nn.functional.embedding(rows, self.lookahead), vocabulary
+        )
 
     def forward(
         self,
@@ -77,7 +87,8 @@ class Trunk(torch.nn.Module):
         past_value: list[torch.Tensor | None],
         lookahead_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """past_key, past_value: by layer; None for layers that are skipped while tracing (see layers.py)."""
+        """past_key, past_value: by layer; None for layers that are skipped while tracing (see
+        layers.py)."""
         assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
@@ -86,18 +97,23 @@ class Trunk(torch.nn.Module):
         with self._adapted(lookahead_rows):
             hidden = self.model.model(
                 inputs_embeds=self.embed(input_ids),
-                attention_mask=attention_masks(self.model.config, mask, row_position[None], positions),
+                attention_mask=attention_masks(
+                    self.model.config, mask, row_position[None], positions
+                ),
                 position_ids=length[:, None] + row_position[None],
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
-        head_reads = (hidden.index_select(1, lookahead_rows).float(),) if self.outputs_hidden else ()
+        head_reads = (
+            (hidden.index_select(1, lookahead_rows).float(),) if self.outputs_hidden else ()
+        )
         written = (tensor for tensor in (*cache.keys, *cache.values) if tensor is not None)
         return (logits.float(), *head_reads, *written)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Applies the adapter to `rows` [A] alone, so that its products are empty if there are no look-ahead rows."""
+        """Applies the adapter to `rows` [A] alone, so that its products are empty if there are no
+        look-ahead rows."""
         adapter = self.adapter
         if adapter is None or rows is None:
             return nullcontext()
@@ -110,42 +126,56 @@ class Trunk(torch.nn.Module):
 
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,1,Q,S] bool: every row sees the entries before the window, and the window's as in `window_mask` [Q,Q]."""
+    """[B,1,Q,S] bool: every row sees the entries before the window, and the window's as in
+    `window_mask` [Q,Q]."""
     column, row, rows = _window_rows(length, window_mask[0], capacity)
     width = window_mask.shape[1]
     inside = (column >= 0) & (column < rows)
     # Indexing would be exported as GatherND, which cannot be captured as a CUDA graph.
-    window = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)  # [B,Q,S]
+    window = (
+        window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)
+    )  # [B,Q,S]
     mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
     return mask[:, None]
 
 
-def cache_positions(length: torch.Tensor, row_position: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,S]: the position of every column relative to `length`. Columns after the window have the last row's."""
+def cache_positions(
+    length: torch.Tensor, row_position: torch.Tensor, capacity: Any
+) -> torch.Tensor:
+    """[B,S]: the position of every column relative to `length`. Columns after the window have the
+    last row's."""
     column, row, _ = _window_rows(length, row_position, capacity)
-    return torch.where(column < 0, column, row_position.index_select(0, row.flatten()).reshape(-1, capacity))
+    return torch.where(
+        column < 0, column, row_position.index_select(0, row.flatten()).reshape(-1, capacity)
+    )
 
 
 def _window_rows(
     length: torch.Tensor, window: torch.Tensor, capacity: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns each cache column's distance from the window's first row, its nearest window row (both [B,S]), and Q.
+    """Returns each cache column's distance from the window's first row, its nearest window row
+    (both [B,S]), and Q.
 
     window: a tensor [Q], of which only the size is used.
     """
     column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
-    # Q must be a tensor on the device: a shape is on the host, and a graph that compares it with tensors on the device
-    # cannot be captured as a CUDA graph.
+    # Q must be a tensor on the device: a shape is on the host, and a graph that compares it with
+    # tensors on the device cannot be captured as a CUDA graph.
     rows = torch.ones_like(window, dtype=torch.int64).sum()
     return column, column.clamp(min=0).minimum(rows - 1), rows
 
 
 def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model, WeightParts]:
-    """Traces the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes them one by one."""
+    """Traces the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes
+    them one by one."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    batch, width, capacity = 2, 5, 64  # Sizes of the example inputs; they are symbolic in the graph.
+    batch, width, capacity = (
+        2,
+        5,
+        64,
+    )  # Sizes of the example inputs; they are symbolic in the graph.
     trunk = Trunk(model, lookahead).eval()
     kinds = first_of_kind(model, trunk.adapter)
     past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)
@@ -163,18 +193,32 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
     cached = [None if keys is None else {0: b, 2: s} for keys in cache]
     shapes: tuple[Any, ...] = ({0: b, 1: q}, {0: q}, {0: q, 1: q}, {0: b}, {0: r}, cached, cached)
     names = [*WINDOW_INPUTS, *cache_names(PAST, layers)]
-    outputs = ["logits", *([HIDDEN_OUTPUT] if lookahead.head is not None else []), *cache_names(PRESENT, layers)]
+    outputs = [
+        "logits",
+        *([HIDDEN_OUTPUT] if lookahead.head is not None else []),
+        *cache_names(PRESENT, layers),
+    ]
     if lookahead.needs_lookahead_rows:
-        inputs, shapes, names = (*inputs, torch.tensor([3, 4])), (*shapes, {0: a}), [*names, LOOKAHEAD_ROWS]
+        inputs, shapes, names = (
+            (*inputs, torch.tensor([3, 4])),
+            (*shapes, {0: a}),
+            [*names, LOOKAHEAD_ROWS],
+        )
     copied = [index for index, kind in enumerate(kinds) if kind != index]
-    skipped = {f"{prefix}{part}.{index}" for prefix in (PAST, PRESENT) for part in CACHE_PARTS for index in copied}
+    skipped = {
+        f"{prefix}{part}.{index}"
+        for prefix in (PAST, PRESENT)
+        for part in CACHE_PARTS
+        for index in copied
+    }
     with onnx_hooks(model), marked_layers(model, kinds), _exporter_silenced(), torch.no_grad():
         program = torch.onnx.export(
             trunk,
             inputs,
             dynamo=True,
             opset_version=OPSET,
-            optimize=False,  # onnxscript's pattern matchers would keep the graph and its weights alive
+            # onnxscript's pattern matchers would keep the graph and its weights alive
+            optimize=False,
             verbose=False,
             input_names=[name for name in names if name not in skipped],
             output_names=[name for name in outputs if name not in skipped],
@@ -196,13 +240,15 @@ def _order(values: MutableSequence[ir.Value], names: Sequence[str]) -> None:
 def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
     """Names of symbolic dimensions by tensor; None if the traced (static) size stays."""
     return {
-        name: [None if size in MODEL_SIZES else size for size in shape] for name, shape in trunk_shapes(layers).items()
+        name: [None if size in MODEL_SIZES else size for size in shape]
+        for name, shape in trunk_shapes(layers).items()
     }
 
 
 @contextmanager
 def _exporter_silenced() -> Iterator[None]:
-    """Within the block, torch's exporter prints no progress and no warnings, because pass-export prints its own."""
+    """Within the block, torch's exporter prints no progress and no warnings, because pass-export
+    prints its own."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

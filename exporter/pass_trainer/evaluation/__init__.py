@@ -1,1 +1,2 @@
-"""`pass-train evaluate`: measures the acceptance of drafts on answers to prompts that were not used for training."""
+"""`pass-train evaluate`: measures the acceptance of drafts on answers to prompts that were not used
+for training."""

@@ -1,6 +1,8 @@
-"""Answers prompts with the frozen model, sampled with the runtime's noise, and keeps the answers on disk.
+"""Answers prompts with the frozen model, sampled with the runtime's noise, and keeps the answers on
+disk.
 
-The answers do not depend on look-ahead weights, so several weights files are measured on the same ones.
+The answers do not depend on look-ahead weights, so several weights files are measured on the same
+ones.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from pass_exporter.progress import Step
 from pass_runtime.bundle import noise
@@ -46,7 +53,8 @@ class SeededPrompt:
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `max_tokens` tokens. identity: names the model and dtype, for the cache."""
+    """Answers prompts with up to `max_tokens` tokens. identity: names the model and dtype, for the
+    cache."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
@@ -54,7 +62,8 @@ class AnswerWriter:
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt, from the directory `cache`. Writes them there first if they are missing."""
+        """Return an answer for each prompt, from the directory `cache`. Writes them there first if
+        they are missing."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
         key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -63,9 +72,14 @@ class AnswerWriter:
             write_whole(path, json.dumps(self._write(prompts, progress)))
         try:
             written = json.loads(path.read_text(encoding="utf-8"))
-            return [Answer(p.prompt, [int(t) for t in tokens]) for p, tokens in zip(prompts, written, strict=True)]
+            return [
+                Answer(p.prompt, [int(t) for t in tokens])
+                for p, tokens in zip(prompts, written, strict=True)
+            ]
         except (OSError, ValueError, TypeError) as error:
-            raise PassError(f"{path} is damaged ({error}); delete it, and it will be made again") from None
+            raise PassError(
+                f"{path} is damaged ({error}); delete it, and it will be made again"
+            ) from None
 
     def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
@@ -78,15 +92,23 @@ class AnswerWriter:
 
     def _continue(self, prompts: Sequence[SeededPrompt]) -> list[list[int]]:
         ids = [p.prompt for p in prompts]
-        scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])  # Greedy search takes their argmax.
+        scores = LogitsProcessorList(
+            [_GumbelScores(prompts, max(map(len, ids)))]
+        )  # Greedy search takes their argmax.
         lines = continue_prompts(
-            self.model, ids, self.max_tokens, self.eos_token_ids, do_sample=False, logits_processor=scores
+            self.model,
+            ids,
+            self.max_tokens,
+            self.eos_token_ids,
+            do_sample=False,
+            logits_processor=scores,
         )
         return [until_end(line, self.eos_token_ids) for line in lines]
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Maps logits to the scores of Gumbel-max sampling. Their argmax is the token that the runtime samples."""
+    """Maps logits to the scores of Gumbel-max sampling. Their argmax is the token that the runtime
+    samples."""
 
     def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
         self._sampling = [p.sampling for p in prompts]
@@ -99,13 +121,16 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
         logits, length = scores.float().cpu().numpy(), input_ids.shape[1]
         rows = [
             gumbel_scores(logits[row : row + 1], np.array([length - padding]), sampling)
-            for row, (padding, sampling) in enumerate(zip(self._padding, self._sampling, strict=True))
+            for row, (padding, sampling) in enumerate(
+                zip(self._padding, self._sampling, strict=True)
+            )
         ]
         return torch.from_numpy(np.concatenate(rows)).to(scores)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """Return the tokens of a prompt. A chat message is put into the chat template if the model has one."""
+    """Return the tokens of a prompt. A chat message is put into the chat template if the model has
+    one."""
     if not prompt.is_message or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
     return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

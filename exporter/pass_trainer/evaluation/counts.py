@@ -1,4 +1,5 @@
-"""Counts accepted drafts, and the passes that a runtime would need. Counts of several texts can be added."""
+"""Counts accepted drafts, and the passes that a runtime would need. Counts of several texts can be
+added."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.measuring.real_use import ALL_KINDS, KINDS, PassCounts, count_passes, split_at_loop
+from pass_runtime.measuring.real_use import (
+    ALL_KINDS,
+    KINDS,
+    PassCounts,
+    count_passes,
+    split_at_loop,
+)
 
 Ids = npt.NDArray[np.int64]
 
@@ -20,7 +27,8 @@ Ids = npt.NDArray[np.int64]
 class DraftCounts:
     """Counts over the anchors of texts, after which drafts were made.
 
-    tried[j]: the number of anchors for which all drafts before j were right and the text is long enough for draft j.
+    tried[j]: the number of anchors for which all drafts before j were right and the text is long
+    enough for draft j.
     right[j]: the number of these anchors for which draft j was right, too.
     two_pass, fused: the passes that a runtime needs for these texts with either plan.
     """
@@ -48,8 +56,12 @@ class DraftCounts:
 
     @property
     def conditional(self) -> list[float]:
-        """Conditional acceptance [L]: the rate at which draft j is right if all drafts before it are."""
-        return [right / tried if tried else 0.0 for right, tried in zip(self.right, self.tried, strict=True)]
+        """Conditional acceptance [L]: the rate at which draft j is right if all drafts before it
+        are."""
+        return [
+            right / tried if tried else 0.0
+            for right, tried in zip(self.right, self.tried, strict=True)
+        ]
 
     @property
     def cumulative(self) -> list[float]:
@@ -103,11 +115,17 @@ def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCount
     drafts [places,L]: row k has the drafts for written[k + 1:], made when written[k] was known.
     """
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
-    return SplitCounts(*(_count(rows, drafts.shape[1], written, indices) for indices in split_at_loop(written, tokens)))
+    return SplitCounts(
+        *(
+            _count(rows, drafts.shape[1], written, indices)
+            for indices in split_at_loop(written, tokens)
+        )
+    )
 
 
 def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """Return for each draft whether it is right, up to and including the first wrong one, or up to the text's end."""
+    """Return for each draft whether it is right, up to and including the first wrong one, or up to
+    the text's end."""
     right = []
     for draft, token in zip(drafts, text, strict=False):
         right.append(draft == token)
@@ -116,8 +134,11 @@ def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
     return right
 
 
-def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range) -> DraftCounts:
-    """Count the drafts of row k if k + 1 is in `indices`, and the passes that begin there. rows: of `right_in_row`."""
+def _count(
+    rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range
+) -> DraftCounts:
+    """Count the drafts of row k if k + 1 is in `indices`, and the passes that begin there. rows: of
+    `right_in_row`."""
     tried, right = [0] * lookahead, [0] * lookahead
     for k, row in enumerate(rows):
         if k + 1 in indices:
@@ -125,15 +146,20 @@ def _count(rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], i
                 tried[j] += 1
                 right[j] += is_right
     accepted = [sum(row) for row in rows]
-    two_pass, fused = (count_passes(sizes(accepted, len(written)), indices) for sizes in (two_pass_sizes, fused_sizes))
+    two_pass, fused = (
+        count_passes(sizes(accepted, len(written)), indices)
+        for sizes in (two_pass_sizes, fused_sizes)
+    )
     return DraftCounts(tuple(tried), tuple(right), two_pass, fused)
 
 
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the number of tokens that each pass of fused decoding emits, for a text of `length` tokens.
+    """Yield the number of tokens that each pass of fused decoding emits, for a text of `length`
+    tokens.
 
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
-    accepted[k]: the number of right drafts that follow token k, which were made when token k was the newest.
+    accepted[k]: the number of right drafts that follow token k, which were made when token k was
+    the newest.
     """
     yield 1
     begin = 1
@@ -144,8 +170,8 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 
 
 def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the same for two-pass decoding: a pass that drafts and emits one token alternates with a pass that
-    verifies the drafts."""
+    """Yield the same for two-pass decoding: a pass that drafts and emits one token alternates with
+    a pass that verifies the drafts."""
     begin = 0
     while begin < length:
         yield 1
@@ -156,17 +182,22 @@ def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
         begin += 1 + size
 
 
-def by_kind(kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int) -> dict[str, SplitCounts]:
+def by_kind(
+    kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int
+) -> dict[str, SplitCounts]:
     """Return the sums of counts by kind of prompt, and over all kinds."""
     sums = {}
     for kind in (*KINDS, ALL_KINDS):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]
         if chosen:
-            sums[kind] = sum(chosen, SplitCounts(DraftCounts.zero(lookahead), DraftCounts.zero(lookahead)))
+            sums[kind] = sum(
+                chosen, SplitCounts(DraftCounts.zero(lookahead), DraftCounts.zero(lookahead))
+            )
     return sums
 
 
 def report_as_json(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
     return {
-        temperature: {kind: counts.as_json() for kind, counts in kinds.items()} for temperature, kinds in report.items()
+        temperature: {kind: counts.as_json() for kind, counts in kinds.items()}
+        for temperature, kinds in report.items()
     }

@@ -1,4 +1,5 @@
-"""Computes the drafts of look-ahead rows, sampled as in the runtime: each with the noise of its own position."""
+"""Computes the drafts of look-ahead rows, sampled as in the runtime: each with the noise of its own
+position."""
 
 from __future__ import annotations
 
@@ -22,14 +23,21 @@ PADDING_TOKEN = -2
 
 @torch.no_grad()
 def drafts_of(
-    drafter: Drafter, tokens: list[int], anchors: range, lookahead: int, sample: Sample, *, stop_at_wrong: bool = False
+    drafter: Drafter,
+    tokens: list[int],
+    anchors: range,
+    lookahead: int,
+    sample: Sample,
+    *,
+    stop_at_wrong: bool = False,
 ) -> Ids:
-    """Return drafts [anchors, lookahead]. Those of anchor a are for the tokens a + 2, a + 3, ..., given tokens[:a + 2].
+    """Return drafts [anchors, lookahead]. Those of anchor a are for the tokens a + 2, a + 3, ...,
+    given tokens[:a + 2].
 
     With a head, a draft depends on the drafts before it, as in the runtime.
 
-    stop_at_wrong: do not compute drafts after a wrong one, which are never accepted; they are SKIPPED_DRAFT. This saves
-    time, because most drafts follow a wrong one.
+    stop_at_wrong: do not compute drafts after a wrong one, which are never accepted; they are
+    SKIPPED_DRAFT. This saves time, because most drafts follow a wrong one.
     """
     if not anchors:
         return np.zeros((0, lookahead), np.int64)
@@ -48,8 +56,11 @@ def drafts_of(
     return drafts
 
 
-def group_states(drafter: Drafter, tokens: list[int], anchors: range, lookahead: int) -> tuple[torch.Tensor, Ids]:
-    """Return the hidden states [anchors,L,H] of look-ahead rows, and the positions [anchors,L] of their drafts."""
+def group_states(
+    drafter: Drafter, tokens: list[int], anchors: range, lookahead: int
+) -> tuple[torch.Tensor, Ids]:
+    """Return the hidden states [anchors,L,H] of look-ahead rows, and the positions [anchors,L] of
+    their drafts."""
     known = torch.tensor(tokens[: anchors[-1] + 2])
     # A row sees only its anchor and the tokens before it, so no row sees the padding.
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
@@ -62,9 +73,11 @@ def group_states(drafter: Drafter, tokens: list[int], anchors: range, lookahead:
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the logits [P,V] float32 of the last of j drafts of P groups. With a head, only its candidates are finite.
+    """Return the logits [P,V] float32 of the last of j drafts of P groups. With a head, only its
+    candidates are finite.
 
-    hidden [P,j,H]: the states of the groups' first j rows. before [P,j] int64: the tokens before these rows' drafts.
+    hidden [P,j,H]: the states of the groups' first j rows. before [P,j] int64: the tokens before
+    these rows' drafts.
     """
     if drafter.head is None:
         return drafter.logits(hidden[:, -1]).float()

@@ -1,4 +1,5 @@
-"""`pass-train evaluate`: the model answers prompts, and right drafts after every token of its answers are counted."""
+"""`pass-train evaluate`: the model answers prompts, and right drafts after every token of its
+answers are counted."""
 
 from __future__ import annotations
 
@@ -26,16 +27,19 @@ from pass_trainer.run import TrainProgress, make_accelerator
 from pass_trainer.text_supply import model_cache_key
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""Prompts of every kind in `real_use.KINDS`, written for this evaluation. Most are users' messages."""
+"""Prompts of every kind in `real_use.KINDS`, written for this evaluation. Most are users'
+messages."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Options of an evaluation. Raises PassError if one is out of range.
 
-    model, revision: as for pass-export. weights: a file that pass-train wrote, or None for the untrained baseline.
+    model, revision: as for pass-export. weights: a file that pass-train wrote, or None for the
+    untrained baseline.
     prompts, kinds, each: see `real_use.read_prompt_set`.
-    tokens: the number of measured tokens of an answer. temperatures: each is measured. top_k: of sampled answers.
+    tokens: the number of measured tokens of an answer. temperatures: each is measured. top_k: of
+    sampled answers.
     lookahead: drafts per anchor, at most the file's number of look-ahead rows.
     """
 
@@ -82,9 +86,11 @@ class AnsweredPrompt:
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """The anchors for the answer's first `tokens` tokens, as indices into the tokens of prompt and answer together.
+        """The anchors for the answer's first `tokens` tokens, as indices into the tokens of prompt
+        and answer together.
 
-        The first anchor is the prompt's last token. Anchor a has drafts for tokens a + 2, ..., given those up to a + 1.
+        The first anchor is the prompt's last token. Anchor a has drafts for tokens a + 2, ...,
+        given those up to a + 1.
         """
         first = len(self.answer.prompt) - 1
         return range(first, first + min(tokens, len(self.answer.tokens)) - 1)
@@ -99,11 +105,15 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
         for text in texts:
             counts.append(_measure(config, drafter, text))
             step(len(counts), len(texts))
-        report[f"{temperature:g}"] = by_kind([text.prompt.kind for text in texts], counts, config.lookahead)
+        report[f"{temperature:g}"] = by_kind(
+            [text.prompt.kind for text in texts], counts, config.lookahead
+        )
     return report
 
 
-def answer_all(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
+def answer_all(
+    config: EvaluateConfig, progress: TrainProgress
+) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
     """Load the model. Return the drafter, and the answered prompts by temperature."""
     prompts = read_prompt_set(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
@@ -114,7 +124,9 @@ def answer_all(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter
     _check_lengths(config, loaded, prompts, encoded)
     loaded.model.to(accelerator.device)
     lookahead = read_or_baseline(config.weights, config.lookahead, loaded.model)
-    drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(accelerator.device)
+    drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(
+        accelerator.device
+    )
     writer = AnswerWriter(
         loaded.model,
         loaded.eos_token_ids,
@@ -123,18 +135,23 @@ def answer_all(config: EvaluateConfig, progress: TrainProgress) -> tuple[Drafter
     )
     texts = {}
     for temperature in config.temperatures:
-        sampling = [SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts]
+        sampling = [
+            SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts
+        ]
         step = progress.phase(f"writing at temperature {temperature:g}")
         seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
         answers = _answer_by_kind(writer, prompts, seeded, step)
-        texts[temperature] = [AnsweredPrompt(*each) for each in zip(prompts, answers, sampling, strict=True)]
+        texts[temperature] = [
+            AnsweredPrompt(*each) for each in zip(prompts, answers, sampling, strict=True)
+        ]
     return drafter, texts
 
 
 def _answer_by_kind(
     writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
 ) -> list[Answer]:
-    """Answer the prompts kind by kind, so that cached answers of a kind do not depend on the other kinds."""
+    """Answer the prompts kind by kind, so that cached answers of a kind do not depend on the other
+    kinds."""
     written: dict[int, Answer] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
@@ -161,7 +178,10 @@ def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> 
 
 
 def _check_lengths(
-    config: EvaluateConfig, loaded: LoadedModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]]
+    config: EvaluateConfig,
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    encoded: Sequence[list[int]],
 ) -> None:
     most = max(loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens, 0)
     for prompt, ids in zip(prompts, encoded, strict=True):

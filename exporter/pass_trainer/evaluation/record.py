@@ -1,4 +1,5 @@
-"""`pass-train evaluate --record`: writes the results into the weights file and the model card beside it."""
+"""`pass-train evaluate --record`: writes the results into the weights file and the model card
+beside it."""
 
 from __future__ import annotations
 
@@ -19,27 +20,37 @@ GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE = 0.0, 0.8
 def check_recordable(config: EvaluateConfig) -> None:
     """Raise PassError if the options do not give the results that a weights file records."""
     if config.weights is None:
-        raise PassError("--record needs the weights file to write to: pass-train evaluate WEIGHTS --record")
+        raise PassError(
+            "--record needs the weights file to write to: pass-train evaluate WEIGHTS --record"
+        )
     if not {GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE} <= set(config.temperatures) or config.top_k:
         raise PassError(
-            f"--record needs results at the temperatures {GREEDY_TEMPERATURE:g} and {SAMPLED_TEMPERATURE:g}: "
-            "give both in --temperatures, and leave --top-k out"
+            f"--record needs results at the temperatures {GREEDY_TEMPERATURE:g} and "
+            f"{SAMPLED_TEMPERATURE:g}: give both in --temperatures, and leave --top-k out"
         )
     if set(config.kinds) != set(KINDS):
         raise PassError("--record needs results for all kinds of prompts: leave --kinds out")
     lookahead = read_record(config.weights).lookahead
     if config.lookahead != lookahead:
-        raise PassError(f"--record needs results for all drafts of {config.weights}: add --lookahead {lookahead}")
+        raise PassError(
+            f"--record needs results for all drafts of {config.weights}: add --lookahead "
+            f"{lookahead}"
+        )
 
 
 def write_results(config: EvaluateConfig, report: dict[str, Any]) -> None:
-    """Write the cumulative acceptance of all prompts, without loops in answers, into the weights file, and the table
-    into the model card."""
+    """Write the cumulative acceptance of all prompts, without loops in answers, into the weights
+    file, and the table into the model card."""
     assert config.weights is not None
     greedy, sampled = (
-        report["temperatures"][f"{t:g}"][ALL_KINDS]["chain"] for t in (GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE)
+        report["temperatures"][f"{t:g}"][ALL_KINDS]["chain"]
+        for t in (GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE)
     )
     record_acceptance(config.weights, tuple(greedy), tuple(sampled))
     card = config.weights.with_name(CARD_FILE)
-    if card.is_file() and (text := replace_section(read_text(card), "acceptance", markdown({"": report}))) is not None:
+    if (
+        card.is_file()
+        and (text := replace_section(read_text(card), "acceptance", markdown({"": report})))
+        is not None
+    ):
         write_whole(card, text)

@@ -16,13 +16,15 @@ HEADINGS = (
     "in loops",
     "accepted there",
 )
-EXPLANATION = """A place is a token of the model's answer after which drafts were made. The acceptance of draft j is the
-rate at which it is right if the drafts before it are; "accepted" is the mean number of accepted drafts, tau is tokens
-per pass. Places in a loop, where the model repeats itself, are in the last two columns only."""
+EXPLANATION = """A place is a token of the model's answer after which drafts were made. The
+acceptance of draft j is the rate at which it is right if the drafts before it are; "accepted" is
+the mean number of accepted drafts, tau is tokens per pass. Places in a loop, where the model
+repeats itself, are in the last two columns only."""
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row, with the columns HEADINGS, for every temperature and kind. report: what `--json` prints."""
+    """Return a table row, with the columns HEADINGS, for every temperature and kind. report: what
+    `--json` prints."""
     return [
         [
             decoding_label(temperature, report["top_k"]),
@@ -55,10 +57,18 @@ def markdown(reports: Mapping[str, Mapping[str, Any]]) -> str:
     named = len(reports) > 1
     first = next(iter(reports.values()))
     headings = (*(["weights"] if named else []), *HEADINGS)
-    rows = [[*([name] if named else []), *row] for name, report in reports.items() for row in rows_of(report)]
+    rows = [
+        [*([name] if named else []), *row]
+        for name, report in reports.items()
+        for row in rows_of(report)
+    ]
     lines = [headings, ["---"] * len(headings), *rows]
     about = (
-        f"`pass-train evaluate`: the base model answered {first['prompts']} prompts, which nothing was trained on, "
-        f"with at most {first['tokens']} tokens, and drafts were made at every place, L = {first['lookahead']}."
+        f"`pass-train evaluate`: the base model answered {first['prompts']} prompts, which nothing "
+        f"was trained on, with at most {first['tokens']} tokens, and drafts were made at every "
+        f"place, L = {first['lookahead']}."
     )
-    return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + f"\n\n{about}\n{EXPLANATION}"
+    return (
+        "\n".join(["| " + " | ".join(line) + " |" for line in lines])
+        + f"\n\n{about}\n{EXPLANATION}"
+    )

@@ -1,4 +1,5 @@
-// pass-cpp bench: times plans on the same prompts, in alternation, so that other load on the machine affects all alike.
+// pass-cpp bench: times plans on the same prompts, in alternation, so that other load on the
+// machine affects all alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,7 +33,8 @@ struct BenchFlags {
     std::string output;
 };
 
-// A run of all prompts with one plan. stats: the sum of the counts. seconds: the time that plans are compared by.
+// A run of all prompts with one plan. stats: the sum of the counts. seconds: the time that plans
+// are compared by.
 struct Round {
     Stats stats;
     double seconds = 0, decode_seconds = 0, host_seconds = 0;
@@ -40,8 +42,8 @@ struct Round {
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };
 
-// A plan to compare, and its measurements. batch: sequences at a time; 0 runs them one by one and times only decoding.
-// texts: what it wrote for each prompt.
+// A plan to compare, and its measurements. batch: sequences at a time; 0 runs them one by one and
+// times only decoding. texts: what it wrote for each prompt.
 struct Contender {
     std::string name;
     GenerateOptions options;
@@ -50,7 +52,10 @@ struct Contender {
     std::vector<Ids> texts;
 };
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
 
 double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
@@ -88,7 +93,8 @@ Round run_round(Session& session, const Contender& contender, const std::vector<
 // The name of a plan in the report: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`.
 std::string name_of(const Session& session, const GenerateOptions& options) {
     if (options.plan == "auto") {
-        return !options.draft || *options.draft == "both" ? "auto" : "auto (" + *options.draft + ")";
+        return !options.draft || *options.draft == "both" ? "auto"
+                                                          : "auto (" + *options.draft + ")";
     }
     auto [name, drafts] = session.mode(options);
     const bool both = name.ends_with("+ngram");
@@ -103,7 +109,8 @@ std::vector<int> batches_of(const BenchFlags& flags) {
     std::vector<int> found;
     for (std::int64_t size : parse_numbers(*flags.batches).value_or(Ids{0})) {
         if (size < 1 || size > std::numeric_limits<int>::max()) {
-            throw Error("--batch must list numbers of sequences, as in 1,2,4,8, not '" + *flags.batches + "'");
+            throw Error("--batch must list numbers of sequences, as in 1,2,4,8, not '" +
+                        *flags.batches + "'");
         }
         found.push_back(static_cast<int>(size));
     }
@@ -111,14 +118,18 @@ std::vector<int> batches_of(const BenchFlags& flags) {
 }
 
 std::vector<Contender> contenders_of(const Session& session, const BenchFlags& flags) {
-    const auto or_default = [](auto given, auto otherwise) { return given.empty() ? otherwise : given; };
+    const auto or_default = [](auto given, auto otherwise) {
+        return given.empty() ? otherwise : given;
+    };
     const SamplingParams sampling = flags.sampling.params().seeded();  // the same seed for all
     std::vector<Contender> found;
     for (int batch : or_default(batches_of(flags), std::vector<int>{0})) {
         for (const std::string& plan :
              or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
-            for (const std::string& draft : or_default(flags.drafts, std::vector<std::string>{""})) {
-                for (int lookahead : or_default(flags.lookaheads, std::vector<int>{session.bundle().lookahead()})) {
+            for (const std::string& draft :
+                 or_default(flags.drafts, std::vector<std::string>{""})) {
+                for (int lookahead :
+                     or_default(flags.lookaheads, std::vector<int>{session.bundle().lookahead()})) {
                     Contender one;
                     one.options.max_new_tokens = flags.max_new_tokens;
                     one.options.sampling = sampling;
@@ -127,9 +138,13 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
                     if (plan != "ar" && !draft.empty()) one.options.draft = draft;
                     one.options.ignore_eos = true;
                     one.batch = batch;
-                    one.name = name_of(session, one.options) + (batch > 0 ? " x" + std::to_string(batch) : "");
-                    const auto same = [&](const Contender& other) { return other.name == one.name; };
-                    if (std::none_of(found.begin(), found.end(), same)) found.push_back(std::move(one));
+                    one.name = name_of(session, one.options) +
+                               (batch > 0 ? " x" + std::to_string(batch) : "");
+                    const auto same = [&](const Contender& other) {
+                        return other.name == one.name;
+                    };
+                    if (std::none_of(found.begin(), found.end(), same))
+                        found.push_back(std::move(one));
                 }
             }
         }
@@ -138,7 +153,8 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
-    std::vector<double> rates, ratios, each, decode, host;  // each: rates of one sequence; decode, host: ms of a pass
+    // each: rates of one sequence; decode, host: ms of a pass
+    std::vector<double> rates, ratios, each, decode, host;
     Stats stats;  // of all rounds: `auto` may need other passes for the same text in each of them
     stats.plan = contender.rounds.front().stats.plan;
     stats.lookahead = contender.rounds.front().stats.lookahead;
@@ -164,17 +180,23 @@ Json measured(const Contender& contender, const Contender& baseline) {
             {"acceptance_per_position", stats.acceptance_per_position()}};
 }
 
-// Plans that wrote another text than the first plan. Under the exact-match rule only rounding can cause that.
-std::vector<std::string> differing(const Session& session, const std::vector<Contender>& contenders) {
+// Plans that wrote another text than the first plan. Under the exact-match rule only rounding can
+// cause that.
+std::vector<std::string> differing(const Session& session,
+                                   const std::vector<Contender>& contenders) {
     std::vector<std::string> found;
     const Contender& first = contenders.front();
-    if (session.bundle().rule() == "rejection" && first.options.sampling.temperature > 0) return found;
+    if (session.bundle().rule() == "rejection" && first.options.sampling.temperature > 0)
+        return found;
     for (const Contender& other : contenders) {
         for (std::size_t i = 0; i < first.texts.size(); ++i) {
             const Ids &ours = other.texts[i], &theirs = first.texts[i];
             if (ours == theirs) continue;
-            const auto at = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first - ours.begin();
-            found.push_back(other.name + ": prompt " + std::to_string(i) + " from token " + std::to_string(at));
+            const auto at =
+                std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first -
+                ours.begin();
+            found.push_back(other.name + ": prompt " + std::to_string(i) + " from token " +
+                            std::to_string(at));
         }
     }
     return found;
@@ -185,14 +207,16 @@ void print_captures(const Json& report) {
     if (report["device"] == "cpu") return;
     if (report["uncaptured"].empty()) std::printf("passes were captured as CUDA graphs\n");
     for (const auto& [name, reason] : report["uncaptured"].items())
-        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(), reason.get<std::string>().c_str());
+        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(),
+                    reason.get<std::string>().c_str());
 }
 
 void print_table(const Json& report) {
     std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(),
-                report["device"].get<std::string>().c_str(), report["machine"].get<std::string>().c_str());
-    std::printf("%-22s %10s %7s %9s %7s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "host", "tau",
-                "acceptance by position");
+                report["device"].get<std::string>().c_str(),
+                report["machine"].get<std::string>().c_str());
+    std::printf("%-22s %10s %7s %9s %7s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "host",
+                "tau", "acceptance by position");
     for (const Json& plan : report["plans"]) {
         std::string rates;
         char text[16];
@@ -200,25 +224,30 @@ void print_table(const Json& report) {
             std::snprintf(text, sizeof text, "%.2f ", rate.get<double>());
             rates += text;
         }
-        std::printf("%-22s %10.1f %7.2f %9.2f %7.3f %6.2f  %s\n", plan["plan"].get<std::string>().c_str(),
+        std::printf("%-22s %10.1f %7.2f %9.2f %7.3f %6.2f  %s\n",
+                    plan["plan"].get<std::string>().c_str(),
                     plan["tokens_per_second"].get<double>(), plan["ratio"].get<double>(),
-                    plan["milliseconds_per_pass"].get<double>(), plan["host_milliseconds_per_pass"].get<double>(),
-                    plan["tau"].get<double>(), rates.empty() ? "-" : rates.c_str());
+                    plan["milliseconds_per_pass"].get<double>(),
+                    plan["host_milliseconds_per_pass"].get<double>(), plan["tau"].get<double>(),
+                    rates.empty() ? "-" : rates.c_str());
     }
     for (const Json& one : report["differing"])
-        std::printf("another text, which only rounding may cause: %s\n", one.get<std::string>().c_str());
+        std::printf("another text, which only rounding may cause: %s\n",
+                    one.get<std::string>().c_str());
     print_captures(report);
-    if (report["differing"].empty()) std::printf("every plan wrote the same text, token for token\n");
+    if (report["differing"].empty())
+        std::printf("every plan wrote the same text, token for token\n");
 }
 
 std::vector<Ids> prompts_of(const Session& session, const BenchFlags& flags) {
     std::vector<Ids> found;
-    for (const std::string& text : flags.prompt_ids) found.push_back(parse_ids("--prompt-ids", text));
+    for (const std::string& text : flags.prompt_ids)
+        found.push_back(parse_ids("--prompt-ids", text));
     if (!found.empty() && flags.prompts.empty()) return found;
     const Tokenizer tokenizer(flags.engine.bundle, "", flags.engine.options.onnxruntime);
-    const std::vector<std::string> otherwise{"The history of the Roman Empire begins with",
-                                             "def quicksort(items):\n    ", "To bake a loaf of bread, first",
-                                             "Photosynthesis is the process by which"};
+    const std::vector<std::string> otherwise{
+        "The history of the Roman Empire begins with", "def quicksort(items):\n    ",
+        "To bake a loaf of bread, first", "Photosynthesis is the process by which"};
     for (const std::string& text : flags.prompts.empty() ? otherwise : flags.prompts) {
         found.push_back(encode(tokenizer, session.bundle(), text));
     }
@@ -226,10 +255,13 @@ std::vector<Ids> prompts_of(const Session& session, const BenchFlags& flags) {
 }
 
 void bench(const BenchFlags& flags) {
-    if (flags.repeat < 1) throw Error("--repeat must be at least 1, not " + std::to_string(flags.repeat));
+    if (flags.repeat < 1)
+        throw Error("--repeat must be at least 1, not " + std::to_string(flags.repeat));
     const std::vector<int> batches = batches_of(flags);
     const std::size_t most =
-        batches.empty() ? 0 : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
+        batches.empty()
+            ? 0
+            : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
     EngineFlags engine = flags.engine;
     engine.no_prefix_cache = true;  // every round reads its prompts
     Session session = engine.open(std::max(1, static_cast<int>(most)));
@@ -247,20 +279,22 @@ void bench(const BenchFlags& flags) {
                 contender.rounds.push_back(round);
         }
     }
-    Json report{{"bundle", session.bundle().name()},
-                {"dtype", session.bundle().dtype()},
-                {"weights", session.bundle().weights()},
-                {"device", session.device()},
-                {"uncaptured", session.uncaptured()},
-                {"machine", std::to_string(std::thread::hardware_concurrency()) + " cores, pass-cpp"},
-                {"lookahead_source", session.bundle().lookahead_source()},
-                {"prompts", prompts.size()},
-                {"max_new_tokens", flags.max_new_tokens},
-                {"repeat", flags.repeat},
-                {"rule", session.bundle().rule()},
-                {"differing", differing(session, contenders)},
-                {"plans", Json::array()}};
-    for (const Contender& contender : contenders) report["plans"].push_back(measured(contender, contenders.front()));
+    Json report{
+        {"bundle", session.bundle().name()},
+        {"dtype", session.bundle().dtype()},
+        {"weights", session.bundle().weights()},
+        {"device", session.device()},
+        {"uncaptured", session.uncaptured()},
+        {"machine", std::to_string(std::thread::hardware_concurrency()) + " cores, pass-cpp"},
+        {"lookahead_source", session.bundle().lookahead_source()},
+        {"prompts", prompts.size()},
+        {"max_new_tokens", flags.max_new_tokens},
+        {"repeat", flags.repeat},
+        {"rule", session.bundle().rule()},
+        {"differing", differing(session, contenders)},
+        {"plans", Json::array()}};
+    for (const Contender& contender : contenders)
+        report["plans"].push_back(measured(contender, contenders.front()));
     if (!flags.output.empty()) {
         std::ofstream file(flags.output);
         file << report.dump(2) << "\n";
@@ -275,23 +309,31 @@ void bench(const BenchFlags& flags) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-    CLI::App* command = app.add_subcommand("bench",
-                                           "Time plans against each other, in alternation; medians over rounds. "
-                                           "host: the part of ms/pass outside the engine.");
+    CLI::App* command =
+        app.add_subcommand("bench",
+                           "Time plans against each other, in alternation; medians over rounds. "
+                           "host: the part of ms/pass outside the engine.");
     const auto flags = std::make_shared<BenchFlags>();
     flags->engine.add_to(*command);
     flags->sampling.add_to(*command);
-    command->add_option("-p,--prompt", flags->prompts, "A prompt. May be given several times.")->take_all();
-    command
-        ->add_option("--prompt-ids", flags->prompt_ids, "A prompt's token ids, as 1,2,3. May be given several times.")
+    command->add_option("-p,--prompt", flags->prompts, "A prompt. May be given several times.")
         ->take_all();
-    command->add_option("--plan", flags->plans, "Plans to compare; ratios are to the first. Default: all.")->take_all();
+    command
+        ->add_option("--prompt-ids", flags->prompt_ids,
+                     "A prompt's token ids, as 1,2,3. May be given several times.")
+        ->take_all();
+    command
+        ->add_option("--plan", flags->plans,
+                     "Plans to compare; ratios are to the first. Default: all.")
+        ->take_all();
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
-    command->add_option("--lookahead", flags->lookaheads, "Drafts per step. Default: the bundle's.")->take_all();
+    command->add_option("--lookahead", flags->lookaheads, "Drafts per step. Default: the bundle's.")
+        ->take_all();
     command->add_option("--batch", flags->batches,
                         "Numbers of sequences to run together, as 1,2,4,8. Default: one by one.");
     command->add_option("--max-new-tokens", flags->max_new_tokens)->capture_default_str();
-    command->add_option("--repeat", flags->repeat, "Rounds; every round runs every plan once.")->capture_default_str();
+    command->add_option("--repeat", flags->repeat, "Rounds; every round runs every plan once.")
+        ->capture_default_str();
     command->add_flag("--json", flags->as_json, "Print JSON instead of a table.");
     command->add_option("-o,--output", flags->output, "Also write JSON to this file.");
     check_values(*command);

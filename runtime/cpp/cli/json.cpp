@@ -15,9 +15,11 @@ Json logprobs_of(const Generation& generation) {
     for (const Token& token : generation.tokens()) {
         if (!token.logprobs) continue;
         Json top = Json::array();
-        for (const auto& [id, logprob] : token.logprobs->top) top.push_back({id, static_cast<double>(logprob)});
-        found.push_back(
-            {{"token", token.id}, {"logprob", static_cast<double>(token.logprobs->logprob)}, {"top", std::move(top)}});
+        for (const auto& [id, logprob] : token.logprobs->top)
+            top.push_back({id, static_cast<double>(logprob)});
+        found.push_back({{"token", token.id},
+                         {"logprob", static_cast<double>(token.logprobs->logprob)},
+                         {"top", std::move(top)}});
     }
     return found;
 }
@@ -50,7 +52,8 @@ Json to_json(const Generation& generation) {
     Json found{{"prompt_ids", generation.prompt_ids()},
                {"token_ids", generation.token_ids()},
                {"text", generation.text()},
-               {"finish_reason", generation.finish_reason() ? Json(name_of(*generation.finish_reason())) : Json()},
+               {"finish_reason",
+                generation.finish_reason() ? Json(name_of(*generation.finish_reason())) : Json()},
                {"stop_reason", to_json(generation.stop_reason())},
                {"seed", generation.seed()},
                {"stats", to_json(generation.stats())}};

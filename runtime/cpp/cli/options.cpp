@@ -5,29 +5,36 @@
 namespace pass::cli {
 
 void EngineFlags::add_to(CLI::App& command) {
-    command.add_option("bundle", bundle, "A directory that pass-export wrote.")->type_name("BUNDLE")->required();
+    command.add_option("bundle", bundle, "A directory that pass-export wrote.")
+        ->type_name("BUNDLE")
+        ->required();
     command
         .add_option("--device", options.device,
-                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; add a GPU's number, as in cuda:1.")
+                    "auto, cpu, cuda, tensorrt, tensorrt-rtx, tensorrt-rtx-ep; add a GPU's number, "
+                    "as in cuda:1.")
         ->capture_default_str();
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", options.capacity, "KV capacity of a sequence, in tokens.");
     command.add_flag("--trust-bundle", trust_bundle, "Skip the hash check of the bundle's files.");
-    command.add_flag("--no-weight-cache", no_weight_cache, "Do not share packed weights with other processes (CPU).");
-    command.add_flag(
-        "--no-prefix-cache", no_prefix_cache,
-        "Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, on the CPU.");
-    command.add_option(
-        "--speculative-max-concurrency", options.speculative_max_concurrency,
-        "If more sequences than this are decoded together, decode all without drafts. Default: no limit.");
+    command.add_flag("--no-weight-cache", no_weight_cache,
+                     "Do not share packed weights with other processes (CPU).");
+    command.add_flag("--no-prefix-cache", no_prefix_cache,
+                     "Compute the K/V of every prompt. Otherwise prompts share the K/V of a common "
+                     "prefix, on the CPU.");
+    command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
+                       "If more sequences than this are decoded together, decode all without "
+                       "drafts. Default: no limit.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
-                       "libnvinfer.so or libtensorrt_rtx.so to use, in place of $PASS_TENSORRT or $PASS_TENSORRT_RTX.");
-    command.add_option("--plugin", options.plugin,
-                       "ONNX Runtime's plugin for tensorrt-rtx-ep, in place of $PASS_TENSORRT_RTX_PLUGIN.");
-    command.add_option("--plugin-library", options.plugin_libraries,
-                       "A library that the plugin needs and does not find. May be given several times.");
+                       "libnvinfer.so or libtensorrt_rtx.so to use, in place of $PASS_TENSORRT or "
+                       "$PASS_TENSORRT_RTX.");
+    command.add_option(
+        "--plugin", options.plugin,
+        "ONNX Runtime's plugin for tensorrt-rtx-ep, in place of $PASS_TENSORRT_RTX_PLUGIN.");
+    command.add_option(
+        "--plugin-library", options.plugin_libraries,
+        "A library that the plugin needs and does not find. May be given several times.");
 }
 
 Session EngineFlags::open(int slots) const {
@@ -40,21 +47,26 @@ Session EngineFlags::open(int slots) const {
 }
 
 void SamplingFlags::add_to(CLI::App& command) {
-    command.add_option("--temperature", sampling.temperature, "0 is greedy.")->capture_default_str();
+    command.add_option("--temperature", sampling.temperature, "0 is greedy.")
+        ->capture_default_str();
     command.add_option("--top-k", sampling.top_k, "0 is off; at most 1024.")->capture_default_str();
     command.add_option("--top-p", sampling.top_p, "1 is off.")->capture_default_str();
     command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
-    command.add_option("--seed", seed, "The same seed gives the same text, whatever the plan. Default: random.")
+    command
+        .add_option("--seed", seed,
+                    "The same seed gives the same text, whatever the plan. Default: random.")
         ->type_name("NUMBER");
     command.add_option("--presence-penalty", sampling.presence_penalty,
                        "Subtracted from the logit of every token already generated; 0 is off.");
-    command.add_option("--frequency-penalty", sampling.frequency_penalty,
-                       "Subtracted from a token's logit once for each time it was generated; 0 is off.");
     command.add_option(
-        "--repetition-penalty", sampling.repetition_penalty,
-        "Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 is off.");
+        "--frequency-penalty", sampling.frequency_penalty,
+        "Subtracted from a token's logit once for each time it was generated; 0 is off.");
+    command.add_option("--repetition-penalty", sampling.repetition_penalty,
+                       "Divides positive and multiplies negative logits of tokens in the prompt or "
+                       "the output; 1 is off.");
     command
-        .add_option("--logit-bias", biases, "Added to the logit of a token, as TOKEN=BIAS. May be given several times.")
+        .add_option("--logit-bias", biases,
+                    "Added to the logit of a token, as TOKEN=BIAS. May be given several times.")
         ->type_name("TOKEN=BIAS")
         ->take_all();
 }
@@ -85,7 +97,8 @@ SamplingParams SamplingFlags::params() const {
         std::uint64_t number = 0;
         const char* last = seed->data() + seed->size();
         const auto [stop, error] = std::from_chars(seed->data(), last, number);
-        if (error != std::errc() || stop != last) throw Error("seed must be 0 to 2^64-1, not " + *seed);
+        if (error != std::errc() || stop != last)
+            throw Error("seed must be 0 to 2^64-1, not " + *seed);
         found.seed = number;
     }
     return found;
@@ -93,7 +106,8 @@ SamplingParams SamplingFlags::params() const {
 
 namespace {
 
-// What is wrong with a value; empty if nothing is. Writes whole numbers in decimal, which CLI11 reads right.
+// What is wrong with a value; empty if nothing is. Writes whole numbers in decimal, which CLI11
+// reads right.
 std::string problem(std::string& value, const std::string& type) {
     const std::string is_not = "'" + value + "' is not ";
     const char* first = value.data() + (value.starts_with('+') ? 1 : 0);
@@ -116,10 +130,14 @@ std::string problem(std::string& value, const std::string& type) {
 void check_values(CLI::App& command) {
     for (CLI::Option* option : command.get_options()) {
         const std::string type = option->get_type_name();
-        const bool is_flag = option->get_items_expected_max() == 0, is_prompt = option->check_name("--prompt");
+        const bool is_flag = option->get_items_expected_max() == 0,
+                   is_prompt = option->check_name("--prompt");
         if (is_flag || is_prompt) continue;  // a prompt may be empty
         option->transform(CLI::Validator(
-            [type](std::string& value) { return value.empty() ? "the value is empty" : problem(value, type); }, ""));
+            [type](std::string& value) {
+                return value.empty() ? "the value is empty" : problem(value, type);
+            },
+            ""));
     }
 }
 

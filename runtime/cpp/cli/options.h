@@ -11,7 +11,8 @@
 
 namespace pass::cli {
 
-// --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache --speculative-max-concurrency
+// --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache
+// --speculative-max-concurrency
 // --onnxruntime --tensorrt --plugin --plugin-library
 struct EngineFlags {
     std::string bundle;
@@ -22,7 +23,8 @@ struct EngineFlags {
     Session open(int slots = 1) const;
 };
 
-// --temperature --top-k --top-p --min-p --seed --presence-penalty --frequency-penalty --repetition-penalty --logit-bias
+// --temperature --top-k --top-p --min-p --seed --presence-penalty --frequency-penalty
+// --repetition-penalty --logit-bias
 struct SamplingFlags {
     SamplingParams sampling;
     std::optional<std::string> seed;
@@ -32,8 +34,8 @@ struct SamplingFlags {
     SamplingParams params() const;
 };
 
-// Call it after adding all options. Makes `command` refuse values that CLI11 would accept: empty ones, which it takes
-// for 0, and numbers that do not fit. Makes it read 010 as 10.
+// Call it after adding all options. Makes `command` refuse values that CLI11 would accept: empty
+// ones, which it takes for 0, and numbers that do not fit. Makes it read 010 as 10.
 void check_values(CLI::App& command);
 
 // Each adds one command to the app.

@@ -52,9 +52,10 @@ std::string summary(const Generation& generation) {
     const Stats stats = generation.stats();
     std::array<char, 256> line{};
     std::snprintf(line.data(), line.size(),
-                  "[%lld tokens, %.1f tokens/s, plan %s, tau %.2f, prefill %.0f ms of %lld tokens, finished by %s]",
-                  static_cast<long long>(stats.generated_tokens), stats.decode_tokens_per_second(), stats.plan.c_str(),
-                  stats.tau(), 1e3 * stats.prefill_seconds,
+                  "[%lld tokens, %.1f tokens/s, plan %s, tau %.2f, prefill %.0f ms of %lld tokens, "
+                  "finished by %s]",
+                  static_cast<long long>(stats.generated_tokens), stats.decode_tokens_per_second(),
+                  stats.plan.c_str(), stats.tau(), 1e3 * stats.prefill_seconds,
                   static_cast<long long>(stats.prompt_tokens - stats.cached_tokens),
                   name_of(generation.finish_reason().value_or(FinishReason::error)));
     return line.data();
@@ -66,7 +67,8 @@ void print(const Event& event, bool text, bool show_drafts) {
     std::string shown;
     for (const Token& token : event.tokens) {
         const char* colour = show_drafts ? look_of(token.source).colour : nullptr;
-        shown += coloured(text ? token.text : std::to_string(token.id), colour, STDOUT_FILENO) + (text ? "" : " ");
+        shown += coloured(text ? token.text : std::to_string(token.id), colour, STDOUT_FILENO) +
+                 (text ? "" : " ");
     }
     std::cout << (text && shown.empty() ? event.text : shown) << std::flush;
 }

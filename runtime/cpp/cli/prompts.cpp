@@ -30,7 +30,8 @@ std::optional<std::string> read_standard_input() {
 }
 
 std::optional<std::string> read_file(const std::string& path) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                               std::fclose);
     return read_bytes(file.get());
 }
 
@@ -49,14 +50,18 @@ std::string read_text(const std::string& path) {
 void PromptFlags::add_to(CLI::App& command) {
     command.add_option("-p,--prompt", prompt, "The prompt.");
     command.add_option("--prompt-file", file,
-                       "UTF-8 file with the prompt, or `-` for standard input; a line feed at its end is removed.");
-    command.add_flag("--keep-newline", keep_newline, "Keep the line feed at the end of the file or of standard input.");
-    command.add_option("--prompt-ids", ids, "The prompt's token ids, as 1,2,3. Token ids are printed, not text.");
+                       "UTF-8 file with the prompt, or `-` for standard input; a line feed at its "
+                       "end is removed.");
+    command.add_flag("--keep-newline", keep_newline,
+                     "Keep the line feed at the end of the file or of standard input.");
+    command.add_option("--prompt-ids", ids,
+                       "The prompt's token ids, as 1,2,3. Token ids are printed, not text.");
 }
 
 std::optional<std::string> PromptFlags::read() const {
     if (prompt && file) throw Error("give the prompt with -p or with --prompt-file, not both");
-    if (ids && (prompt || file)) throw Error("give the prompt with --prompt-ids or as text, not both");
+    if (ids && (prompt || file))
+        throw Error("give the prompt with --prompt-ids or as text, not both");
     if ((prompt || ids) && keep_newline) {
         throw Error("--keep-newline is for prompts from a file or standard input: " +
                     std::string(prompt ? "-p" : "--prompt-ids") + " is taken as it is");
@@ -84,7 +89,8 @@ std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text) 
         } else {
             std::int64_t number = 0;
             const auto [stop, error] = std::from_chars(at, end, number);
-            if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) return std::nullopt;
+            if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' '))
+                return std::nullopt;
             numbers.push_back(number);
             number_expected = false;
             at = stop;
@@ -98,7 +104,8 @@ std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& 
     throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
 }
 
-std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle, const std::string& text) {
+std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle,
+                                 const std::string& text) {
     std::vector<std::int64_t> ids = tokenizer.encode(text);
     if (!ids.empty()) return ids;
     if (bundle.bos_token_id()) return {*bundle.bos_token_id()};

@@ -1,4 +1,5 @@
-// Streams tokens: stream.cpp BUNDLE ID... (token ids of a prompt, as from `pass-run generate --json`).
+// Streams tokens: stream.cpp BUNDLE ID... (token ids of a prompt, as from `pass-run generate
+// --json`).
 #include <pass/pass.hpp>
 
 #include <cstdlib>
@@ -13,7 +14,8 @@ int main(int argc, char** argv) {
         pass::Session session = pass::Session::load(argv[1]);
 
         pass::Request request;
-        for (int i = 2; i < argc; ++i) request.prompt_ids.push_back(std::strtoll(argv[i], nullptr, 10));
+        for (int i = 2; i < argc; ++i)
+            request.prompt_ids.push_back(std::strtoll(argv[i], nullptr, 10));
         request.options.max_new_tokens = 32;
         request.options.sampling.temperature = 0.8;
         request.options.sampling.seed = 7;
@@ -21,12 +23,13 @@ int main(int argc, char** argv) {
         pass::Generation generation = session.submit(request);
         while (const auto event = generation.next()) {
             for (const pass::Token& token : event->tokens) {
-                std::cout << token.id << (token.source == pass::TokenSource::model ? " " : "* ") << std::flush;
+                std::cout << token.id << (token.source == pass::TokenSource::model ? " " : "* ")
+                          << std::flush;
             }
         }
         const pass::Stats stats = generation.stats();
-        std::cout << "\nfinished by " << pass::name_of(*generation.finish_reason()) << ", " << stats.tau()
-                  << " tokens per pass (* were drafts)\n";
+        std::cout << "\nfinished by " << pass::name_of(*generation.finish_reason()) << ", "
+                  << stats.tau() << " tokens per pass (* were drafts)\n";
     } catch (const pass::Error& error) {
         std::cerr << "error: " << error.what() << "\n";
         return 2;

@@ -1,7 +1,7 @@
 // Any bytes as a manifest: read, or refused with an Error; never anything else.
 //
-// With clang this is a libFuzzer target. Other compilers build a program that mutates the files it is given by itself:
-// manifest_fuzz SECONDS FILE...
+// With clang this is a libFuzzer target. Other compilers build a program that mutates the files it
+// is given by itself: manifest_fuzz SECONDS FILE...
 
 #include <cstdint>
 #include <cstdlib>
@@ -12,7 +12,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     try {
-        const pass::Manifest manifest = pass::parse_manifest(std::string(reinterpret_cast<const char*>(data), size));
+        const pass::Manifest manifest =
+            pass::parse_manifest(std::string(reinterpret_cast<const char*>(data), size));
         pass::check_consistency(manifest);
         if (manifest.content().size() != 64) std::abort();
     } catch (const pass::Error& error) {
@@ -32,13 +33,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace {
 
-const std::vector<std::string> words{
-    "null", "-1",  "0",  "1e999", "9223372036854775807", "\"\"", "[]", "{}", "true", ",", ":", "\"", "\\", "\xff",
-    "3",    "320", "[[", "}}",    "\"\\ud800\""};
+const std::vector<std::string> words{"null", "-1", "0",  "1e999",      "9223372036854775807",
+                                     "\"\"", "[]", "{}", "true",       ",",
+                                     ":",    "\"", "\\", "\xff",       "3",
+                                     "320",  "[[", "}}", "\"\\ud800\""};
 
 // A few bytes changed, cut out, doubled, or replaced by a word of JSON.
 std::string mutated(std::string text, std::mt19937& random) {
-    const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
+    const auto below = [&](std::size_t n) {
+        return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+    };
     for (std::size_t times = 1 + below(4); times > 0 && !text.empty(); --times) {
         const std::size_t at = below(text.size()), length = 1 + below(1 + below(64));
         switch (below(5)) {
@@ -65,7 +69,8 @@ int main(int count, char** arguments) {
         corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
     }
     std::mt19937 random(1);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(arguments[1]));
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(arguments[1]));
     std::size_t runs = 0;
     for (; std::chrono::steady_clock::now() < end; ++runs) {
         const std::string text = mutated(corpus[runs % corpus.size()], random);

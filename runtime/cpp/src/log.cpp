@@ -14,7 +14,8 @@ struct Sink {
 };
 
 std::mutex mutex;
-auto& sink = *new std::shared_ptr<const Sink>;  // null: standard error; never destroyed, since engines log at exit
+// null: standard error; never destroyed, since engines log at exit
+auto& sink = *new std::shared_ptr<const Sink>;
 
 std::shared_ptr<const Sink> current() {
     const std::lock_guard lock(mutex);

@@ -8,7 +8,8 @@ namespace pass {
 // The least level that is wanted at present.
 LogLevel log_level();
 
-// Give `message` to the function of `set_log`, or to standard error, unless its level is below `log_level`.
+// Give `message` to the function of `set_log`, or to standard error, unless its level is below
+// `log_level`.
 void log(LogLevel level, const std::string& message) noexcept;
 
 }  // namespace pass

@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char* replacement = "\xEF\xBF\xBD";
 
-// What a character's first byte says: the character's size in bytes (0: no character begins so), and the range of its
-// second byte.
+// What a character's first byte says: the character's size in bytes (0: no character begins so),
+// and the range of its second byte.
 struct Lead {
     std::size_t size;
     unsigned char low = 0x80, high = 0xBF;
@@ -38,8 +38,10 @@ Utf8Character utf8_character(std::string_view bytes, std::size_t at) {
     const Lead lead = lead_of(static_cast<unsigned char>(bytes[at]));
     if (lead.size == 0) return {1, false};
     for (std::size_t k = 1; k < lead.size; ++k) {
-        const auto byte = static_cast<unsigned char>(at + k < bytes.size() ? bytes[at + k] : '\0');  // '\0' is not good
-        const bool good = k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;
+        // '\0' is not good
+        const auto byte = static_cast<unsigned char>(at + k < bytes.size() ? bytes[at + k] : '\0');
+        const bool good =
+            k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;
         if (!good) return {k, false, at + k == bytes.size()};
     }
     return {lead.size, true};
@@ -95,11 +97,13 @@ std::optional<std::string> read_bytes(std::FILE* file) {
 }
 
 std::optional<std::string> read_text_file(const std::filesystem::path& path) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                               std::fclose);
     if (!file && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
     std::optional<std::string> text = read_bytes(file.get());
     if (!text) throw Error("cannot read " + path.string() + ": " + std::strerror(errno));
-    if (lossy_utf8(*text) != *text) throw Error("cannot read " + path.string() + ": it is not UTF-8");
+    if (lossy_utf8(*text) != *text)
+        throw Error("cannot read " + path.string() + ": it is not UTF-8");
     return text;
 }
 

@@ -1,4 +1,5 @@
-// The C API: null arguments and options of another size are refused in one line, and nothing crashes.
+// The C API: null arguments and options of another size are refused in one line, and nothing
+// crashes.
 #include "api/c_api.h"
 
 #include <atomic>
@@ -25,14 +26,20 @@ TEST_CASE("the C API refuses null arguments", "[c_api]") {
     const auto size = sizeof failure.text;
     std::int64_t token = 0;
     pass_session session{pass::Session(reciting_core(1)), {}};
-    CHECK(failure.of(pass_open(nullptr, nullptr, failure.text, size)) == "the bundle's path is null");
-    CHECK(failure.of(pass_submit(nullptr, &token, 1, nullptr, failure.text, size)) == "the session is null");
-    CHECK(failure.of(pass_submit(&session, nullptr, 1, nullptr, failure.text, size)) == "prompt_ids is null");
+    CHECK(failure.of(pass_open(nullptr, nullptr, failure.text, size)) ==
+          "the bundle's path is null");
+    CHECK(failure.of(pass_submit(nullptr, &token, 1, nullptr, failure.text, size)) ==
+          "the session is null");
+    CHECK(failure.of(pass_submit(&session, nullptr, 1, nullptr, failure.text, size)) ==
+          "prompt_ids is null");
     CHECK(failure.of(pass_step(nullptr, failure.text, size)) == "the session is null");
-    CHECK(failure.of(pass_next(nullptr, &token, 1, failure.text, size)) == "the generation is null");
-    CHECK(failure.of(pass_poll(nullptr, &token, 1, failure.text, size)) == "the generation is null");
+    CHECK(failure.of(pass_next(nullptr, &token, 1, failure.text, size)) ==
+          "the generation is null");
+    CHECK(failure.of(pass_poll(nullptr, &token, 1, failure.text, size)) ==
+          "the generation is null");
     CHECK(pass_encode(&session, "text", &token, 1, failure.text, size) == -1);
-    CHECK(std::string(failure.text) == "the session has no tokenizer: open it with the option text");
+    CHECK(std::string(failure.text) ==
+          "the session has no tokenizer: open it with the option text");
     CHECK(pass_next(nullptr, nullptr, 0, nullptr, 0) == -1);
     CHECK(pass_finish_reason(nullptr) == nullptr);
     CHECK(std::string(pass_text(nullptr, nullptr)).empty());
@@ -44,10 +51,12 @@ TEST_CASE("the C API refuses null arguments", "[c_api]") {
 
     pass_generate_options options = pass_default_generate_options();
     options.stop_token_count = 1;
-    CHECK(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)) == "stop_token_ids is null");
+    CHECK(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)) ==
+          "stop_token_ids is null");
     options = pass_default_generate_options();
     options.stop_count = 1;
-    CHECK(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)) == "stop is null");
+    CHECK(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)) ==
+          "stop is null");
     const char* const stop[] = {"x"};
     options.stop = stop;
     CHECK_THAT(failure.of(pass_submit(&session, &token, 1, &options, failure.text, size)),
@@ -61,15 +70,17 @@ TEST_CASE("options of the C API carry their size", "[c_api]") {
     pass_generate_options options = pass_default_generate_options();
     CHECK(options.size == sizeof options);
     options.size = 0;
-    CHECK_THAT(failure.of(pass_submit(&session, &token, 1, &options, failure.text, sizeof failure.text)),
-               Catch::Matchers::StartsWith("the options have no size"));
+    CHECK_THAT(
+        failure.of(pass_submit(&session, &token, 1, &options, failure.text, sizeof failure.text)),
+        Catch::Matchers::StartsWith("the options have no size"));
     // A caller with a longer struct, of a newer header: what the library does not know is ignored.
     struct Newer {
         pass_generate_options known;
         char more[64];
     } newer{pass_default_generate_options(), {}};
     newer.known.size = sizeof newer;
-    pass_generation* generation = pass_submit(&session, &token, 1, &newer.known, failure.text, sizeof failure.text);
+    pass_generation* generation =
+        pass_submit(&session, &token, 1, &newer.known, failure.text, sizeof failure.text);
     REQUIRE(generation != nullptr);
     pass_free(generation);
     // One with a shorter struct gets only what it has room for.
@@ -90,7 +101,8 @@ TEST_CASE("the C API reads tokens and their log-probabilities", "[c_api]") {
     options.logprobs = 2;
     const pass::Request prompt = request(5, 9);
     pass_generation* generation =
-        pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error, sizeof error);
+        pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error,
+                    sizeof error);
     REQUIRE(generation != nullptr);
     std::vector<std::int64_t> written;
     std::int64_t tokens[2], top[3];
@@ -101,7 +113,8 @@ TEST_CASE("the C API reads tokens and their log-probabilities", "[c_api]") {
         REQUIRE(count > 0);
         written.insert(written.end(), tokens, tokens + count);
         CHECK(pass_token_logprobs(generation, 0, &logprob, top, tops, 3) == 2);
-        CHECK(pass_token_logprobs(generation, static_cast<std::size_t>(count), &logprob, top, tops, 3) == -1);
+        CHECK(pass_token_logprobs(generation, static_cast<std::size_t>(count), &logprob, top, tops,
+                                  3) == -1);
     }
     CHECK(written == expected(5, 9));
     CHECK(std::string(pass_finish_reason(generation)) == "length");
@@ -119,7 +132,8 @@ TEST_CASE("a request of the C API may reuse K/V that round differently", "[c_api
     const pass::Request prompt = request(40, 2);
     const auto cached = [&] {
         pass_generation* generation =
-            pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error, sizeof error);
+            pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options,
+                        error, sizeof error);
         REQUIRE(generation != nullptr);
         std::int64_t token = 0;
         while (pass_next(generation, &token, 1, error, sizeof error) > 0) {
@@ -142,7 +156,8 @@ TEST_CASE("a poll neither waits nor decodes", "[c_api]") {
     options.plan = "fused";
     const pass::Request prompt = request(5, 20);
     const auto submit = [&] {
-        return pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options, error, sizeof error);
+        return pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options,
+                           error, sizeof error);
     };
     pass_generation* generation = submit();
     std::vector<std::int64_t> written;

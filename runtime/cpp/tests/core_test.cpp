@@ -25,7 +25,8 @@ TEST_CASE("every plan writes the same text", "[core]") {
             INFO(plan << " " << draft);
             CHECK(read_all(*core, *sequence) == expected(5, 100));
             CHECK(sequence->output.end->reason == FinishReason::length);
-            CHECK((plan == "ar" || plan == "auto") == (sequence->stats.accepted == 0 || plan == "auto"));
+            CHECK((plan == "ar" || plan == "auto") ==
+                  (sequence->stats.accepted == 0 || plan == "auto"));
         }
     }
 }
@@ -33,7 +34,8 @@ TEST_CASE("every plan writes the same text", "[core]") {
 TEST_CASE("a text ends where the cache does, in ever narrower windows", "[core]") {
     const auto core = reciting_core(1);
     const auto sequence = core->submit(request(250, 100), nullptr);
-    CHECK(read_all(*core, *sequence) == expected(250, 7));  // the last one needs no place in the cache
+    // the last one needs no place in the cache
+    CHECK(read_all(*core, *sequence) == expected(250, 7));
     CHECK(sequence->output.end->reason == FinishReason::length);
 }
 
@@ -41,25 +43,30 @@ TEST_CASE("prompts up to the capacity end where it does, and what follows is as 
     for (const std::int64_t capacity : {4, 8, 12, 16, 32, 64}) {
         for (const int slots : {1, 2, 3}) {
             const auto core = reciting_core(slots, nullptr, nullptr, 1024, capacity);
-            const auto whole = [&](std::int64_t prompt, const std::string& plan, const char* draft) {
+            const auto whole = [&](std::int64_t prompt, const std::string& plan,
+                                   const char* draft) {
                 Request sent = request(static_cast<std::size_t>(prompt), 1000, plan);
                 if (*draft != '\0') sent.options.draft = draft;
                 return core->submit(sent, nullptr);
             };
-            const std::vector<std::string> plans{"ar", "two-pass", "fused", "fused:3,2,1,0", "auto"};
+            const std::vector<std::string> plans{"ar", "two-pass", "fused", "fused:3,2,1,0",
+                                                 "auto"};
             for (std::int64_t left = 3; left >= 0; --left) {
                 for (const std::string& plan : plans) {
                     for (const char* draft : {"", "ngram", "both"}) {
                         if (plan == "ar" && *draft != '\0') continue;
-                        INFO(capacity << " " << slots << " " << left << " " << plan << " " << draft);
+                        INFO(capacity << " " << slots << " " << left << " " << plan << " "
+                                      << draft);
                         std::vector<std::pair<std::int64_t, std::shared_ptr<SequenceState>>> beside;
                         for (int i = 0; i < slots; ++i) {
-                            const std::int64_t prompt = i == 1 ? 1 : std::max<std::int64_t>(capacity - left, 1);
+                            const std::int64_t prompt =
+                                i == 1 ? 1 : std::max<std::int64_t>(capacity - left, 1);
                             beside.emplace_back(prompt, whole(prompt, plan, draft));
                         }
                         for (const auto& [prompt, sequence] : beside) {
-                            CHECK(read_all(*core, *sequence) ==
-                                  expected(static_cast<std::size_t>(prompt), capacity - prompt + 1));
+                            CHECK(
+                                read_all(*core, *sequence) ==
+                                expected(static_cast<std::size_t>(prompt), capacity - prompt + 1));
                             CHECK(sequence->output.end->reason == FinishReason::length);
                         }
                     }
@@ -104,12 +111,14 @@ TEST_CASE("requests that cannot be are refused in one line", "[core]") {
     CHECK(refusal(sent) == "the prompt has no tokens");
     sent.prompt_ids = {50};
     CHECK(refusal(sent) == "token id 50 is not in the vocabulary of 50");
-    CHECK(refusal(request(257, 1)) == "the prompt has 257 tokens, more than the KV capacity of 256; shorten it");
+    CHECK(refusal(request(257, 1)) ==
+          "the prompt has 257 tokens, more than the KV capacity of 256; shorten it");
     CHECK(refusal(request(1, 0)) == "max-new-tokens must be at least 1, not 0");
     CHECK(refusal(request(1, 1, "fused:5,5,5,5,5,5")) ==
           "fused:5,5,5,5,5,5 has more drafts than the bundle's 4; use --plan fused");
     CHECK(refusal(request(1, 1, "quick")) ==
-          "unknown plan 'quick': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group "
+          "unknown plan 'quick': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, "
+          "tree-16, auto, or group "
           "sizes as in fused:4,3,2,2,1 and tree:2,2,1,0");
     sent = request(1, 1);
     sent.options.sampling.temperature = -1;
@@ -131,7 +140,8 @@ TEST_CASE("nothing drafts while more sequences decode than the session allows", 
                 Request sent = request(1, 60, plan);
                 sent.options.draft = draft;
                 passes = 0;
-                const auto first = core->submit(sent, nullptr), second = core->submit(sent, nullptr);
+                const auto first = core->submit(sent, nullptr),
+                           second = core->submit(sent, nullptr);
                 CHECK(read_all(*core, *first) == expected(1, 60));
                 CHECK(read_all(*core, *second) == expected(1, 60));
                 if (limit < 2) CHECK(passes == 60);  // both end at once; `auto` times none
@@ -151,8 +161,10 @@ TEST_CASE("nothing drafts while more sequences decode than the session allows", 
 
 TEST_CASE("a full queue refuses", "[core]") {
     const auto core = reciting_core(1, nullptr, nullptr, 1);
-    const auto first = core->submit(request(3, 4), nullptr), second = core->submit(request(3, 4), nullptr);
-    CHECK_THROWS_WITH(core->submit(request(3, 4), nullptr), Catch::Contains("1 requests are waiting already"));
+    const auto first = core->submit(request(3, 4), nullptr),
+               second = core->submit(request(3, 4), nullptr);
+    CHECK_THROWS_WITH(core->submit(request(3, 4), nullptr),
+                      Catch::Contains("1 requests are waiting already"));
     CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
     CHECK(read_all(*core, *first) == expected(3, 4));
     const auto third = core->submit(request(3, 4), nullptr);  // in the place of the first one
@@ -177,7 +189,8 @@ TEST_CASE("cancelling and closing", "[core]") {
     core->close();
     read_all(*core, *second);
     CHECK(second->output.end->reason == FinishReason::cancelled);
-    CHECK_THROWS_WITH(core->submit(request(3, 1), nullptr), "this session is closed; load the bundle again");
+    CHECK_THROWS_WITH(core->submit(request(3, 1), nullptr),
+                      "this session is closed; load the bundle again");
     core->close();
 }
 
@@ -185,7 +198,8 @@ TEST_CASE("generations that outlive their session say so", "[core]") {
     const auto core = reciting_core(2);
     std::optional<Session> session(std::in_place, core);
     Generation begun = session->submit(request(3, 100)), waiting = session->submit(request(4, 100));
-    Generation third = session->submit(request(5, 100)), cancelled = session->submit(request(6, 100));
+    Generation third = session->submit(request(5, 100)),
+               cancelled = session->submit(request(6, 100));
     REQUIRE(begun.next());
     const std::size_t read = begun.tokens().size();
     core->step();  // tokens that nobody has read yet
@@ -194,7 +208,8 @@ TEST_CASE("generations that outlive their session say so", "[core]") {
     CHECK(begun.next());
     CHECK(begun.tokens().size() > read);
     for (Generation* generation : {&begun, &waiting, &third}) {
-        CHECK_THROWS_WITH(generation->run(), Catch::Contains("the session was destroyed before this generation"));
+        CHECK_THROWS_WITH(generation->run(),
+                          Catch::Contains("the session was destroyed before this generation"));
         CHECK(generation->finish_reason() == FinishReason::error);
         generation->cancel();
         CHECK_FALSE(generation->next());
@@ -223,7 +238,9 @@ namespace {
 // The heap, which refuses to allocate once `refuse` is set.
 class Limited : public Allocator {
    public:
-    void* allocate(std::size_t size) noexcept override { return refuse ? nullptr : std::malloc(size); }
+    void* allocate(std::size_t size) noexcept override {
+        return refuse ? nullptr : std::malloc(size);
+    }
     void free(void* block) noexcept override { std::free(block); }
     bool refuse = false;
 };
@@ -336,12 +353,13 @@ TEST_CASE("many threads submit, read and cancel at once", "[core]") {
         threads.emplace_back([&, number] {
             for (int i = 0; i < 25; ++i) {
                 const std::size_t prompt = static_cast<std::size_t>(1 + (number * 7 + i) % 30);
-                const auto sequence = core->submit(request(prompt, 20 + i, i % 2 == 0 ? "fused" : "two-pass"), nullptr);
+                const auto sequence = core->submit(
+                    request(prompt, 20 + i, i % 2 == 0 ? "fused" : "two-pass"), nullptr);
                 if (i % 5 == 4) sequence->cancelled = true;
                 const auto read = read_all(*core, *sequence);
                 const auto whole = expected(prompt, 20 + i);
-                const bool is_prefix =
-                    read.size() <= whole.size() && std::equal(read.begin(), read.end(), whole.begin());
+                const bool is_prefix = read.size() <= whole.size() &&
+                                       std::equal(read.begin(), read.end(), whole.begin());
                 if (!is_prefix || (i % 5 != 4 && read.size() != whole.size())) ++wrong;
             }
         });

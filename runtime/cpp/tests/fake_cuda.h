@@ -1,8 +1,8 @@
 // A fake of the CUDA runtime, on the CPU. As tests/runtime/fake_gpu.py.
 //
-// It refuses what a real device would refuse or corrupt: stale and unaligned addresses, synchronizing and allocating
-// inside a capture, copies inside a capture to memory that is not pinned, use after free. Work runs when somebody waits
-// for it, as late as a device may run it.
+// It refuses what a real device would refuse or corrupt: stale and unaligned addresses,
+// synchronizing and allocating inside a capture, copies inside a capture to memory that is not
+// pinned, use after free. Work runs when somebody waits for it, as late as a device may run it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@
 
 namespace pass::test {
 
-inline constexpr std::size_t cuda_alignment = 256;  // bytes: of cudaMalloc's addresses, and required by engines
+// bytes: of cudaMalloc's addresses, and required by engines
+inline constexpr std::size_t cuda_alignment = 256;
 
 // Throws std::logic_error, not Error: what does not hold is a bug of the backend.
 inline void require(bool holds, const std::string& what) {
@@ -34,16 +35,19 @@ class FakeCuda {
     using Graph = std::vector<std::function<void()>>;
 
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
-    int fail_malloc = 0;                       // every allocation counts it down; the one that makes it 0 fails
+    // every allocation counts it down; the one that makes it 0 fails
+    int fail_malloc = 0;
     int devices = 1, major = 9, minor = 0;
     int driver = 13040;                          // the CUDA version that it runs; 0: there is none
     int ordinal = 0;                             // the device that everything must be done on
     static inline thread_local int current = 0;  // the device of the calling thread
     int mallocs = 0, launches = 0, captures = 0;
-    int works = 0;             // copies and engines that ran outside a graph
-    int error = 0;             // of the last call that failed, until `last_error` is called
-    int sticky = 0;            // if set, launches, copies, allocations and synchronizing return it and do nothing
-    int undestroyed = 0;       // graphs that were captured, and not destroyed after they were instantiated
+    int works = 0;  // copies and engines that ran outside a graph
+    int error = 0;  // of the last call that failed, until `last_error` is called
+    // if set, launches, copies, allocations and synchronizing return it and do nothing
+    int sticky = 0;
+    // graphs that were captured, and not destroyed after they were instantiated
+    int undestroyed = 0;
     int waits = 0;             // how often the stream was waited for
     std::string fail_capture;  // the function of captures that fails: begin, end or instantiate
     std::unique_ptr<Graph> capturing;
@@ -62,7 +66,9 @@ class FakeCuda {
             require(device == ordinal, "another device is looked at");
             return *value = attribute == 75 ? major : minor, 0;
         };
-        api.device_properties = [](void* name, int) { return std::strcpy(static_cast<char*>(name), "Fake GPU"), 0; };
+        api.device_properties = [](void* name, int) {
+            return std::strcpy(static_cast<char*>(name), "Fake GPU"), 0;
+        };
         api.memory_info = [this](std::size_t* free, std::size_t* total) {
             return *free = limit - used(), *total = limit, 0;
         };
@@ -79,11 +85,11 @@ class FakeCuda {
             submit([=] { std::memset(block, value, size); });
             return 0;
         };
-        api.memcpy_async = [this](void* to, const void* from, std::size_t size, int kind, void* stream) {
-            return copy(to, from, size, kind, stream);
-        };
-        api.memcpy_2d_async = [this](void* to, std::size_t pitch, const void* from, std::size_t source_pitch,
-                                     std::size_t size, std::size_t rows, int kind, void* stream) {
+        api.memcpy_async = [this](void* to, const void* from, std::size_t size, int kind,
+                                  void* stream) { return copy(to, from, size, kind, stream); };
+        api.memcpy_2d_async = [this](void* to, std::size_t pitch, const void* from,
+                                     std::size_t source_pitch, std::size_t size, std::size_t rows,
+                                     int kind, void* stream) {
             return copy_rows(to, pitch, from, source_pitch, size, rows, kind, stream);
         };
         api.stream_create = [this](void** stream, unsigned) {
@@ -160,13 +166,15 @@ class FakeCuda {
         }
     }
 
-    bool on_device(const void* address, std::size_t size) const { return within(blocks_, address, size); }
+    bool on_device(const void* address, std::size_t size) const {
+        return within(blocks_, address, size);
+    }
     // Whether `stream` is a stream of the present device.
     bool has_stream(void* stream) const { return current == ordinal && streams_.contains(stream); }
     // Whether everything was given back.
     bool empty() const {
-        return blocks_.empty() && pinned_.empty() && streams_.empty() && graphs_.empty() && undestroyed == 0 &&
-               !capturing;
+        return blocks_.empty() && pinned_.empty() && streams_.empty() && graphs_.empty() &&
+               undestroyed == 0 && !capturing;
     }
 
    private:
@@ -200,7 +208,8 @@ class FakeCuda {
     }
 
     int take(void** block, std::size_t size) {
-        require(!capturing && current == ordinal, "allocated inside a capture, or on another device");
+        require(!capturing && current == ordinal,
+                "allocated inside a capture, or on another device");
         if (sticky != 0) return sticky;
         if (--fail_malloc == 0 || used() + size > limit) return error = 2;
         mallocs += 1;
@@ -226,9 +235,10 @@ class FakeCuda {
         return 0;
     }
 
-    int copy_rows(void* to, std::size_t pitch, const void* from, std::size_t source_pitch, std::size_t size,
-                  std::size_t rows, int kind, void* stream) {
-        require(has_stream(stream) && kind == 3 && size <= pitch && size <= source_pitch, "a wrong copy");
+    int copy_rows(void* to, std::size_t pitch, const void* from, std::size_t source_pitch,
+                  std::size_t size, std::size_t rows, int kind, void* stream) {
+        require(has_stream(stream) && kind == 3 && size <= pitch && size <= source_pitch,
+                "a wrong copy");
         if (rows > 0) {
             require(on_device(to, (rows - 1) * pitch + size), "not the device's memory");
             require(on_device(from, (rows - 1) * source_pitch + size), "not the device's memory");

@@ -1,10 +1,11 @@
-// A fake of ONNX Runtime with a CUDA provider: graphs run on the CPU provider, in the memory of FakeCuda, as often as
-// the CUDA provider would run them with `enable_cuda_graph`. As tests/runtime/fake_ort_cuda.py.
+// A fake of ONNX Runtime with a CUDA provider: graphs run on the CPU provider, in the memory of
+// FakeCuda, as often as the CUDA provider would run them with `enable_cuda_graph`. As
+// tests/runtime/fake_ort_cuda.py.
 //
-// The first run with a graph number (`gpu_graph_id`) in a thread runs the graph twice, for what it allocates, captures
-// it, which computes nothing, and launches the captured graph (`InferenceSession::Run` and
-// `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the thread (`PerThreadContext`). A run with the number
-// -1 runs the graph once.
+// The first run with a graph number (`gpu_graph_id`) in a thread runs the graph twice, for what it
+// allocates, captures it, which computes nothing, and launches the captured graph
+// (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the
+// thread (`PerThreadContext`). A run with the number -1 runs the graph once.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,8 @@ namespace pass::test {
 // Only one may live at a time, because the functions of a C API have no object of their own.
 class FakeOrt {
    public:
-    explicit FakeOrt(FakeCuda& cuda) : cuda_(cuda), real_(OrtLibrary::open({})->api()), table_(real_) {
+    explicit FakeOrt(FakeCuda& cuda)
+        : cuda_(cuda), real_(OrtLibrary::open({})->api()), table_(real_) {
         require(now_ == nullptr, "two of them");
         now_ = this;
         replace();
@@ -34,7 +36,9 @@ class FakeOrt {
     FakeOrt(const FakeOrt&) = delete;
     FakeOrt& operator=(const FakeOrt&) = delete;
 
-    std::shared_ptr<const OrtLibrary> library() const { return std::make_shared<OrtLibrary>(&table_, "1.31.1.fake"); }
+    std::shared_ptr<const OrtLibrary> library() const {
+        return std::make_shared<OrtLibrary>(&table_, "1.31.1.fake");
+    }
 
     bool captures = true;  // whether a session may be opened with `enable_cuda_graph`
     std::string refused;   // captures of files with this in their names fail
@@ -66,14 +70,17 @@ class FakeOrt {
         return number;
     }
 
-    OrtStatus* failure(const std::string& message) const { return real_.CreateStatus(ORT_FAIL, message.c_str()); }
+    OrtStatus* failure(const std::string& message) const {
+        return real_.CreateStatus(ORT_FAIL, message.c_str());
+    }
 
-    OrtStatus* open(const OrtEnv* environment, const ORTCHAR_T* path, const OrtSessionOptions* options,
-                    OrtSession** session) {
+    OrtStatus* open(const OrtEnv* environment, const ORTCHAR_T* path,
+                    const OrtSessionOptions* options, OrtSession** session) {
         const bool capturing = capturing_.erase(options) == 1;
         if (capturing && !captures) return failure("a node is on the CPU");
         OrtStatus* status = real_.CreateSession(environment, path, options, session);
-        if (status == nullptr && capturing) files_[*session] = std::filesystem::path(path).filename().string();
+        if (status == nullptr && capturing)
+            files_[*session] = std::filesystem::path(path).filename().string();
         return status;
     }
 
@@ -100,7 +107,8 @@ class FakeOrt {
             if (OrtStatus* status = once(); status != nullptr) return status;
         }
         if (!refused.empty() && file->second.find(refused) != std::string::npos) {
-            return failure("CUDA failure 901: operation failed due to a previous error during capture");
+            return failure(
+                "CUDA failure 901: operation failed due to a previous error during capture");
         }
         captured.insert(key);
         return once();
@@ -114,28 +122,37 @@ class FakeOrt {
             *count = 2;
             return nullptr;
         };
-        table_.ReleaseAvailableProviders = [](char**, int) noexcept -> OrtStatus* { return nullptr; };
+        table_.ReleaseAvailableProviders = [](char**, int) noexcept -> OrtStatus* {
+            return nullptr;
+        };
         table_.CreateCUDAProviderOptions = [](Options* made) noexcept -> OrtStatus* {
             *made = reinterpret_cast<Options>(new bool(false));  // whether graphs are captured
             return nullptr;
         };
-        table_.ReleaseCUDAProviderOptions = [](Options options) { delete reinterpret_cast<bool*>(options); };
-        table_.UpdateCUDAProviderOptions = [](Options options, const char* const* keys, const char* const* values,
+        table_.ReleaseCUDAProviderOptions = [](Options options) {
+            delete reinterpret_cast<bool*>(options);
+        };
+        table_.UpdateCUDAProviderOptions = [](Options options, const char* const* keys,
+                                              const char* const* values,
                                               std::size_t count) noexcept -> OrtStatus* {
             for (std::size_t i = 0; i < count; ++i) {
-                if (std::string(keys[i]) == "enable_cuda_graph") *reinterpret_cast<bool*>(options) = *values[i] == '1';
+                if (std::string(keys[i]) == "enable_cuda_graph")
+                    *reinterpret_cast<bool*>(options) = *values[i] == '1';
                 if (std::string(keys[i]) == "device_id") {
-                    require(std::stoi(values[i]) == now_->cuda_.ordinal, "a session is opened on another device");
+                    require(std::stoi(values[i]) == now_->cuda_.ordinal,
+                            "a session is opened on another device");
                 }
             }
             return nullptr;
         };
         table_.SessionOptionsAppendExecutionProvider_CUDA_V2 =
-            [](OrtSessionOptions* session, const OrtCUDAProviderOptionsV2* options) noexcept -> OrtStatus* {
+            [](OrtSessionOptions* session,
+               const OrtCUDAProviderOptionsV2* options) noexcept -> OrtStatus* {
             if (*reinterpret_cast<const bool*>(options)) now_->capturing_.insert(session);
             return nullptr;
         };
-        table_.CreateSession = [](const OrtEnv* environment, const ORTCHAR_T* path, const OrtSessionOptions* options,
+        table_.CreateSession = [](const OrtEnv* environment, const ORTCHAR_T* path,
+                                  const OrtSessionOptions* options,
                                   OrtSession** session) noexcept -> OrtStatus* {
             return now_->open(environment, path, options, session);
         };
@@ -144,7 +161,8 @@ class FakeOrt {
             require(std::string(name) == "Cuda", "tensors elsewhere");
             return now_->real_.CreateMemoryInfo("Cpu", type, 0, kind, made);
         };
-        table_.AddRunConfigEntry = [](OrtRunOptions* options, const char* key, const char* value) noexcept {
+        table_.AddRunConfigEntry = [](OrtRunOptions* options, const char* key,
+                                      const char* value) noexcept {
             if (std::string(key) == "gpu_graph_id") now_->numbers_[options] = std::stoi(value);
             return now_->real_.AddRunConfigEntry(options, key, value);
         };

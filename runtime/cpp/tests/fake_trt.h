@@ -1,10 +1,10 @@
-// A fake of TensorRT. An engine file is JSON: {"onnx": the graph's path, "inputs", "outputs", "profiles", "aliases"}.
-// An engine runs its graph in ONNX Runtime, and reads and writes only the addresses that it was given.
-// tests/runtime/fake_gpu.py writes such files.
+// A fake of TensorRT. An engine file is JSON: {"onnx": the graph's path, "inputs", "outputs",
+// "profiles", "aliases"}. An engine runs its graph in ONNX Runtime, and reads and writes only the
+// addresses that it was given. tests/runtime/fake_gpu.py writes such files.
 //
-// It refuses what TensorRT would refuse or corrupt: shapes outside the profile, a cache output that is not bound to its
-// input's address, capturing a context that was given other shapes since it ran, launching a graph whose context is
-// gone or was bound again.
+// It refuses what TensorRT would refuse or corrupt: shapes outside the profile, a cache output that
+// is not bound to its input's address, capturing a context that was given other shapes since it
+// ran, launching a graph whose context is gone or was bound again.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -17,7 +17,8 @@
 namespace pass::test {
 
 struct FakeTrtCounts {
-    int fail_run = 0;  // every execution or capture of one counts it down; the one that makes it 0 fails
+    // every execution or capture of one counts it down; the one that makes it 0 fails
+    int fail_run = 0;
     int contexts = 0, shapes_set = 0;
     std::string refused;                           // the function of TensorRT that fails
     std::string errors;                            // for `take_errors`
@@ -33,11 +34,13 @@ struct FakeTrtCounts {
 
 class FakeTrtContext : public TrtContext {
    public:
-    FakeTrtContext(FakeCuda& cuda, FakeTrtCounts& counts, const nlohmann::json& plan, const OrtGraph& graph)
+    FakeTrtContext(FakeCuda& cuda, FakeTrtCounts& counts, const nlohmann::json& plan,
+                   const OrtGraph& graph)
         : cuda_(cuda), counts_(counts), plan_(plan), graph_(graph) {}
 
     void set_scratch(std::byte* address, std::int64_t size) override {
-        require(cuda_.on_device(address, static_cast<std::size_t>(size)), "scratch memory elsewhere");
+        require(cuda_.on_device(address, static_cast<std::size_t>(size)),
+                "scratch memory elsewhere");
         counts_.scratch.insert(address);
         scratch_ = true;
         *bound_ += 1;
@@ -47,7 +50,8 @@ class FakeTrtContext : public TrtContext {
         require(cuda_.has_stream(stream), "no such stream");
         profile_ = static_cast<std::size_t>(index);
         *bound_ += 1;
-        return !counts_.refuses("setOptimizationProfileAsync") && profile_ < plan_["profiles"].size();
+        return !counts_.refuses("setOptimizationProfileAsync") &&
+               profile_ < plan_["profiles"].size();
     }
 
     bool set_shape(const std::string& input, const Shape& shape) override {
@@ -71,12 +75,14 @@ class FakeTrtContext : public TrtContext {
     bool set_address(const std::string& tensor, std::byte* address) override {
         if (counts_.refuses("setTensorAddress")) return false;
         if (!plan_["inputs"].contains(tensor) && !plan_["outputs"].contains(tensor)) return false;
-        require(reinterpret_cast<std::uintptr_t>(address) % cuda_alignment == 0, tensor + " is not aligned");
+        require(reinterpret_cast<std::uintptr_t>(address) % cuda_alignment == 0,
+                tensor + " is not aligned");
         for (const auto& [output, source] : plan_["aliases"].items()) {
             const std::string input = source;
             if (tensor != output && tensor != input) continue;
             const auto other = addresses_.find(tensor == output ? input : output);
-            require(other == addresses_.end() || other->second == address, "memory that is shared would not be");
+            require(other == addresses_.end() || other->second == address,
+                    "memory that is shared would not be");
         }
         addresses_[tensor] = address;
         *bound_ += 1;
@@ -87,20 +93,24 @@ class FakeTrtContext : public TrtContext {
 
     bool enqueue(void* stream) override {
         require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
-        if (--counts_.fail_run == 0 || cuda_.sticky != 0 || counts_.refuses("enqueueV3")) return false;
+        if (--counts_.fail_run == 0 || cuda_.sticky != 0 || counts_.refuses("enqueueV3"))
+            return false;
         require(cuda_.error == 0, "an engine that checks its launch would see an older failure");
         require(shapes_.size() == plan_["inputs"].size(), "an input has no shape");
-        require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(), "a tensor has no address");
+        require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(),
+                "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;
         require(ran_ == shapes_, "captured with shapes that it has not run with");
-        if (cuda_.capturing) {  // what a graph runs belongs to this context, and does not keep it alive
+        // what a graph runs belongs to this context, and does not keep it alive
+        if (cuda_.capturing) {
             cuda_.submit([this, left = std::weak_ptr<int>(bound_), bound = *bound_] {
                 require(!left.expired(), "a graph is launched whose context is gone");
                 require(*left.lock() == bound, "a graph is launched whose context was bound anew");
                 run(shapes_, addresses_);
             });
         } else {
-            cuda_.submit([this, shapes = shapes_, addresses = addresses_] { run(shapes, addresses); });
+            cuda_.submit(
+                [this, shapes = shapes_, addresses = addresses_] { run(shapes, addresses); });
         }
         return true;
     }
@@ -115,20 +125,22 @@ class FakeTrtContext : public TrtContext {
         return size;
     }
 
-    // Symbolic sizes of outputs are those of the inputs. The graph runs on copies, so that all inputs are read before
-    // any output is written.
+    // Symbolic sizes of outputs are those of the inputs. The graph runs on copies, so that all
+    // inputs are read before any output is written.
     void run(const Shapes& shapes, const Addresses& addresses) const {
         for (const auto& [output, source] : plan_["aliases"].items()) {
-            require(addresses.at(output) == addresses.at(source), "the cache is not updated in place");
+            require(addresses.at(output) == addresses.at(source),
+                    "the cache is not updated in place");
         }
         std::vector<std::vector<std::byte>> copies;
         std::vector<BoundTensor> inputs, outputs;
         std::map<std::string, std::int64_t> sizes;
-        const auto place = [&](const std::string& name, const nlohmann::json& described, const Shape& shape,
-                               std::vector<BoundTensor>& tensors, bool filled) {
+        const auto place = [&](const std::string& name, const nlohmann::json& described,
+                               const Shape& shape, std::vector<BoundTensor>& tensors, bool filled) {
             const std::string dtype = described["dtype"];
             const std::size_t size = bytes_of(dtype, shape);
-            require(cuda_.on_device(addresses.at(name), size), name + " is not in the device's memory");
+            require(cuda_.on_device(addresses.at(name), size),
+                    name + " is not in the device's memory");
             copies.emplace_back(std::max<std::size_t>(size, 1));
             if (filled) std::memcpy(copies.back().data(), addresses.at(name), size);
             tensors.push_back({name, dtype, shape, copies.back().data()});
@@ -143,14 +155,16 @@ class FakeTrtContext : public TrtContext {
         for (const auto& [name, described] : plan_["outputs"].items()) {
             Shape shape;
             for (const auto& listed : described["shape"]) {
-                shape.push_back(listed.is_string() ? sizes.at(listed.get<std::string>()) : listed.get<std::int64_t>());
+                shape.push_back(listed.is_string() ? sizes.at(listed.get<std::string>())
+                                                   : listed.get<std::int64_t>());
             }
             place(name, described, shape, outputs, false);
         }
         BoundGraph(graph_, inputs, outputs).run();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             const std::vector<std::byte>& written = copies[inputs.size() + i];
-            std::memcpy(addresses.at(outputs[i].name), written.data(), bytes_of(outputs[i].dtype, outputs[i].shape));
+            std::memcpy(addresses.at(outputs[i].name), written.data(),
+                        bytes_of(outputs[i].dtype, outputs[i].shape));
         }
     }
 
@@ -160,8 +174,10 @@ class FakeTrtContext : public TrtContext {
     const OrtGraph& graph_;
     std::size_t profile_ = 0;
     bool scratch_ = false;
-    std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts what changes its work or its addresses
-    Shapes shapes_, ran_;                                    // ran_: the shapes of the last run outside a capture
+    // counts what changes its work or its addresses
+    std::shared_ptr<int> bound_ = std::make_shared<int>(0);
+    // ran_: the shapes of the last run outside a capture
+    Shapes shapes_, ran_;
     Addresses addresses_;
 };
 
@@ -172,7 +188,8 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
         : cuda_(cuda),
           counts_(counts),
           plan_(std::move(plan)),
-          graph_(library, choose_device(*library, "cpu"), plan_["onnx"].get<std::string>(), 1, nullptr) {}
+          graph_(library, choose_device(*library, "cpu"), plan_["onnx"].get<std::string>(), 1,
+                 nullptr) {}
 
     std::int64_t scratch_size() const override { return 4096; }
     int profiles() const override { return static_cast<int>(plan_["profiles"].size()); }
@@ -181,7 +198,8 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
         for (const char* side : {"inputs", "outputs"}) {
             for (const auto& [name, described] : plan_[side].items()) {
                 Shape& shape = found[name];
-                for (const auto& size : described["shape"]) shape.push_back(size.is_string() ? -1 : size.get<int>());
+                for (const auto& size : described["shape"])
+                    shape.push_back(size.is_string() ? -1 : size.get<int>());
             }
         }
         return found;
@@ -214,7 +232,9 @@ class FakeTrt : public TrtApi {
         return std::make_unique<FakeTrtCudaEngine>(cuda_, counts_, std::move(plan), library_);
     }
     std::string take_errors() override { return std::exchange(counts_.errors, ""); }
-    void use_kernels(const std::filesystem::path& file) override { counts_.kernels_used = file.string(); }
+    void use_kernels(const std::filesystem::path& file) override {
+        counts_.kernels_used = file.string();
+    }
     void save_kernels() override { counts_.kernels_saved = counts_.kernels_used; }
 
    private:

@@ -9,9 +9,11 @@
 using namespace pass;
 
 TEST_CASE("the text of kernels is Python's", "[kernels]") {
-    CHECK(Kernels().text() == "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal");
+    CHECK(Kernels().text() ==
+          "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal");
     CHECK(Kernels{false, std::nullopt, false}.text() ==
-          "8-bit sums saturating, numbers of rows never equal, softmax with masked entries not equal");
+          "8-bit sums saturating, numbers of rows never equal, softmax with masked entries not "
+          "equal");
 }
 
 TEST_CASE("the formats of weights with blocks", "[kernels]") {
@@ -49,18 +51,21 @@ TEST_CASE("8-bit weights are made unsigned where sums saturate", "[kernels]") {
     CHECK_FALSE(needs_unsigned_weights({}, "bundle", manifest));
     manifest.derived[0].weight_zero_points = false;
     CHECK_FALSE(needs_unsigned_weights({}, "bundle", manifest));
-    CHECK_THROWS_WITH(needs_unsigned_weights(saturating, "bundle", manifest),
-                      "bundle: its 8-bit sums saturate on this CPU: export it again, or export it as int8");
+    CHECK_THROWS_WITH(
+        needs_unsigned_weights(saturating, "bundle", manifest),
+        "bundle: its 8-bit sums saturate on this CPU: export it again, or export it as int8");
     manifest.model.weights = "int8";
     CHECK_FALSE(needs_unsigned_weights(saturating, "bundle", manifest));
-    manifest.model.quantization = QuantizationInfo{{"int8", std::nullopt, false}, {}, {}, "static_int8"};
+    manifest.model.quantization =
+        QuantizationInfo{{"int8", std::nullopt, false}, {}, {}, "static_int8"};
     CHECK_THROWS_AS(needs_unsigned_weights(saturating, "bundle", manifest), Error);
 }
 
 TEST_CASE("a pass of too few rows is padded behind the slots' rows", "[bindings]") {
     Manifest manifest;
     manifest.model.vocab_size = 8;
-    manifest.trunk.inputs = {{"input_ids", "int64", {"batch", "width"}}, {"logit_rows", "int64", {"logit_rows"}}};
+    manifest.trunk.inputs = {{"input_ids", "int64", {"batch", "width"}},
+                             {"logit_rows", "int64", {"logit_rows"}}};
     manifest.trunk.outputs = {{"logits", "float32", {"batch", "logit_rows", std::int64_t{8}}}};
     const BundleBindings bindings(manifest, 64, 1, 2);
     const auto shapes = [&](const Plan& plan, int batch, bool prefill) {

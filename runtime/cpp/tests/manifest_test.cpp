@@ -1,4 +1,5 @@
-// The manifest's parts: reading, contradictions, hashes. tests/cpp compares what is refused with Python.
+// The manifest's parts: reading, contradictions, hashes. tests/cpp compares what is refused with
+// Python.
 
 #include "bundle/manifest.h"
 
@@ -25,9 +26,10 @@ std::string complaint(const std::string& text) {
 
 // The complaint about a manifest that ends after its vocabulary.
 std::string complaint_of_vocabulary(const std::string& size) {
-    return complaint(R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",)"
-                     R"( "dtype": "float32", "weights": "full", "vocab_size": )" +
-                     size + "}}");
+    return complaint(
+        R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",)"
+        R"( "dtype": "float32", "weights": "full", "vocab_size": )" +
+        size + "}}");
 }
 
 }  // namespace
@@ -43,7 +45,8 @@ std::string whole_manifest(const std::string& fields, const std::string& engines
         "acceptance_per_position": [], "head": null}, "rule": "match",
         "trunk": {"file": "trunk.onnx", "inputs": [], "outputs": []},
         "derived": [{"file": "trunk.cpu.onnx", "device": "cpu")" +
-           fields + R"(}], "plans": [], "logprobs": {"file": "logprobs.onnx", "inputs": [], "outputs": []},
+           fields +
+           R"(}], "plans": [], "logprobs": {"file": "logprobs.onnx", "inputs": [], "outputs": []},
         "feeds": {}, "noise": {"scheme": "block-race-1", "members": 8, "row": 16, "bits": 30}, "files": {},
         "tools": {}, "engines": [)" +
            engines + "]}";
@@ -69,9 +72,10 @@ TEST_CASE("the zero points of a derived trunk's weights") {
 TEST_CASE("chunks and capacities of engines are positive") {
     const auto said = [](const std::string& capacities, const std::string& widths) {
         return complaint(whole_manifest(
-            "", R"({"directory": "trt", "library": "tensorrt", "version": "11.0", "targets": [], "bundle": "",
+            "",
+            R"({"directory": "trt", "library": "tensorrt", "version": "11.0", "targets": [], "bundle": "",
             "lookahead": 1, "max_batch_size": 1, "capacities": )" +
-                    capacities + R"(, "prefill_widths": )" + widths + R"(, "engines": []})"));
+                capacities + R"(, "prefill_widths": )" + widths + R"(, "engines": []})"));
     };
     CHECK(said("[256]", "[64, 16]").empty());
     CHECK(said("[256]", "[64, -16]") == "engines.0.prefill_widths.1: must be at least 1");
@@ -100,7 +104,8 @@ TEST_CASE("what is not JSON, and what is no manifest") {
 TEST_CASE("numbers are integers in their range") {
     CHECK(complaint_of_vocabulary("8") == "model.hidden_size: is missing");
     const std::string whole = "model.vocab_size: must be a whole number of at most 2^53";
-    for (const char* size : {"8.0", "true", "null", "\"8\"", "9223372036854775808", "-9223372036854775808"}) {
+    for (const char* size :
+         {"8.0", "true", "null", "\"8\"", "9223372036854775808", "-9223372036854775808"}) {
         CHECK(complaint_of_vocabulary(size) == whole);
     }
     CHECK(complaint_of_vocabulary("0") == "model.vocab_size: must be at least 1");
@@ -115,10 +120,13 @@ TEST_CASE("names that leave the bundle are refused") {
     CHECK_FALSE(pass::is_file_name(std::string(101, 'x')));
 }
 
-TEST_CASE("messages are one line") { CHECK(pass::one_line("\tit's  a\r\n line\x7f ") == "it's a line"); }
+TEST_CASE("messages are one line") {
+    CHECK(pass::one_line("\tit's  a\r\n line\x7f ") == "it's a line");
+}
 
 TEST_CASE("SHA-256 of text and of a file") {
-    CHECK(pass::sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    CHECK(pass::sha256("abc") ==
+          "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     const auto path = std::filesystem::temp_directory_path() / "pass-sha256-test";
     std::ofstream(path, std::ios::binary) << std::string(3000000, 'a');
     CHECK(pass::sha256_of_file(path) == pass::sha256(std::string(3000000, 'a')));
@@ -176,14 +184,16 @@ Manifest one_layer() {
     manifest.model.eos_token_ids = {9};
     const std::vector<Dimension> cache{"batch", 2, "capacity", 4};
     manifest.trunk.file = "trunk.onnx";
-    for (const char* name : {"past_key.0", "past_value.0"}) manifest.trunk.inputs.push_back({name, "float16", cache});
+    for (const char* name : {"past_key.0", "past_value.0"})
+        manifest.trunk.inputs.push_back({name, "float16", cache});
     manifest.trunk.inputs.push_back({"input_ids", "int64", {"batch", "width"}});
     for (const char* name : {"present_key.0", "present_value.0"}) {
         manifest.trunk.outputs.push_back({name, "float16", cache});
     }
     manifest.trunk.outputs.push_back({"logits", "float32", {"batch", "logit_rows", 10}});
     pass::PlanInfo tree{"tree-3", {0, 1, 0}, {}};
-    tree.tails.emplace_back("greedy", pass::Graph{"tail.onnx", {{"length", "int64", {"batch"}}}, {}});
+    tree.tails.emplace_back("greedy",
+                            pass::Graph{"tail.onnx", {{"length", "int64", {"batch"}}}, {}});
     manifest.plans.push_back(std::move(tree));
     return manifest;
 }
@@ -205,14 +215,17 @@ std::string contradiction(const std::function<void(Manifest&)>& change) {
 TEST_CASE("what could crash or mislead this runtime is refused") {
     CHECK(contradiction([](Manifest&) {}) == "");
     CHECK(contradiction([](Manifest& m) { m.model.eos_token_ids = {10}; }) ==
-          "token 10 is not in the vocabulary of 10 (model.vocab_size)");  // a bit beyond those of `allowed`
+          // a bit beyond those of `allowed`
+          "token 10 is not in the vocabulary of 10 (model.vocab_size)");
     CHECK(contradiction([](Manifest& m) { m.model.bos_token_id = -1; }) ==
           "token -1 is not in the vocabulary of 10 (model.vocab_size)");
     CHECK(contradiction([](Manifest& m) { m.model.head_dim = 8; }) ==
-          "past_key.0 is float16 [batch,2,capacity,4], not float16 [batch,2,capacity,8] (model.kv_heads, "
+          "past_key.0 is float16 [batch,2,capacity,4], not float16 [batch,2,capacity,8] "
+          "(model.kv_heads, "
           "model.head_dim)");
     CHECK(contradiction([](Manifest& m) { m.model.dtype = "float32"; }) ==
-          "past_key.0 is float16 [batch,2,capacity,4], not float32 [batch,2,capacity,4] (model.kv_heads, "
+          "past_key.0 is float16 [batch,2,capacity,4], not float32 [batch,2,capacity,4] "
+          "(model.kv_heads, "
           "model.head_dim)");
     CHECK(contradiction([](Manifest& m) { m.trunk.outputs.erase(m.trunk.outputs.begin()); }) ==
           "model.layers is 1 and the trunk has 1 present tensors");

@@ -37,7 +37,8 @@ TEST_CASE("all tasks run in one thread, whoever gives them", "[thread]") {
 TEST_CASE("what a task throws is thrown to whoever gave it", "[thread]") {
     OneThread thread([] { return nullptr; });
     CHECK_THROWS_AS(thread.run([] { throw DeviceLost("it is lost"); }), DeviceLost);
-    CHECK_THROWS_WITH(thread.run([&] { thread.run([] { throw std::logic_error("a bug"); }); }), "a bug");
+    CHECK_THROWS_WITH(thread.run([&] { thread.run([] { throw std::logic_error("a bug"); }); }),
+                      "a bug");
     bool ran = false;
     thread.run([&] { ran = true; });
     CHECK(ran);

@@ -17,9 +17,11 @@
 using namespace pass;
 
 TEST_CASE("philox has the answers of its paper", "[noise]") {
-    CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == Words4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+    CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) ==
+          Words4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
     const std::uint32_t ones = 0xffffffff;
-    CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) == Words4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
+          Words4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
     CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
           Words4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
@@ -36,22 +38,26 @@ TEST_CASE("a tree of drafts", "[plan]") {
     CHECK(plan.next() == plan);
     CHECK(plan.tail() == "tree-5");
     const PlanConstants constants = constants_of(plan, 100);
-    CHECK(std::vector<std::int64_t>(constants.row_position.begin(), constants.row_position.begin() + 9) ==
+    CHECK(std::vector<std::int64_t>(constants.row_position.begin(),
+                                    constants.row_position.begin() + 9) ==
           std::vector<std::int64_t>{0, 1, 2, 3, 1, 2, 1, 2, 3});
     // Row 5, the second choice after the first draft, sees the root, that draft and itself.
-    CHECK(
-        std::vector<std::uint8_t>(constants.window_mask.begin() + 5 * 24, constants.window_mask.begin() + 5 * 24 + 7) ==
-        std::vector<std::uint8_t>{1, 1, 0, 0, 0, 1, 0});
-    CHECK(std::vector<std::int64_t>(constants.draft_rows.begin() + 12, constants.draft_rows.begin() + 15) ==
+    CHECK(std::vector<std::uint8_t>(constants.window_mask.begin() + 5 * 24,
+                                    constants.window_mask.begin() + 5 * 24 + 7) ==
+          std::vector<std::uint8_t>{1, 1, 0, 0, 0, 1, 0});
+    CHECK(std::vector<std::int64_t>(constants.draft_rows.begin() + 12,
+                                    constants.draft_rows.begin() + 15) ==
           std::vector<std::int64_t>{18, 19, 20});
     const Cycle pruned = make_cycle("tree:2,2,1,0", 2, trees);
     CHECK(pruned.plans.front().tail() == "tree-3");
     CHECK(pruned.plans.front().next_drafts(2) == 1);
     CHECK(pruned.narrower() == make_cycle("fused", 2));
-    CHECK_THROWS_WITH(make_cycle("tree-8", 2, trees), "a tree of 8 drafts needs a look-ahead of 4 or more, not 2");
+    CHECK_THROWS_WITH(make_cycle("tree-8", 2, trees),
+                      "a tree of 8 drafts needs a look-ahead of 4 or more, not 2");
     CHECK_THROWS_WITH(make_cycle("tree:1,1", 4, trees), Catch::Contains("there is no tree-1 here"));
     CHECK_THROWS_WITH(make_cycle("tree-5", 4), Catch::Contains("there is no tree-5 here"));
-    CHECK_THROWS_WITH(make_cycle("tree:3,1,1,1", 4, trees), Catch::Contains("the first group must have 1 to 2 rows"));
+    CHECK_THROWS_WITH(make_cycle("tree:3,1,1,1", 4, trees),
+                      Catch::Contains("the first group must have 1 to 2 rows"));
     CHECK_THROWS_AS(make_cycle("tree-4", 4, trees), Error);
     CHECK_THROWS_WITH(make_cycle("tree-x", 4, trees), Catch::Contains("unknown plan 'tree-x'"));
 }
@@ -67,7 +73,8 @@ TEST_CASE("a pruned fused plan", "[plan]") {
     CHECK(constants.lookahead_rows == std::vector<std::int64_t>{3, 4, 5, 6});
     CHECK(constants.lookahead_ids == std::vector<std::int64_t>{100, 101, 100, 100});
     CHECK(constants.draft_rows == std::vector<std::int64_t>{3, 4, 5, 0, 6, 0});
-    const std::vector<std::uint8_t> last(constants.window_mask.end() - 7, constants.window_mask.end());
+    const std::vector<std::uint8_t> last(constants.window_mask.end() - 7,
+                                         constants.window_mask.end());
     CHECK(last == std::vector<std::uint8_t>{1, 1, 1, 0, 0, 0, 1});
 }
 
@@ -81,7 +88,8 @@ TEST_CASE("cycles", "[plan]") {
     CHECK_THROWS_WITH(make_cycle("fused:1,x", 4),
                       "fused:1,x must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
     CHECK_THROWS_WITH(make_cycle("fused:0,1", 4),
-                      "fused:0,1 has 1 draft rows, so the first group must have 1 to 1 rows and the others 0 to 1");
+                      "fused:0,1 has 1 draft rows, so the first group must have 1 to 1 rows and "
+                      "the others 0 to 1");
 }
 
 TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
@@ -156,8 +164,8 @@ TEST_CASE("the menu promises what Python says it does", "[tuning]") {  // tests/
     CHECK(menu(6, &built).size() == 3);
 }
 
-// The sum of trunk 1 + rows / 4, adapter 0.8, 0.05 for a look-ahead row; tail 0.1, 0.05 for a sampled row, 0.3 for a
-// draft.
+// The sum of trunk 1 + rows / 4, adapter 0.8, 0.05 for a look-ahead row; tail 0.1, 0.05 for a
+// sampled row, 0.3 for a draft.
 PassSeconds seconds_of(const PassShape& shape) {
     const double drafting = shape.drafts > 0 ? 0.8 + 0.05 * (shape.rows - shape.sampled) : 0.0;
     return {1 + 0.25 * shape.rows + drafting, 0.1 + 0.05 * shape.sampled + 0.3 * shape.drafts};
@@ -172,17 +180,21 @@ TimedPasses timed_passes() {
 TEST_CASE("pass times are fitted", "[tuning]") {
     const PassTimes times(timed_passes());
     CHECK(times.max_rows() == 25);
-    for (const Plan& plan : {ar_plan(), verify_plan(3), draft_plan(2), draft_plan(4), fused_plan({4, 2, 1, 1, 0})}) {
+    for (const Plan& plan :
+         {ar_plan(), verify_plan(3), draft_plan(2), draft_plan(4), fused_plan({4, 2, 1, 1, 0})}) {
         const PassSeconds expected = seconds_of(shape_of(plan));
-        CHECK(times.seconds(shape_of(plan)) == Approx(expected.trunk + expected.tail).epsilon(0.01));
+        CHECK(times.seconds(shape_of(plan)) ==
+              Approx(expected.trunk + expected.tail).epsilon(0.01));
     }
-    // Two of its four rows are look-ahead rows, but the estimate is for three, as in the draft passes that were timed.
+    // Two of its four rows are look-ahead rows, but the estimate is for three, as in the draft
+    // passes that were timed.
     CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
     const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
     CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
     CHECK(one.seconds({9, 9, 0}) > 3.0);  // if one width was timed, no row looks free
     const PassTimes falling(TimedPasses{{{1, 1, 0}, {3.0, 0.1}}, {{5, 5, 0}, {2.0, 0.1}}});
-    CHECK(falling.seconds({9, 9, 0}) >= falling.seconds({1, 1, 0}));  // wider windows are never quicker
+    // wider windows are never quicker
+    CHECK(falling.seconds({9, 9, 0}) >= falling.seconds({1, 1, 0}));
 }
 
 TEST_CASE("pass times follow what passes take", "[tuning]") {
@@ -194,7 +206,8 @@ TEST_CASE("pass times follow what passes take", "[tuning]") {
     CHECK(times.seconds(plain) < 1.07 * before);  // one pause says nothing
     for (int i = 0; i < 60; ++i) times.record(plain, 2 * before);
     CHECK(times.seconds(plain) == Approx(2 * before).epsilon(0.05));
-    CHECK(times.seconds(fused) / times.seconds(plain) == Approx(ratio).epsilon(0.25));  // all passes became slower
+    // all passes became slower
+    CHECK(times.seconds(fused) / times.seconds(plain) == Approx(ratio).epsilon(0.25));
     // Another sampler, with a dearer tail, on a machine twice as slow: few passes show it.
     TimedPasses few;
     for (const Plan& plan : {ar_plan(), verify_plan(4), draft_plan(1), draft_plan(4)}) {
@@ -218,17 +231,21 @@ TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") 
     }
     tuner.ngram(3, &own).forget();
     const auto check = [](const ConditionalAcceptance& found, const std::vector<double>& rates) {
-        for (std::size_t i = 0; i < rates.size(); ++i) CHECK(found.rates()[i] == Approx(rates[i]).epsilon(1e-9));
+        for (std::size_t i = 0; i < rates.size(); ++i)
+            CHECK(found.rates()[i] == Approx(rates[i]).epsilon(1e-9));
     };
-    check(tuner.ngram(3), {0.615056721723052, 0.6668061950606948, 0.6668061950606948, 0.5835077438258686});
-    check(tuner.ngram(3, &own), {0.4467939631635886, 0.4446763813311009, 0.6668061950606948, 0.5835077438258686});
+    check(tuner.ngram(3),
+          {0.615056721723052, 0.6668061950606948, 0.6668061950606948, 0.5835077438258686});
+    check(tuner.ngram(3, &own),
+          {0.4467939631635886, 0.4446763813311009, 0.6668061950606948, 0.5835077438258686});
     check(tuner.ngram(2, &own), {0.6, 0.6, 0.6, 0.6});
 }
 
-TEST_CASE("pass times are those of Python", "[tuning]") {  // tests/runtime/test_pass_times.py has the same figures
+// tests/runtime/test_pass_times.py has the same figures
+TEST_CASE("pass times are those of Python", "[tuning]") {
     PassTimes times(timed_passes());
-    const std::vector<Plan> plans{ar_plan(), verify_plan(2), draft_plan(4), fused_plan({4, 4, 4, 4, 4}),
-                                  fused_plan({2, 1, 0})};
+    const std::vector<Plan> plans{ar_plan(), verify_plan(2), draft_plan(4),
+                                  fused_plan({4, 4, 4, 4, 4}), fused_plan({2, 1, 0})};
     const auto check = [&](const std::vector<double>& seconds, double slowness) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
             CHECK(times.seconds(shape_of(plans[i])) == Approx(seconds[i]).epsilon(1e-9));
@@ -253,7 +270,8 @@ TEST_CASE("what was not run lately is tried for a few passes", "[tuning]") {
     const Plan plan = tuner.next_candidate(4, 1, {}).cycle.plans.front();
     CHECK(decided != "ar");
     for (int pass = 0; pass < 12; ++pass) tuner.observe(plan, 1, tuner.plan_seconds(plan));
-    CHECK(tuner.next_candidate(4, 1, {}).cycle.name == "ar");  // it never ran, and all are compared to it
+    // it never ran, and all are compared to it
+    CHECK(tuner.next_candidate(4, 1, {}).cycle.name == "ar");
     for (int pass = 0; pass < 4; ++pass) tuner.observe(ar_plan(), 1, tuner.plan_seconds(ar_plan()));
     CHECK(tuner.next_candidate(4, 1, {}).cycle.name == decided);
 }

@@ -1,4 +1,5 @@
-// Prompts that begin alike share K/V: those of slots, free and in use, and those that slots gave up.
+// Prompts that begin alike share K/V: those of slots, free and in use, and those that slots gave
+// up.
 #include "catch.hpp"
 
 #include <algorithm>
@@ -32,8 +33,9 @@ struct Machine {
     explicit Machine(int slots, bool prefix_cache = true, bool same_entries = true)
         : backend(slots, heap, same_entries), runner(backend, prefix_cache) {}
 
-    std::shared_ptr<SequenceState> submit(const Tokens& prompt, std::int64_t tokens = 3, const std::string& plan = "ar",
-                                          bool reuse_prefix = false, const std::string& salt = "") {
+    std::shared_ptr<SequenceState> submit(const Tokens& prompt, std::int64_t tokens = 3,
+                                          const std::string& plan = "ar", bool reuse_prefix = false,
+                                          const std::string& salt = "") {
         ResolvedRequest request;
         request.prompt_ids = prompt;
         request.max_new_tokens = tokens;
@@ -41,7 +43,8 @@ struct Machine {
         request.lookahead = request.cycle->lookahead();
         request.reuse_prefix = reuse_prefix;
         request.cache_salt = salt;
-        auto sequence = std::make_shared<SequenceState>(std::move(request), nullptr, std::make_shared<Signals>());
+        auto sequence = std::make_shared<SequenceState>(std::move(request), nullptr,
+                                                        std::make_shared<Signals>());
         scheduler.add(sequence);
         return sequence;
     }
@@ -73,7 +76,8 @@ struct Machine {
 
 Tokens text(std::int64_t kind, std::size_t length, const Tokens& more = {}) {
     Tokens tokens;
-    for (std::size_t i = 0; i < length; ++i) tokens.push_back((kind + 7 * static_cast<std::int64_t>(i * i)) % 41);
+    for (std::size_t i = 0; i < length; ++i)
+        tokens.push_back((kind + 7 * static_cast<std::int64_t>(i * i)) % 41);
     tokens.insert(tokens.end(), more.begin(), more.end());
     return tokens;
 }
@@ -98,7 +102,8 @@ TEST_CASE("what prompts begin with is read once, and so is a conversation", "[pr
 
 TEST_CASE("one prompt in a batch is read once", "[prefix]") {
     for (const int slots : {1, 2, 4, 8}) {
-        for (const bool busy : {false, true}) {  // somebody decodes, so the prompt is read in several steps
+        // somebody decodes, so the prompt is read in several steps
+        for (const bool busy : {false, true}) {
             INFO(slots << " " << busy);
             Machine machine(slots);
             if (busy) machine.submit({1, 2, 3}, 60);
@@ -150,7 +155,8 @@ TEST_CASE("after a move the older request still decides the plan", "[prefix]") {
     // Slots 0, 1 and 2; the first one ends, and the third moves to its place.
     Machine machine(4);
     machine.submit({1, 2, 3}, 4);
-    const auto older = machine.submit({4, 5, 6}, 40, "two-pass"), younger = machine.submit({7, 8, 9}, 40, "fused");
+    const auto older = machine.submit({4, 5, 6}, 40, "two-pass"),
+               younger = machine.submit({7, 8, 9}, 40, "fused");
     while (machine.runner.slots().all()[0].sequence != younger) REQUIRE(machine.step());
     for (int i = 0; i < 4; ++i) {
         REQUIRE(machine.step());
@@ -180,12 +186,14 @@ TEST_CASE("short requests do not cost a long prompt", "[prefix]") {
     }
 }
 
-TEST_CASE("where there is no memory to keep a prompt it is read again, and no request fails", "[prefix]") {
+TEST_CASE("where there is no memory to keep a prompt it is read again, and no request fails",
+          "[prefix]") {
     Machine machine(1);
     const auto first = machine.submit(text(3, 200, {5}));
     CHECK(machine.cached(first) == 0);
     machine.heap->refused =
-        machine.backend.cache().saved_bytes(203) + 64;  // all that the slot holds, and its alignment
+        // all that the slot holds, and its alignment
+        machine.backend.cache().saved_bytes(203) + 64;
     CHECK(machine.cached(machine.submit({6, 7, 8})) == 0);
     CHECK(machine.heap->refusals == 1);
     CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
@@ -197,14 +205,17 @@ TEST_CASE("the K/V after a tree's second choice are read again", "[prefix]") {
         Machine machine(1);
         machine.backend.second_choices = second_choices;
         CHECK(machine.cached(machine.submit(text(4, 62), 3, "tree-5")) == 0);
-        // Of 61 tokens of the prompt and three that were roots or accepted drafts, the last is a second choice.
-        CHECK(machine.cached(machine.submit(text(4, 62, {20, 21, 22, 9}))) == (second_choices ? 48 : 64));
+        // Of 61 tokens of the prompt and three that were roots or accepted drafts, the last is a
+        // second choice.
+        CHECK(machine.cached(machine.submit(text(4, 62, {20, 21, 22, 9}))) ==
+              (second_choices ? 48 : 64));
     }
 }
 
 TEST_CASE("a tree runs only if all requests of the pass take one", "[trees]") {
     Machine machine(2);
-    const auto tree = machine.submit({1, 2, 3}, 12, "tree-5"), beside = machine.submit({4, 5, 6}, 30);
+    const auto tree = machine.submit({1, 2, 3}, 12, "tree-5"),
+               beside = machine.submit({4, 5, 6}, 30);
     REQUIRE(machine.step());  // the second prompt is read in the next step
     REQUIRE(machine.runner.window().has_value());
     CHECK(machine.runner.window()->is_tree());
@@ -230,8 +241,10 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
             return machine.cached(machine.submit(text(0, 100, {last}), 3, "ar", false, salt));
         };
         for (const char* salt : {"a", "b", ""}) CHECK(cached(5, salt) == 0);
-        for (const char* salt : {"a", "b", ""}) CHECK(cached(6, salt) == 96);  // also what a slot gave up
-        const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"), beside = machine.submit(text(1, 80), 3);
+        // also what a slot gave up
+        for (const char* salt : {"a", "b", ""}) CHECK(cached(6, salt) == 96);
+        const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"),
+                   beside = machine.submit(text(1, 80), 3);
         CHECK(machine.cached(first) + machine.cached(beside) == 0);
     }
     Machine machine(1, false);  // if requests ask for it
@@ -264,10 +277,12 @@ TEST_CASE("the text used last stays, within the budget", "[prefix]") {
     CHECK(count({5}) + count({6}) == 0);
 
     PrefixStore many(backend.cache(), backend.memory());
-    for (std::int64_t number = 0; number < 2 * static_cast<std::int64_t>(PrefixStore::max_saved_prefixes); ++number) {
+    for (std::int64_t number = 0;
+         number < 2 * static_cast<std::int64_t>(PrefixStore::max_saved_prefixes); ++number) {
         many.save(0, Tokens(PrefixStore::min_saved_tokens, number), "");
     }
-    const std::size_t saved_tokens = PrefixStore::max_saved_prefixes * PrefixStore::min_saved_tokens;
+    const std::size_t saved_tokens =
+        PrefixStore::max_saved_prefixes * PrefixStore::min_saved_tokens;
     CHECK(many.used() == backend.cache().saved_bytes(static_cast<std::int64_t>(saved_tokens)));
     CHECK(many.match(Tokens{0}, "").count == 0);
     CHECK(many.match(Tokens{PrefixStore::max_saved_prefixes}, "").count == 1);

@@ -89,9 +89,11 @@ TEST_CASE("penalties count the text and the drafts before a row", "[processors]"
     CHECK(size == 16);
     const ProcessedRows rows = processors.rows(text, drafts, size);
     const auto at = [&](std::int64_t token, std::size_t row) {
-        const auto place = std::find(rows.touched.begin(), rows.touched.end(), token) - rows.touched.begin();
+        const auto place =
+            std::find(rows.touched.begin(), rows.touched.end(), token) - rows.touched.begin();
         const auto i = static_cast<std::size_t>(place);
-        return std::vector<float>{rows.bias[i], rows.factor[row * size + i], rows.penalty[row * size + i]};
+        return std::vector<float>{rows.bias[i], rows.factor[row * size + i],
+                                  rows.penalty[row * size + i]};
     };
     CHECK(at(11, 0) == std::vector<float>{-3, 1, 0});
     CHECK(at(20, 0) == std::vector<float>{0, 2, 0});  // of the prompt: repetition alone
@@ -133,7 +135,8 @@ TEST_CASE("processing that cannot be is refused in one line", "[processors]") {
           "logit-bias must be -100 to 100, not 101.0 for token 3");
     CHECK(refused([](GenerateOptions& o) { o.min_tokens = 1000; }) ==
           "min-tokens must be 0 to max-new-tokens, not 1000");
-    CHECK(refused([](GenerateOptions& o) { o.bad_words.emplace_back(); }) == "bad words need a token, not none");
+    CHECK(refused([](GenerateOptions& o) { o.bad_words.emplace_back(); }) ==
+          "bad words need a token, not none");
     CHECK(refused([](GenerateOptions& o) { o.stop.assign(65, "x"); }) ==
           "stop must be at most 64 strings, of 4096 bytes together");
     CHECK(refused([](GenerateOptions& o) {

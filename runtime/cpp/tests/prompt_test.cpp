@@ -13,7 +13,8 @@ using namespace pass;
 TEST_CASE("prompts are read in the windows that the engine has", "[prompt]") {
     const auto chunk = [](const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
                           std::optional<std::int64_t> most = std::nullopt) {
-        const PromptChunk found = next_chunk(sizes, cached, remaining, sizes.capacity(cached), most);
+        const PromptChunk found =
+            next_chunk(sizes, cached, remaining, sizes.capacity(cached), most);
         return std::pair(found.tokens, found.width);
     };
     using Found = std::pair<std::int64_t, int>;
@@ -58,7 +59,8 @@ TEST_CASE("a GPU has wide chunks for prompts where there is memory for them", "[
 }
 
 TEST_CASE("wide chunks are read while the cache is small enough for them", "[prompt]") {
-    Capabilities sizes{"cuda", 320, {256, 512, 1024, 2048, 4096, 8192}, {2048, 1024, 256, 64, 16, 1}, {1}};
+    Capabilities sizes{
+        "cuda", 320, {256, 512, 1024, 2048, 4096, 8192}, {2048, 1024, 256, 64, 16, 1}, {1}};
     sizes.chunk_capacities = {{2048, 4096}, {1024, 8192}};
     // The widths in which so many tokens are read, the cache growing from `capacity`.
     const auto widths = [&](std::int64_t capacity, std::int64_t tokens,
@@ -77,7 +79,8 @@ TEST_CASE("wide chunks are read while the cache is small enough for them", "[pro
     CHECK(widths(256, 768) == Widths{1024});
     CHECK(widths(256, 1536) == Widths{2048});
     CHECK(widths(256, 4000) == Widths{2048, 2048});
-    CHECK(widths(256, 6000) == Widths{2048, 2048, 1024, 1024});  // 2048 rows are too many over more than 4096 entries
+    // 2048 rows are too many over more than 4096 entries
+    CHECK(widths(256, 6000) == Widths{2048, 2048, 1024, 1024});
     CHECK(widths(8192, 2048) == Widths{1024, 1024});
     CHECK(widths(256, 3000, 64) == Widths(47, 64));  // beside others that decode
 }

@@ -8,8 +8,10 @@ using namespace pass;
 
 TEST_CASE("fields are read as they were written", "[protobuf]") {
     const std::string text(300, 'x');
-    // The last two are numbers of eight and of four bytes, which ONNX models have in tensors of floats.
-    const std::string message = protobuf::encode(1, std::uint64_t{1} << 40) + protobuf::encode(20, text) +
+    // The last two are numbers of eight and of four bytes, which ONNX models have in tensors of
+    // floats.
+    const std::string message = protobuf::encode(1, std::uint64_t{1} << 40) +
+                                protobuf::encode(20, text) +
                                 std::string(
                                     "\x19"
                                     "12345678"
@@ -36,7 +38,10 @@ TEST_CASE("damaged messages are refused", "[protobuf]") {
     for (std::size_t size = 1; size < message.size(); ++size) {
         CHECK_THROWS_AS(protobuf::fields(message.substr(0, size)), Error);
     }
-    CHECK_THROWS_AS(protobuf::fields("\x0b"), Error);                      // of a kind that is no longer used
-    CHECK_THROWS_AS(protobuf::fields(std::string(11, '\xff')), Error);     // a number without an end
-    CHECK_THROWS_AS(protobuf::fields("\x0a\xff\xff\xff\xff\x7f"), Error);  // a size beyond the message
+    // of a kind that is no longer used
+    CHECK_THROWS_AS(protobuf::fields("\x0b"), Error);
+    // a number without an end
+    CHECK_THROWS_AS(protobuf::fields(std::string(11, '\xff')), Error);
+    // a size beyond the message
+    CHECK_THROWS_AS(protobuf::fields("\x0a\xff\xff\xff\xff\x7f"), Error);
 }

@@ -1,4 +1,5 @@
-// A backend without a model, for tests of everything around one: tokens and drafts are functions of their position.
+// A backend without a model, for tests of everything around one: tokens and drafts are functions of
+// their position.
 #pragma once
 
 #include <functional>
@@ -24,17 +25,22 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
     manifest.lookahead.length = lookahead;
     manifest.rule = "match";
     manifest.processors.emplace();
-    manifest.trunk.inputs.push_back({"past_key.0", "float32", {"batch", std::int64_t{1}, "capacity", std::int64_t{2}}});
+    manifest.trunk.inputs.push_back(
+        {"past_key.0", "float32", {"batch", std::int64_t{1}, "capacity", std::int64_t{2}}});
     return manifest;
 }
 
 class RecitingBackend : public Backend {
    public:
-    RecitingBackend(const Manifest& manifest, int slots, std::shared_ptr<Allocator> allocator = nullptr)
-        : Backend(
-              manifest,
-              {"cpu", vocab, following_capacities(manifest.model.max_capacity), {64, 16, 1}, batch_sizes_up_to(slots)},
-              std::make_unique<HostMemory>(std::move(allocator))) {}
+    RecitingBackend(const Manifest& manifest, int slots,
+                    std::shared_ptr<Allocator> allocator = nullptr)
+        : Backend(manifest,
+                  {"cpu",
+                   vocab,
+                   following_capacities(manifest.model.max_capacity),
+                   {64, 16, 1},
+                   batch_sizes_up_to(slots)},
+                  std::make_unique<HostMemory>(std::move(allocator))) {}
 
     void run_trunk(const Plan&, int) override {
         if (before_pass) before_pass();
@@ -48,7 +54,8 @@ class RecitingBackend : public Backend {
         for (int slot = 0; slot < kind.batch; ++slot) {
             const auto at = static_cast<std::size_t>(slot);
             buffers_.write_number("count", slot, std::int64_t{0});
-            if (active[at] != 0) emit(kind.plan, slot, lengths[at], &ids[at * static_cast<std::size_t>(width)]);
+            if (active[at] != 0)
+                emit(kind.plan, slot, lengths[at], &ids[at * static_cast<std::size_t>(width)]);
         }
     }
 
@@ -66,7 +73,8 @@ class RecitingBackend : public Backend {
 
     void emit(const Plan& plan, int slot, std::int64_t length, const std::int64_t* ids) {
         int accepted = 0;
-        while (accepted < plan.drafts && ids[1 + accepted] == recited(length + 1 + accepted)) ++accepted;
+        while (accepted < plan.drafts && ids[1 + accepted] == recited(length + 1 + accepted))
+            ++accepted;
         std::vector<std::int64_t> emitted;
         for (int i = 0; i <= plan.drafts; ++i) emitted.push_back(recited(length + 1 + i));
         buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted.data(), emitted.size());
@@ -84,9 +92,11 @@ class RecitingBackend : public Backend {
     }
 };
 
-// A core over a RecitingBackend, opened with `options`. backend: receives it, for tests that interfere with it.
+// A core over a RecitingBackend, opened with `options`. backend: receives it, for tests that
+// interfere with it.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
-                                           std::shared_ptr<Allocator> allocator = nullptr, std::size_t max_queue = 1024,
+                                           std::shared_ptr<Allocator> allocator = nullptr,
+                                           std::size_t max_queue = 1024,
                                            std::int64_t capacity = 256, LoadOptions options = {}) {
     options.max_queue = max_queue;
     auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest(4, capacity)});
@@ -97,7 +107,8 @@ inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend 
 
 inline Request request(std::size_t prompt, std::int64_t tokens, const std::string& plan = "fused") {
     Request found;
-    for (std::size_t i = 0; i < prompt; ++i) found.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
+    for (std::size_t i = 0; i < prompt; ++i)
+        found.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
     found.options.max_new_tokens = tokens;
     found.options.plan = plan;
     return found;
@@ -114,14 +125,16 @@ inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
         }
         sequence.output.events.clear();
         if (!sequence.output.end) continue;
-        if (sequence.output.end->error != nullptr) std::rethrow_exception(sequence.output.end->error);
+        if (sequence.output.end->error != nullptr)
+            std::rethrow_exception(sequence.output.end->error);
         return ids;
     }
 }
 
 inline std::vector<std::int64_t> expected(std::size_t prompt, std::int64_t tokens) {
     std::vector<std::int64_t> ids;
-    for (std::int64_t i = 0; i < tokens; ++i) ids.push_back(recited(static_cast<std::int64_t>(prompt) + i));
+    for (std::int64_t i = 0; i < tokens; ++i)
+        ids.push_back(recited(static_cast<std::int64_t>(prompt) + i));
     return ids;
 }
 

@@ -17,7 +17,8 @@ using Tokens = std::vector<std::int64_t>;
 // A token's cache entry is a function of the token and of the entry before it, as in a model.
 class RememberingBackend : public RecitingBackend {
    public:
-    explicit RememberingBackend(int slots, std::shared_ptr<Allocator> allocator = nullptr, bool same_entries = true)
+    explicit RememberingBackend(int slots, std::shared_ptr<Allocator> allocator = nullptr,
+                                bool same_entries = true)
         : RecitingBackend(manifest_, slots, std::move(allocator)) {
         capabilities_.same_entries = same_entries;
     }
@@ -35,8 +36,9 @@ class RememberingBackend : public RecitingBackend {
         return true;
     }
 
-    bool second_choices = false;  // whether passes of trees, of one slot, accept a second choice after a first one
-    std::int64_t read = 0;        // tokens of prompts
+    // whether passes of trees, of one slot, accept a second choice after a first one
+    bool second_choices = false;
+    std::int64_t read = 0;  // tokens of prompts
 
    protected:
     void run_prefill(int slot, const Plan& plan) override {

@@ -1,6 +1,7 @@
 // Replays requests that the Python runtime decoded.
 //
-// A scene is a line of what tests/cpp/golden_traces.py writes: {"name", "slots", "capacity", "compare", "requests":
+// A scene is a line of what tests/cpp/golden_traces.py writes: {"name", "slots", "capacity",
+// "compare", "requests":
 // [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted before the step with
 // the number "round", and cancelled before the step "cancel_round".
 #pragma once
@@ -19,8 +20,8 @@ namespace pass::test {
 
 using cli::Json;
 
-inline constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds",
-                                          "decode_tokens_per_second"};
+inline constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds",
+                                          "engine_seconds", "decode_tokens_per_second"};
 
 template <class Value>
 void take(const Json& from, const char* key, Value& into) {
@@ -75,7 +76,8 @@ inline Json result_of(Generation& generation) {
     return found;
 }
 
-// The results of a scene's requests on `session`, which has as many slots as the scene. Throws the error of a request.
+// The results of a scene's requests on `session`, which has as many slots as the scene. Throws the
+// error of a request.
 inline std::vector<Json> play(const Json& scene, Session& session) {
     const Json& requests = scene.at("requests");
     std::vector<std::unique_ptr<Generation>> generations(requests.size());
@@ -84,7 +86,9 @@ inline std::vector<Json> play(const Json& scene, Session& session) {
         more = false;
         for (std::size_t i = 0; i < requests.size(); ++i) {
             const int begins = requests[i].value("round", 0);
-            if (begins == step) generations[i] = std::make_unique<Generation>(session.submit(request_of(requests[i])));
+            if (begins == step)
+                generations[i] =
+                    std::make_unique<Generation>(session.submit(request_of(requests[i])));
             if (requests[i].value("cancel_round", -1) == step) generations[i]->cancel();
             more = more || begins > step;
         }
@@ -96,20 +100,22 @@ inline std::vector<Json> play(const Json& scene, Session& session) {
     return results;
 }
 
-// Writes what differs from the scene's results, to the last bit, to `differences`; returns the number of differences.
+// Writes what differs from the scene's results, to the last bit, to `differences`; returns the
+// number of differences.
 inline int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
     const bool tokens_only = scene.value("compare", "all") == "tokens";
     int differing = 0;
     for (std::size_t i = 0; i < results.size(); ++i) {
         const Json& expected = scene.at("results").at(i);
         for (const auto& [key, value] : expected.items()) {
-            if (tokens_only && key != "token_ids" && key != "finish_reason" && key != "stop_reason") continue;
+            if (tokens_only && key != "token_ids" && key != "finish_reason" && key != "stop_reason")
+                continue;
             // Objects in any order: the plain kind of JSON compares by key.
             const nlohmann::json wanted = value, found = results[i].value(key, Json());
             if (wanted == found) continue;
             differing += 1;
-            differences << scene.at("name").get<std::string>() << ", request " << i << ": " << key << " is "
-                        << found.dump() << ", not " << wanted.dump() << std::endl;
+            differences << scene.at("name").get<std::string>() << ", request " << i << ": " << key
+                        << " is " << found.dump() << ", not " << wanted.dump() << std::endl;
         }
     }
     return differing;

@@ -1,4 +1,5 @@
-// From tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp compares with Python.
+// From tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp
+// compares with Python.
 
 #include "catch.hpp"
 #include "errors.h"
@@ -43,7 +44,9 @@ TEST_CASE("half characters are held back") {
     CHECK(read({2, 4}).text == "a||");
 }
 
-TEST_CASE("special tokens and ids that are none are not shown") { CHECK(read({0, 2, 1, 99, 3}).text == "|a|||b|"); }
+TEST_CASE("special tokens and ids that are none are not shown") {
+    CHECK(read({0, 2, 1, 99, 3}).text == "|a|||b|");
+}
 
 TEST_CASE("stop strings end the text") {
     CHECK(read({2, 3, 2, 2}, {"ba"}).text == "a|||");
@@ -91,7 +94,8 @@ TEST_CASE("with byte fallback every stray byte is shown, and the first space is 
     pass::TextStream stream(vocabulary, {}, {0});
     std::string text;
     std::optional<std::string> stop;
-    for (const std::int64_t token : {5, 2, 3, 4, 2, 3, 5, 4, 6}) text += stream.read(token, stop) + "|";
+    for (const std::int64_t token : {5, 2, 3, 4, 2, 3, 5, 4, 6})
+        text += stream.read(token, stop) + "|";
     CHECK(text == "a|||\xE2\x82\xAC|||\xEF\xBF\xBD\xEF\xBF\xBD a|\xEF\xBF\xBD|<0x4G>|");
 }
 
@@ -109,7 +113,8 @@ TEST_CASE("texts are split at added tokens and at digits") {
 TEST_CASE("tokenizers of another kind are refused") {
     CHECK_THROWS_AS(pass::Vocabulary("{"), pass::Error);
     CHECK_THROWS_AS(pass::Vocabulary(R"({"model": {"type": "Unigram"}})"), pass::Error);
-    CHECK_THROWS_AS(pass::Vocabulary(R"({"model": {"type": "BPE", "vocab": []}, "decoder": null})"), pass::Error);
+    CHECK_THROWS_AS(pass::Vocabulary(R"({"model": {"type": "BPE", "vocab": []}, "decoder": null})"),
+                    pass::Error);
 }
 
 TEST_CASE("what is no character becomes U+FFFD, as in Rust") {

@@ -1,8 +1,10 @@
-"""Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
+"""Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass
+runs the graphs.
 
-`pass_runtime.decode.runner` tracks which sequence is in which slot, and how much of it is cached; a backend does not.
-All inputs of a pass are in the buffers (written here, or by the graphs of the previous pass) or in the KV cache. The
-backend keeps a host copy of the cached lengths, to fill the noise and to compact the accepted rows.
+`pass_runtime.decode.runner` tracks which sequence is in which slot, and how much of it is cached; a
+backend does not. All inputs of a pass are in the buffers (written here, or by the graphs of the
+previous pass) or in the KV cache. The backend keeps a host copy of the cached lengths, to fill the
+noise and to compact the accepted rows.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ import numpy.typing as npt
 from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
 from pass_runtime.bundle.manifest import Graph, Manifest
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD, MODES, Plan, full_tree, make_cycle, prefill_plan, verify_plan
+from pass_runtime.bundle.plan import (
+    MAX_LOOKAHEAD,
+    MODES,
+    Plan,
+    full_tree,
+    make_cycle,
+    prefill_plan,
+    verify_plan,
+)
 from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 from pass_runtime.bundle.sampling import Sampler, SamplingParams
 from pass_runtime.errors import PassError
@@ -33,23 +43,28 @@ DEFAULT_BATCH = 8
 class Capabilities:
     """What a backend can do. Callers read how backends differ from here.
 
-    device: "cpu", "cuda", or the engines' library and its version. capacities: the KV capacities in tokens that passes
-    may have, in rising order.
-    prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width of a wide chunk ->
-    the largest KV capacity with which it may run, because it needs much memory.
-    batch_sizes: how many slots a pass may run over, in rising order; the last is the number of slots.
-    fixed_lookahead: the number of drafts of every chain, and of rows of its look-ahead groups, if engines run no other
-    number; None allows any plan.
-    trees: the sizes, in drafts, of the trees that there are tails for; in a tree several drafts may follow one row.
+    device: "cpu", "cuda", or the engines' library and its version. capacities: the KV capacities in
+    tokens that passes may have, in rising order.
+    prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width
+    of a wide chunk -> the largest KV capacity with which it may run, because it needs much memory.
+    batch_sizes: how many slots a pass may run over, in rising order; the last is the number of
+    slots.
+    fixed_lookahead: the number of drafts of every chain, and of rows of its look-ahead groups, if
+    engines run no other number; None allows any plan.
+    trees: the sizes, in drafts, of the trees that there are tails for; in a tree several drafts may
+    follow one row.
     rounds_activations: whether activations are rounded to 8 bits.
-    same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a tree, only
-    the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write these bits too.
+    same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a
+    tree, only the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write
+    these bits too.
     least_width: narrower windows are padded to this many rows.
     exact_sums: whether 8-bit products are summed exactly, as integers.
-    least_rows: a pass of the trunk over fewer rows, those of all slots together, is padded to this many. The padding is
-    no part of the window: tails do not see it.
-    engine_positions: the `noise_positions` that the engines were built for; 0 computes them from the largest capacity.
-    keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity changes.
+    least_rows: a pass of the trunk over fewer rows, those of all slots together, is padded to this
+    many. The padding is no part of the window: tails do not see it.
+    engine_positions: the `noise_positions` that the engines were built for; 0 computes them from
+    the largest capacity.
+    keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity
+    changes.
     """
 
     device: str
@@ -83,9 +98,10 @@ class Capabilities:
 
     @property
     def exact_trees(self) -> tuple[int, ...]:
-        """Those of `trees` that may run: none if activations are rounded to 8 bits. A row's place in the window changes
-        the last bits of its values, and so what is rounded up or down. A tree's accepted drafts may be in other rows
-        than in plain decoding, which could change the text, also of other sequences in the batch."""
+        """Those of `trees` that may run: none if activations are rounded to 8 bits. A row's place
+        in the window changes the last bits of its values, and so what is rounded up or down. A
+        tree's accepted drafts may be in other rows than in plain decoding, which could change the
+        text, also of other sequences in the batch."""
         return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
@@ -99,18 +115,21 @@ class Capabilities:
         return next(size for size in self.capacities if size >= tokens)
 
     def padded_width(self, width: int) -> int:
-        """The rows of a window of `width` rows and its padding. Each of them writes one cache entry."""
+        """The rows of a window of `width` rows and its padding. Each of them writes one cache
+        entry."""
         return max(width, self.least_width)
 
     def chunks(self, start: int, capacity: int) -> list[int]:
-        """The widths of the chunks that may follow `start` tokens of a prompt, in falling order. capacity: the present
-        KV capacity in tokens, which grows if a chunk needs more."""
+        """The widths of the chunks that may follow `start` tokens of a prompt, in falling order.
+        capacity: the present KV capacity in tokens, which grows if a chunk needs more."""
 
         def fits(width: int) -> bool:
             end = start + self.padded_width(width)
             if end > self.max_capacity:
                 return False
-            return max(capacity, self.capacity(end)) <= self.chunk_capacities.get(width, self.max_capacity)
+            return max(capacity, self.capacity(end)) <= self.chunk_capacities.get(
+                width, self.max_capacity
+            )
 
         return [width for width in self.prefill_widths if fits(width)]
 
@@ -130,8 +149,8 @@ class Capabilities:
 class PassKind:
     """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk.
 
-    touched: T of `ProcessedRows`; 0 runs no logits processors. logprobs: whether log-probabilities are computed, of the
-    processed logits if `processed_logprobs`, else of the trunk's.
+    touched: T of `ProcessedRows`; 0 runs no logits processors. logprobs: whether log-probabilities
+    are computed, of the processed logits if `processed_logprobs`, else of the trunk's.
     """
 
     plan: Plan
@@ -148,13 +167,19 @@ class PassKind:
 
     @property
     def logprobs_key(self) -> tuple[str, str, int, bool]:
-        """As `tail_key`, for the graph of log-probabilities. The last item is whether it reads processed logits."""
-        return self.plan.name, "logprobs", self.batch, bool(self.touched) and self.processed_logprobs
+        """As `tail_key`, for the graph of log-probabilities. The last item is whether it reads
+        processed logits."""
+        return (
+            self.plan.name,
+            "logprobs",
+            self.batch,
+            bool(self.touched) and self.processed_logprobs,
+        )
 
 
 class ProcessedRows(NamedTuple):
-    """What the logits processors do to one slot (`pass_exporter.tails.processors`). P: the root and draft rows. T: the
-    length of the lists of tokens."""
+    """What the logits processors do to one slot (`pass_exporter.tails.processors`). P: the root and
+    draft rows. T: the length of the lists of tokens."""
 
     allowed: npt.NDArray[np.int32]
     """[P,V/8 rounded up] bit masks: bit i % 8 of number i // 8 is set if token i may be drawn."""
@@ -177,8 +202,9 @@ class Emitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of the emitted tokens,
-    and `values` [b,E,K] of the K most likely tokens `ids` [b,E,K] at the same positions."""
+    """Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of
+    the emitted tokens, and `values` [b,E,K] of the K most likely tokens `ids` [b,E,K] at the same
+    positions."""
 
     chosen: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
@@ -189,21 +215,37 @@ class Backend(ABC):
     """Slots 0 .. capabilities.slots-1 of one bundle on one device."""
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory, spare_entries: int = 0
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        capabilities: Capabilities,
+        memory: Memory,
+        spare_entries: int = 0,
     ) -> None:
         """spare_entries: how many cache entries after its window a pass may overwrite."""
-        self.bundle, self.manifest, self.capabilities, self.memory = bundle, manifest, capabilities, memory
-        self.bindings = BundleBindings(
-            manifest, capabilities.noise_positions, capabilities.least_width, capabilities.least_rows
+        self.bundle, self.manifest, self.capabilities, self.memory = (
+            bundle,
+            manifest,
+            capabilities,
+            memory,
         )
-        # If there are fewer slots than a pass must have rows, the rows of slots that do not exist are its padding.
+        self.bindings = BundleBindings(
+            manifest,
+            capabilities.noise_positions,
+            capabilities.least_width,
+            capabilities.least_rows,
+        )
+        # If there are fewer slots than a pass must have rows, the rows of slots that do not exist
+        # are its padding.
         rows = max(capabilities.slots, capabilities.least_rows)
         self.buffers = Buffers(memory, rows, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
-        self._noise = NoiseRows(self.buffers, manifest.rule, capabilities.slots, capabilities.noise_positions)
+        self._noise = NoiseRows(
+            self.buffers, manifest.rule, capabilities.slots, capabilities.noise_positions
+        )
         self.captures: dict[str, str | None] = {}
-        """By name of a graph file or a pass: None if it was captured as a CUDA graph, else the reason why not. Empty on
-        a device without CUDA graphs."""
+        """By name of a graph file or a pass: None if it was captured as a CUDA graph, else the
+        reason why not. Empty on a device without CUDA graphs."""
         # The entries of each slot as written to the device; None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
 
@@ -216,28 +258,32 @@ class Backend(ABC):
     def processors(self) -> Graph:
         """The graph of logits processors. Raises PassError if the bundle has none."""
         if (graph := self.manifest.processors) is None:
-            raise PassError("the bundle has no logits processors; export it again with this version")
+            raise PassError(
+                "the bundle has no logits processors; export it again with this version"
+            )
         return graph
 
     @property
     def uncaptured(self) -> dict[str, str]:
-        """The graphs or passes that could not be captured, with the reason. It takes long to launch them, which hides a
-        part of what extra rows cost."""
+        """The graphs or passes that could not be captured, with the reason. It takes long to launch
+        them, which hides a part of what extra rows cost."""
         known = self.captures.copy()  # Other threads read it while passes add to it.
         return {name: why for name, why in known.items() if why is not None}
 
     @property
     def failure(self) -> PassError | None:
-        """The error after which the device, and so this backend, cannot work any more; None while it works."""
+        """The error after which the device, and so this backend, cannot work any more; None while
+        it works."""
         return self.memory.failure
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context that a thread must hold to run passes. Opening and closing the backend need none."""
+        """A context that a thread must hold to run passes. Opening and closing the backend need
+        none."""
         return self.memory.for_this_thread()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change the KV capacity to `capacity` tokens, keeping the first `lengths[slot]` entries of every slot. If
-        it fails, nothing has changed."""
+        """Change the KV capacity to `capacity` tokens, keeping the first `lengths[slot]` entries of
+        every slot. If it fails, nothing has changed."""
         self.cache.resize(capacity, lengths)
 
     def set_sampling(self, slot: int, params: SamplingParams) -> None:
@@ -250,30 +296,42 @@ class Backend(ABC):
         write("min_p", slot, params.min_p, np.float32)
 
     def mask(self, slot: int, length: int) -> None:
-        """Leave `slot` out of the following passes. They still write K/V after its `length` entries, but change nothing
-        else of it."""
+        """Leave `slot` out of the following passes. They still write K/V after its `length`
+        entries, but change nothing else of it."""
         self._set_slot(slot, length, active=False)
 
-    def stage(self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()) -> None:
-        """Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a chain. A draft row
-        without a draft gets the id V (the vocabulary size), which no sampled token equals."""
+    def stage(
+        self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()
+    ) -> None:
+        """Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a
+        chain. A draft row without a draft gets the id V (the vocabulary size), which no sampled
+        token equals."""
         if len(drafts) > plan.depth:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
         ids = np.zeros(self.bindings.padded_width(plan), np.int64)
-        ids[: plan.width] = [root, *drafts, *[vocab] * (plan.drafts - len(drafts)), *plan.lookahead_ids(vocab)]
+        ids[: plan.width] = [
+            root,
+            *drafts,
+            *[vocab] * (plan.drafts - len(drafts)),
+            *plan.lookahead_ids(vocab),
+        ]
         self.buffers.write_row("input_ids", slot, ids, np.int64)
         self._set_slot(slot, length, active=True)
         if plan.drafts and self.manifest.rule == "rejection":
-            # A row's draft has probability 1, and all other tokens 0. In a row without a draft all are 0.
+            # A row's draft has probability 1, and all other tokens 0. In a row without a draft all
+            # are 0.
             draft_probs = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
             self.buffers.write_row("draft_probs", slot, draft_probs, np.float32)
 
     def drafts(self, plan: Plan, batch: int) -> list[list[int]]:
-        """The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no draft."""
+        """The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no
+        draft."""
         if not plan.drafts:
             return [[] for _ in range(batch)]
-        windows = self.buffers.read("input_ids", (batch, self.bindings.padded_width(plan)), np.int64)
+        windows = self.buffers.read(
+            "input_ids", (batch, self.bindings.padded_width(plan)), np.int64
+        )
         return [window[1 : 1 + plan.drafts] for window in windows.tolist()]
 
     def set_processors(self, slot: int, rows: ProcessedRows) -> None:
@@ -287,9 +345,12 @@ class Backend(ABC):
         self._lengths[slot] = length if active else None
 
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
-        """Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows."""
+        """Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of
+        `width` rows."""
         if not 0 < len(tokens) <= width:
-            raise ValueError(f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}")
+            raise ValueError(
+                f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}"
+            )
         plan = prefill_plan(width)
         ids = np.zeros((1, self.bindings.trunk_width(plan, 1)), np.int64)
         ids[0, : len(tokens)] = tokens
@@ -299,15 +360,19 @@ class Backend(ABC):
         self._run_prefill(slot, plan)
 
     def run(self, kind: PassKind) -> list[Emitted]:
-        """Run one pass, trunk and tail, over the staged windows, and return what each slot emitted; a masked slot emits
-        nothing. Afterwards the K/V of the accepted rows are part of the cache, and the windows of `kind.plan.next` are
-        staged."""
+        """Run one pass, trunk and tail, over the staged windows, and return what each slot emitted;
+        a masked slot emits nothing. Afterwards the K/V of the accepted rows are part of the cache,
+        and the windows of `kind.plan.next` are staged."""
         for slot, length in enumerate(self._lengths[: kind.batch]):
-            if length is not None:  # noise up to the last position that a window of the plan can reach
+            if (
+                length is not None
+            ):  # noise up to the last position that a window of the plan can reach
                 self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
         outputs = {name: array.tolist() for name, array in self._run_pass(kind).items()}
         chains = [list(range(kind.plan.max_emitted))] * kind.batch
-        by_slot = zip(outputs["count"], outputs["emitted"], outputs.get("emitted_rows", chains), strict=True)
+        by_slot = zip(
+            outputs["count"], outputs["emitted"], outputs.get("emitted_rows", chains), strict=True
+        )
         emitted = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in by_slot]
         for slot, each in enumerate(emitted):
             if (length := self._lengths[slot]) is not None:
@@ -319,10 +384,13 @@ class Backend(ABC):
     def result_shapes(kind: PassKind) -> dict[str, tuple[int, ...]]:
         """The outputs of a pass's tail that the host reads, all int64, with their shapes."""
         emitted = (kind.batch, kind.plan.max_emitted)
-        return {"count": (kind.batch,), "emitted": emitted} | ({"emitted_rows": emitted} if kind.plan.parents else {})
+        return {"count": (kind.batch,), "emitted": emitted} | (
+            {"emitted_rows": emitted} if kind.plan.parents else {}
+        )
 
     def logprobs(self, kind: PassKind) -> Logprobs:
-        """The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran."""
+        """The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass
+        ran."""
         shape = (kind.batch, kind.plan.max_emitted)
         top = min(MAX_LOGPROBS, self.capabilities.vocab_size)
         read = self.buffers.read
@@ -333,8 +401,11 @@ class Backend(ABC):
         )
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
-        """The logits [b,plan.width,V] of the last pass, which ran `plan`. Decoding does not need them on the host."""
-        return self.buffers.read("logits", (batch, plan.width, self.capabilities.vocab_size), np.float32)
+        """The logits [b,plan.width,V] of the last pass, which ran `plan`. Decoding does not need
+        them on the host."""
+        return self.buffers.read(
+            "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
+        )
 
     def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
         """Save the kernels that were compiled at run time for later processes."""
@@ -344,7 +415,8 @@ class Backend(ABC):
 
     @abstractmethod
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        """Run the trunk alone over the staged windows. It writes logits and K/V, and does not change the windows."""
+        """Run the trunk alone over the staged windows. It writes logits and K/V, and does not
+        change the windows."""
 
     @abstractmethod
     def run_tail(self, kind: PassKind) -> None:
@@ -360,8 +432,9 @@ class Backend(ABC):
 
 
 def listed_positions(entries: int) -> int:
-    """N, the number of positions that noise inputs list for so many cache entries: one more, which the last row of a
-    window predicts, and MAX_LOOKAHEAD more, because a fused tail reads noise for a look-ahead group of so many rows."""
+    """N, the number of positions that noise inputs list for so many cache entries: one more, which
+    the last row of a window predicts, and MAX_LOOKAHEAD more, because a fused tail reads noise for
+    a look-ahead group of so many rows."""
     return entries + 1 + MAX_LOOKAHEAD
 
 
@@ -378,6 +451,6 @@ def check_onnx_runtime(bundle: Path, manifest: Manifest) -> None:
     """Raises PassError if ONNX Runtime cannot run the bundle on any machine."""
     if manifest.model.dtype == "bfloat16":
         raise PassError(
-            f"bf16 bundles run on TensorRT engines: run pass-export build {bundle} --engine tensorrt; "
-            "for ONNX Runtime export with --dtype fp16 or fp32"
+            f"bf16 bundles run on TensorRT engines: run pass-export build {bundle} --engine "
+            "tensorrt; for ONNX Runtime export with --dtype fp16 or fp32"
         )

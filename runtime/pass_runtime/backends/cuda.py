@@ -1,7 +1,8 @@
-"""The part of CUDA that the backends use, through NVIDIA's cuda-python: memory, one stream, captured graphs.
+"""The part of CUDA that the backends use, through NVIDIA's cuda-python: memory, one stream,
+captured graphs.
 
-`api` is the module `cuda.bindings.runtime`, or a fake in tests. Its functions return a tuple that begins with an error
-code.
+`api` is the module `cuda.bindings.runtime`, or a fake in tests. Its functions return a tuple that
+begins with an error code.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ DEVICE_LOST_ERRORS = {
     810: "cudaErrorMpsClientTerminated",
     911: "cudaErrorExternalDevice",
 }
-"""Errors after which CUDA cannot work for this process any more. For most of them its documentation says that the
-process must be ended; after the others the memory, link or context is gone."""
+"""Errors after which CUDA cannot work for this process any more. For most of them its documentation
+says that the process must be ended; after the others the memory, link or context is gone."""
 OLD_DRIVER_ERROR = 35
 """cudaErrorInsufficientDriver: the driver is older than the library."""
 NO_DEVICE_ERRORS = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
-"""Errors of a driver or device that is missing, too old, or in use: cudaErrorInitializationError, InsufficientDriver,
-DevicesUnavailable, NoDevice, InvalidDevice, SystemNotReady, SystemDriverMismatch, CompatNotSupportedOnDevice."""
+"""Errors of a driver or device that is missing, too old, or in use: cudaErrorInitializationError,
+InsufficientDriver, DevicesUnavailable, NoDevice, InvalidDevice, SystemNotReady,
+SystemDriverMismatch, CompatNotSupportedOnDevice."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ def import_api() -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise PassError(f"cuda-python cannot be imported ({error}); run: {INSTALL_CUDA_PYTHON}") from None
+        raise PassError(
+            f"cuda-python cannot be imported ({error}); run: {INSTALL_CUDA_PYTHON}"
+        ) from None
     return runtime
 
 
@@ -87,13 +91,16 @@ def require_device(api: Any, ordinal: int) -> None:
         seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
             count, f"{count} GPUs are visible, numbers 0 to {count - 1}"
         )
-        raise PassError(f"there is no GPU {ordinal}: {seen} (see nvidia-smi, and CUDA_VISIBLE_DEVICES)")
+        raise PassError(
+            f"there is no GPU {ordinal}: {seen} (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
+        )
 
 
 @contextmanager
 def on_device(api: Any, ordinal: int) -> Iterator[None]:
-    """Make GPU `ordinal` the current device of the calling thread while the context is open. In CUDA every thread has a
-    current device, GPU 0 at first. If a call here fails, the calls that follow report it."""
+    """Make GPU `ordinal` the current device of the calling thread while the context is open. In
+    CUDA every thread has a current device, GPU 0 at first. If a call here fails, the calls that
+    follow report it."""
     code, before = api.cudaGetDevice()
     if int(code) == 0 and before == ordinal:
         yield
@@ -107,7 +114,8 @@ def on_device(api: Any, ordinal: int) -> Iterator[None]:
 
 
 def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
-    """GPU `ordinal`; None if the driver, the device or cuda-python is missing (`why_no_device` says which)."""
+    """GPU `ordinal`; None if the driver, the device or cuda-python is missing (`why_no_device` says
+    which)."""
     try:
         api = api or import_api()
         if unwrap(api.cudaGetDeviceCount()) <= ordinal:
@@ -133,7 +141,9 @@ def why_no_device(api: Any | None = None) -> str:
     except PassError as error:
         return str(error)
     if not count:
-        return "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?"
+        return (
+            "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?"
+        )
     return f"CUDA sees {count} GPUs, but cannot read their properties; update the driver"
 
 
@@ -152,31 +162,39 @@ def _attribute(api: Any, number: int) -> Any:
 
 
 def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
-    """Return the values after the error code. Raises PassError on an error; DeviceLost if later calls would fail too.
-    name: the function's, for the message. api: its module, which is asked for the versions if the driver is too old."""
+    """Return the values after the error code. Raises PassError on an error; DeviceLost if later
+    calls would fail too.
+    name: the function's, for the message. api: its module, which is asked for the versions if the
+    driver is too old."""
     code, *values = result
     if int(code) in DEVICE_LOST_ERRORS:
         known = DEVICE_LOST_ERRORS[int(code)]
         raise DeviceLost(
-            f"the GPU works no more for this process (CUDA error {int(code)}, {known}, {name}); restart the process"
+            f"the GPU works no more for this process (CUDA error {int(code)}, {known}, "
+            f"{name}); restart the process"
         )
     if int(code) != 0:
         hint = "; is the GPU visible to nvidia-smi?" if int(code) in NO_DEVICE_ERRORS else ""
         if int(code) == OLD_DRIVER_ERROR:
             hint = driver_hint(api)
-        raise PassError(f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}")
+        raise PassError(
+            f"{name} failed with CUDA error {int(code)} ({getattr(code, 'name', code)}){hint}"
+        )
     return values[0] if len(values) == 1 else tuple(values)
 
 
 @dataclass
 class Cuda:
-    """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the graphs captured on it.
+    """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the
+    graphs captured on it.
 
-    ordinal: the number of the GPU. A thread must hold `for_this_thread` to call a method. Without staging memory,
-    methods that write memory return when the device is done, so that other streams can read it. `close` frees it all.
+    ordinal: the number of the GPU. A thread must hold `for_this_thread` to call a method. Without
+    staging memory, methods that write memory return when the device is done, so that other streams
+    can read it. `close` frees it all.
 
-    staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit it return at once, and
-    only later work on this stream is sure to see them, so it must be 0 if other streams use the memory.
+    staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit it
+    return at once, and only later work on this stream is sure to see them, so it must be 0 if other
+    streams use the memory.
     """
 
     api: Any
@@ -197,7 +215,9 @@ class Cuda:
         if self.ordinal:
             require_device(self.api, self.ordinal)
         with self.for_this_thread():
-            self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))  # TensorRT takes an integer.
+            self.stream = int(
+                self._call("cudaStreamCreateWithFlags", NON_BLOCKING)
+            )  # TensorRT takes an integer.
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         """A context in which the calling thread works on this device."""
@@ -209,8 +229,8 @@ class Cuda:
         return os.getpid() != self._process
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the CUDA function `name`. If it fails, CUDA's own record of the error is cleared, because engines would
-        take it for the error of a later launch."""
+        """Call the CUDA function `name`. If it fails, CUDA's own record of the error is cleared,
+        because engines would take it for the error of a later launch."""
         try:
             return self._check(getattr(self.api, name)(*arguments), name)
         except DeviceLost:
@@ -231,8 +251,8 @@ class Cuda:
         self.why()
 
     def why(self) -> str:
-        """Clear the CUDA error of a failed engine and return it as text, "" if there is none. Raises DeviceLost if the
-        device is lost."""
+        """Clear the CUDA error of a failed engine and return it as text, "" if there is none.
+        Raises DeviceLost if the device is lost."""
         results = [("cudaGetLastError", self.api.cudaGetLastError())]
         if not self._capturing:  # Waiting inside a capture is an error of its own.
             results.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
@@ -241,10 +261,13 @@ class Cuda:
             if int(result[0]) in DEVICE_LOST_ERRORS:
                 self._check(result, name)
         codes = [code for _, (code, *_) in results if int(code)]
-        return f"CUDA error {int(codes[0])} ({getattr(codes[0], 'name', codes[0])})" if codes else ""
+        return (
+            f"CUDA error {int(codes[0])} ({getattr(codes[0], 'name', codes[0])})" if codes else ""
+        )
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes, padded with zeros to a multiple of ALIGNMENT_BYTES."""
+        """Return the address of `size` zeroed bytes, padded with zeros to a multiple of
+        ALIGNMENT_BYTES."""
         size = -(-max(size, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
             address = int(self._call("cudaMalloc", size))
@@ -253,8 +276,9 @@ class Cuda:
         except PassError as error:
             free, total = self._call("cudaMemGetInfo")
             raise PassError(
-                f"the GPU has no {size / 2**20:.0f} MiB left ({free / 2**20:.0f} of {total / 2**20:.0f} MiB free; "
-                f"{error}); stop other programs on it, lower --capacity, or build engines with a lower --max-seq-len"
+                f"the GPU has no {size / 2**20:.0f} MiB left ({free / 2**20:.0f} of "
+                f"{total / 2**20:.0f} MiB free; {error}); stop other programs on it, lower "
+                "--capacity, or build engines with a lower --max-seq-len"
             ) from None
         self._device_blocks.append(address)
         self._call("cudaMemsetAsync", address, 0, size, self.stream)
@@ -285,12 +309,15 @@ class Cuda:
         return array
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Copy a contiguous host array to the device, in the order of the stream. `array` may change afterwards."""
+        """Copy a contiguous host array to the device, in the order of the stream. `array` may
+        change afterwards."""
         if not array.nbytes:
             return
         place = self._stage(array.nbytes)
         if place is None:
-            self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, TO_DEVICE, self.stream)
+            self._call(
+                "cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, TO_DEVICE, self.stream
+            )
             self.synchronize()
             return
         ctypes.memmove(place, array.ctypes.data, array.nbytes)
@@ -306,7 +333,8 @@ class Cuda:
             ctypes.memmove(array.ctypes.data, place, array.nbytes)
 
     def _stage(self, size: int) -> int | None:
-        """The address of `size` bytes of staging memory that no copy is using; None if staging memory is smaller."""
+        """The address of `size` bytes of staging memory that no copy is using; None if staging
+        memory is smaller."""
         if size > self.staging_bytes:
             return None
         if self._staged is None:
@@ -317,15 +345,30 @@ class Cuda:
         self._in_flight += -(-size // STAGING_ALIGNMENT_BYTES) * STAGING_ALIGNMENT_BYTES
         return place
 
-    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes on the device. They begin `target_pitch` and `source_pitch` bytes apart."""
-        self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, size, rows, ON_DEVICE, self.stream)
+    def copy_rows(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
+    ) -> None:
+        """Copy `rows` rows of `size` bytes on the device. They begin `target_pitch` and
+        `source_pitch` bytes apart."""
+        self._call(
+            "cudaMemcpy2DAsync",
+            target,
+            target_pitch,
+            source,
+            source_pitch,
+            size,
+            rows,
+            ON_DEVICE,
+            self.stream,
+        )
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Put a copy to a host array on the stream. The array is valid after `synchronize`. In a captured graph it must
-        be pinned."""
-        self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream)
+        """Put a copy to a host array on the stream. The array is valid after `synchronize`. In a
+        captured graph it must be pinned."""
+        self._call(
+            "cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream
+        )
 
     def synchronize(self) -> None:
         """Return when the device has done all that is on the stream."""
@@ -333,14 +376,17 @@ class Cuda:
         self._in_flight = 0
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        """Capture what `enqueue` puts on the stream as a graph to `launch`, without running it. Raises PassError if it
-        cannot be captured; the capture is then ended, and no error is left for later calls."""
+        """Capture what `enqueue` puts on the stream as a graph to `launch`, without running it.
+        Raises PassError if it cannot be captured; the capture is then ended, and no error is left
+        for later calls."""
         self._call("cudaStreamBeginCapture", self.stream, THREAD_LOCAL)
         self._capturing = True
         try:
             enqueue()
         except BaseException:
-            _, graph = self.api.cudaStreamEndCapture(self.stream)  # It may fail too; the first error is raised.
+            _, graph = self.api.cudaStreamEndCapture(
+                self.stream
+            )  # It may fail too; the first error is raised.
             if graph is not None:
                 self.api.cudaGraphDestroy(graph)
             self.api.cudaGetLastError()
@@ -360,7 +406,8 @@ class Cuda:
         self._call("cudaGraphLaunch", executable, self.stream)
 
     def close(self) -> None:
-        """Free everything. Repeated calls do nothing, nor do calls in a forked process, where CUDA does not work."""
+        """Free everything. Repeated calls do nothing, nor do calls in a forked process, where CUDA
+        does not work."""
         if self.stream is None or self.forked:
             return
         # The memory of a lost device is freed when the process ends.

@@ -12,15 +12,18 @@ DEVICE_HELP = f"{', '.join(DEVICES)}; add the number of a GPU other than the fir
 
 
 def split_device(name: str) -> tuple[str, int]:
-    """Split `name` into one of DEVICES and the GPU's number among those that this process sees. Raises PassError if
-    `name` is not a device."""
+    """Split `name` into one of DEVICES and the GPU's number among those that this process sees.
+    Raises PassError if `name` is not a device."""
     device, colon, number = name.partition(":")
     if device not in DEVICES:
         raise PassError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}")
     if not colon:
         return device, 0
     if device not in GPU_DEVICES:
-        raise PassError(f"device {name!r}: {device} takes no number; only {', '.join(GPU_DEVICES)} do, as in cuda:1")
+        raise PassError(
+            f"device {name!r}: {device} takes no number; only {', '.join(GPU_DEVICES)} do, as "
+            "in cuda:1"
+        )
     if not (number.isascii() and number.isdigit() and len(number) <= 4):
         raise PassError(f"device {name!r}: a GPU's number must follow the colon, as in {device}:1")
     return device, int(number)

@@ -1,4 +1,5 @@
-"""The part of an error message that says what to do about an NVIDIA driver that is missing or too old."""
+"""The part of an error message that says what to do about an NVIDIA driver that is missing or too
+old."""
 
 from __future__ import annotations
 
@@ -9,27 +10,34 @@ MIN_DRIVER_BRANCH = {12: 525, 13: 580}
 
 
 def driver_hint(api: Any | None) -> str:
-    """The end of a message: what to do about a missing or too old driver, with versions if `api` reports them."""
+    """The end of a message: what to do about a missing or too old driver, with versions if `api`
+    reports them."""
     driver, library = driver_version(api), _version(api, "cudaRuntimeGetVersion")
     if driver == 0:
         return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"
     if driver is None or library is None:
-        return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA version that it runs)"
+        return (
+            "; the driver is older than the CUDA library: update it (nvidia-smi shows the "
+            "CUDA version that it runs)"
+        )
     major = library // 1000
     newer = f", {MIN_DRIVER_BRANCH[major]} or newer" if major in MIN_DRIVER_BRANCH else ""
     return (
-        f"; the driver is older than the CUDA library: it runs CUDA up to {_dotted(driver)}, and the library is CUDA "
-        f"{_dotted(library)}; update to a driver for CUDA {major}{newer} (nvidia-smi shows which is installed)"
+        f"; the driver is older than the CUDA library: it runs CUDA up to {_dotted(driver)}, and "
+        f"the library is CUDA {_dotted(library)}; update to a driver for CUDA {major}{newer} "
+        "(nvidia-smi shows which is installed)"
     )
 
 
 def driver_version(api: Any | None) -> int | None:
-    """The CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None if it is unknown."""
+    """The CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None if it is
+    unknown."""
     return _version(api, "cudaDriverGetVersion")
 
 
 def _version(api: Any | None, name: str) -> int | None:
-    """The version that the CUDA function `name` returns, as 13040 for 13.4; None if it fails or is missing."""
+    """The version that the CUDA function `name` returns, as 13040 for 13.4; None if it fails or is
+    missing."""
     code, *values = getattr(api, name)() if hasattr(api, name) else (1,)
     return int(values[0]) if int(code) == 0 else None
 

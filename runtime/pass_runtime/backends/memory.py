@@ -1,7 +1,8 @@
-"""The memory of a device, and what a backend keeps there: named buffers, the KV cache, the noise of every slot.
+"""The memory of a device, and what a backend keeps there: named buffers, the KV cache, the noise of
+every slot.
 
-Memory is the host's or a GPU's (`pass_runtime.backends.cuda`). It is handled as addresses, because ONNX Runtime and
-TensorRT are both bound to addresses.
+Memory is the host's or a GPU's (`pass_runtime.backends.cuda`). It is handled as addresses, because
+ONNX Runtime and TensorRT are both bound to addresses.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from pass_runtime.bundle.tensors import PAST
 from pass_runtime.errors import PassError
 
 WIDE_CHUNK_ROWS = (2048, 1024)
-"""Widths of prompt chunks on a GPU: a chunk of 256 rows leaves a large GPU half idle. A wide chunk needs memory for the
-activations of its rows, which stays reserved as long as the engine is open."""
+"""Widths of prompt chunks on a GPU: a chunk of 256 rows leaves a large GPU half idle. A wide chunk
+needs memory for the activations of its rows, which stays reserved as long as the engine is open."""
 MAX_CHUNK_BYTES = 1 << 30
 """The memory that the activations of a wide chunk may take."""
 
 
-def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int = 1, batch: int = 1) -> int:
-    """Estimate the bytes that a pass needs beside weights and cache: for the logits, a layer's hidden states, its MLP
-    (about four times as wide) and attention's scores, as if no kernel were fused. rows: of a window. columns: cache
-    entries that attention reads. logit_rows: rows of a window that get logits."""
+def activation_bytes(
+    model: ModelInfo, rows: int, columns: int, logit_rows: int = 1, batch: int = 1
+) -> int:
+    """Estimate the bytes that a pass needs beside weights and cache: for the logits, a layer's
+    hidden states, its MLP (about four times as wide) and attention's scores, as if no kernel were
+    fused. rows: of a window. columns: cache entries that attention reads. logit_rows: rows of a
+    window that get logits."""
     element = item_size(model.dtype)
     logits = 2 * 4 * batch * logit_rows * model.vocab_size
     layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
@@ -41,12 +45,15 @@ def activation_bytes(model: ModelInfo, rows: int, columns: int, logit_rows: int 
 
 
 def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
-    """Return, by width, the largest of the KV `capacities` (tokens, in rising order) with which a chunk of this width
-    fits the cache and takes at most MAX_CHUNK_BYTES. Those of WIDE_CHUNK_ROWS without one are left out."""
+    """Return, by width, the largest of the KV `capacities` (tokens, in rising order) with which a
+    chunk of this width fits the cache and takes at most MAX_CHUNK_BYTES. Those of WIDE_CHUNK_ROWS
+    without one are left out."""
     chunks = {}
     for rows in WIDE_CHUNK_ROWS:
         fitting = [
-            each for each in capacities if rows <= each and activation_bytes(model, rows, each) <= MAX_CHUNK_BYTES
+            each
+            for each in capacities
+            if rows <= each and activation_bytes(model, rows, each) <= MAX_CHUNK_BYTES
         ]
         if fitting:
             chunks[rows] = fitting[-1]
@@ -60,17 +67,20 @@ NOISE_AHEAD_POSITIONS = 256
 
 
 class DeviceLost(PassError):
-    """The device cannot work for this process any more: this call failed, and every later one will fail."""
+    """The device cannot work for this process any more: this call failed, and every later one will
+    fail."""
 
 
 class Memory(Protocol):
-    """What buffers need of a device. Work that begins after a method has returned sees its effect."""
+    """What buffers need of a device. Work that begins after a method has returned sees its
+    effect."""
 
     failure: DeviceLost | None
     """Set once the device is lost."""
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes. Raises PassError if there is no memory (see `out_of_memory`)."""
+        """Return the address of `size` zeroed bytes. Raises PassError if there is no memory (see
+        `out_of_memory`)."""
 
     def free(self, address: int) -> None: ...
 
@@ -80,14 +90,18 @@ class Memory(Protocol):
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Fill a contiguous host array from `address`, after all earlier work of the device."""
 
-    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
-        """Copy `rows` rows of `size` bytes, which begin `target_pitch` and `source_pitch` bytes apart."""
+    def copy_rows(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
+    ) -> None:
+        """Copy `rows` rows of `size` bytes, which begin `target_pitch` and `source_pitch` bytes
+        apart."""
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         """A context in which the calling thread works on this device. The host's does nothing."""
 
     def check_device(self) -> None:
-        """Call it after work that failed without a reason. Raises DeviceLost if the device is lost."""
+        """Call it after work that failed without a reason. Raises DeviceLost if the device is
+        lost."""
 
     def close(self) -> None:
         """Free everything. Repeated calls do nothing."""
@@ -97,7 +111,8 @@ def out_of_memory(size: int | None = None) -> PassError:
     """The error to raise if an allocation of `size` bytes failed."""
     more = "" if size is None else f" for {size / 2**20:.1f} MiB more"
     return PassError(
-        f"there is no memory{more}: use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts"
+        f"there is no memory{more}: use fewer slots (--max-batch-size), a smaller --capacity, "
+        "or shorter prompts"
     )
 
 
@@ -111,7 +126,9 @@ class HostMemory:
 
     def allocate(self, size: int) -> int:
         try:
-            block = np.zeros(size + ALIGNMENT_BYTES, np.uint8)  # The system provides pages when they are first written.
+            block = np.zeros(
+                size + ALIGNMENT_BYTES, np.uint8
+            )  # The system provides pages when they are first written.
         except MemoryError:
             raise out_of_memory(size) from None
         address = -(-block.ctypes.data // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -127,7 +144,9 @@ class HostMemory:
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
-    def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int) -> None:
+    def copy_rows(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
+    ) -> None:
         for row in range(rows):
             ctypes.memmove(target + row * target_pitch, source + row * source_pitch, size)
 
@@ -147,17 +166,22 @@ ITEM_SIZES = {"bfloat16": 2}
 
 def item_size(dtype: npt.DTypeLike) -> int:
     """Bytes of one element."""
-    return ITEM_SIZES[dtype] if isinstance(dtype, str) and dtype in ITEM_SIZES else np.dtype(dtype).itemsize
+    return (
+        ITEM_SIZES[dtype]
+        if isinstance(dtype, str) and dtype in ITEM_SIZES
+        else np.dtype(dtype).itemsize
+    )
 
 
 class Buffers:
-    """Device memory by name and shape, which several graphs are bound to. The same name and shape is always at the same
-    address, because captured CUDA graphs contain addresses. For a buffer with a row for each of `slots` slots, callers
-    give the shape of one row.
+    """Device memory by name and shape, which several graphs are bound to. The same name and shape
+    is always at the same address, because captured CUDA graphs contain addresses. For a buffer with
+    a row for each of `slots` slots, callers give the shape of one row.
 
-    transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
-    shapes of such a name share memory. If it is too small for a shape, a new block of at least twice its size is
-    allocated, so that all blocks together take less than four times the largest buffer.
+    transient: names of buffers with rows whose content, such as logits, is not needed after the
+    pass that wrote it. All shapes of such a name share memory. If it is too small for a shape, a
+    new block of at least twice its size is allocated, so that all blocks together take less than
+    four times the largest buffer.
     """
 
     def __init__(self, memory: Memory, slots: int, transient: Collection[str] = ()) -> None:
@@ -183,7 +207,10 @@ class Buffers:
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         """Write a whole buffer that has no rows for slots."""
-        self._memory.upload(self._address((name, array.shape), array.shape, array.dtype), np.ascontiguousarray(array))
+        self._memory.upload(
+            self._address((name, array.shape), array.shape, array.dtype),
+            np.ascontiguousarray(array),
+        )
 
     def write_row(self, name: str, slot: int, values: npt.ArrayLike, dtype: npt.DTypeLike) -> None:
         """Write the row of `slot`."""
@@ -191,8 +218,11 @@ class Buffers:
         address = self.rows_address(name, row.shape, row.dtype) + slot * row.nbytes
         self._memory.upload(address, row)
 
-    def write_part(self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]) -> None:
-        """Write `items` [n,...] to items `first` .. `first`+n-1 of the row of `slot`, which has this `shape`."""
+    def write_part(
+        self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]
+    ) -> None:
+        """Write `items` [n,...] to items `first` .. `first`+n-1 of the row of `slot`, which has
+        this `shape`."""
         item = math.prod(shape[1:]) * items.itemsize
         address = self.rows_address(name, shape, items.dtype) + (slot * shape[0] + first) * item
         self._memory.upload(address, np.ascontiguousarray(items))
@@ -203,11 +233,15 @@ class Buffers:
         self._memory.download(array, self.rows_address(name, shape[1:], dtype))
         return array
 
-    def _address(self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    def _address(
+        self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> int:
         if key not in self._addresses:
             (name, row), size = key, max(math.prod(shape), 1) * item_size(dtype)
             transient = name in self._transient and row[:1] == (-1,)
-            self._addresses[key] = self._transient_address(name, size) if transient else self._memory.allocate(size)
+            self._addresses[key] = (
+                self._transient_address(name, size) if transient else self._memory.allocate(size)
+            )
         return self._addresses[key]
 
     def _transient_address(self, name: str, size: int) -> int:
@@ -220,15 +254,17 @@ class Buffers:
 
 
 class KVCache:
-    """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values. `capacity` is the KV
-    capacity in tokens, 0 until the first `resize`. S is `capacity` plus the entries that a pass may overwrite after its
-    window (`DerivedTrunk.spare_entries`).
+    """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values.
+    `capacity` is the KV capacity in tokens, 0 until the first `resize`. S is `capacity` plus the
+    entries that a pass may overwrite after its window (`DerivedTrunk.spare_entries`).
 
-    Slots are the outermost dimension, so that a pass over the first b slots is bound to the beginning of every tensor,
-    and the prefill of one slot to that slot's part.
+    Slots are the outermost dimension, so that a pass over the first b slots is bound to the
+    beginning of every tensor, and the prefill of one slot to that slot's part.
     """
 
-    def __init__(self, memory: Memory, manifest: Manifest, slots: int, spare_entries: int = 0) -> None:
+    def __init__(
+        self, memory: Memory, manifest: Manifest, slots: int, spare_entries: int = 0
+    ) -> None:
         model, self._memory, self.slots, self._spare = manifest.model, memory, slots, spare_entries
         tensors = [tensor for tensor in manifest.trunk.inputs if tensor.name.startswith(PAST)]
         self.names = [tensor.name for tensor in tensors]
@@ -257,12 +293,14 @@ class KVCache:
         return (capacity + self._spare) * self.entry_bytes
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Copy the first `lengths[slot]` entries of every slot into new tensors for `capacity` tokens. If it fails, the
-        cache stays as it was."""
+        """Copy the first `lengths[slot]` entries of every slot into new tensors for `capacity`
+        tokens. If it fails, the cache stays as it was."""
         grown: dict[str, int] = {}
         try:
             for name in self.names:
-                grown[name] = self._memory.allocate(self.slots * self._heads * self._pitch(capacity))
+                grown[name] = self._memory.allocate(
+                    self.slots * self._heads * self._pitch(capacity)
+                )
             if self.capacity:
                 for name, address in grown.items():
                     self._copy(self._addresses[name], address, capacity, lengths)
@@ -279,28 +317,37 @@ class KVCache:
         pitch = self._pitch(self.capacity)
         for address in self._addresses.values():
             first, second = (address + slot * self._heads * pitch for slot in (source, target))
-            self._memory.copy_rows(second, pitch, first, pitch, length * self.entry_bytes, self._heads)
+            self._memory.copy_rows(
+                second, pitch, first, pitch, length * self.entry_bytes, self._heads
+            )
 
     def saved_bytes(self, length: int) -> int:
         """The bytes of the first `length` entries of a slot, in all tensors."""
         return len(self.names) * self._heads * length * self.entry_bytes
 
     def save(self, slot: int, length: int, address: int) -> None:
-        """Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after another."""
+        """Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after
+        another."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
         for number, (_, tensor) in enumerate(self.places(slot)):
-            self._memory.copy_rows(address + number * self._heads * size, size, tensor, pitch, size, self._heads)
+            self._memory.copy_rows(
+                address + number * self._heads * size, size, tensor, pitch, size, self._heads
+            )
 
     def load(self, slot: int, count: int, address: int, length: int) -> None:
-        """Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`."""
+        """Copy into `slot` the first `count` of the `length` entries that `save` wrote to
+        `address`."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
         for number, (_, tensor) in enumerate(self.places(slot)):
             source = address + number * self._heads * size
-            self._memory.copy_rows(tensor, pitch, source, size, count * self.entry_bytes, self._heads)
+            self._memory.copy_rows(
+                tensor, pitch, source, size, count * self.entry_bytes, self._heads
+            )
 
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
-        """Move entries of a window to its beginning, so that they follow one another. The window begins after the
-        first `length` entries of `slot`. rows: the entries' rows in the window, rising; the first is 0."""
+        """Move entries of a window to its beginning, so that they follow one another. The window
+        begins after the first `length` entries of `slot`. rows: the entries' rows in the window,
+        rising; the first is 0."""
         pitch, size = self._pitch(self.capacity), self.entry_bytes
         for index, row in enumerate(rows):
             if index == row:  # as all rows of a chain
@@ -314,14 +361,18 @@ class KVCache:
         for slot, length in enumerate(lengths):
             first, second = source + slot * self._heads * old, target + slot * self._heads * new
             if length:
-                self._memory.copy_rows(second, new, first, old, length * self.entry_bytes, self._heads)
+                self._memory.copy_rows(
+                    second, new, first, old, length * self.entry_bytes, self._heads
+                )
 
 
 class NoiseRows:
-    """The noise offsets that tails read (`pass_runtime.bundle.noise`): a row [positions,2] int64 per slot and stream.
+    """The noise offsets that tails read (`pass_runtime.bundle.noise`): a row [positions,2] int64
+    per slot and stream.
 
-    A row is filled from the slot's present position to NOISE_AHEAD_POSITIONS beyond its next pass, and further when a
-    later pass needs it. So the cost of starting a request does not grow with the KV capacity.
+    A row is filled from the slot's present position to NOISE_AHEAD_POSITIONS beyond its next pass,
+    and further when a later pass needs it. So the cost of starting a request does not grow with the
+    KV capacity.
     """
 
     def __init__(self, buffers: Buffers, rule: Rule, slots: int, positions: int) -> None:

@@ -17,8 +17,8 @@ log = logging.getLogger("pass_runtime.device")
 
 
 def gpus_of_replica(name: str) -> int:
-    """How many GPUs Ray must give to a process that opens `name`. Raises PassError if `name` has a number: the process
-    sees only the GPUs from Ray, so the number could mean another GPU."""
+    """How many GPUs Ray must give to a process that opens `name`. Raises PassError if `name` has a
+    number: the process sees only the GPUs from Ray, so the number could mean another GPU."""
     device, _ = split_device(name)
     if ":" in name:
         raise PassError(f"device {name!r}: Ray chooses the GPU of every replica; use {device}")
@@ -36,8 +36,8 @@ def open_backend(
     verify: bool = True,
     weight_cache: bool = False,
 ) -> Backend:
-    """Open the backend for a device name (see `devices`). The other arguments are those of `LoadOptions`. Raises
-    PassError if something is missing."""
+    """Open the backend for a device name (see `devices`). The other arguments are those of
+    `LoadOptions`. Raises PassError if something is missing."""
     check_load_options(bundle, manifest, device, capacity)
     if device == "auto" and (found := find_engine_library(manifest)) is not None:
         device = found.name
@@ -69,10 +69,13 @@ def open_backend(
 
 
 def check_load_options(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
-    """Raises PassError if no machine could open the bundle on such a device with this KV capacity in tokens."""
+    """Raises PassError if no machine could open the bundle on such a device with this KV capacity
+    in tokens."""
     if capacity is not None and capacity > manifest.model.max_capacity:
         most = manifest.model.max_capacity
-        raise PassError(f"capacity {capacity} is more than the {most} tokens of the model; use {most} or less")
+        raise PassError(
+            f"capacity {capacity} is more than the {most} tokens of the model; use {most} or less"
+        )
     kind, _ = split_device(device)
     if kind in LIBRARIES:
         check_built(bundle, manifest, LIBRARIES[kind])
@@ -86,14 +89,17 @@ def find_engine_library(manifest: Manifest) -> Library | None:
         return None
     device = find_device()
     if device is None:
-        # If there is a driver, the user probably expects that the GPU is used, so this is a warning.
+        # If there is a driver, the user probably expects that the GPU is used, so this is a
+        # warning.
         level = logging.WARNING if has_driver() else logging.INFO
         log.log(level, "the bundle's engines are not used: %s", why_no_device())
         return None
     for library in LIBRARIES.values():
         sets = [engines for engines in manifest.engines if engines.library == library.name]
         version = _version(library) if sets else None
-        if version is not None and any(fits(engines, manifest, version, device) for engines in sets):
+        if version is not None and any(
+            fits(engines, manifest, version, device) for engines in sets
+        ):
             return library
     return None
 

@@ -1,1 +1,2 @@
-"""A bundle's description: manifest, window layouts, noise, sampling parameters, and the buffers of its tensors."""
+"""A bundle's description: manifest, window layouts, noise, sampling parameters, and the buffers of
+its tensors."""

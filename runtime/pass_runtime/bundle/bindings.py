@@ -1,7 +1,9 @@
-"""The buffer that every tensor of a graph is bound to, for any engine. Data flows between graphs and passes in buffers.
+"""The buffer that every tensor of a graph is bound to, for any engine. Data flows between graphs
+and passes in buffers.
 
-Tensors with the same buffer name and shape share memory: the trunk's output `logits` is the tail's input, and a tail's
-output `next_ids` is the next pass's input `input_ids` (`fed_by` names these pairs).
+Tensors with the same buffer name and shape share memory: the trunk's output `logits` is the tail's
+input, and a tail's output `next_ids` is the next pass's input `input_ids` (`fed_by` names these
+pairs).
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
 
 PREFILL = "prefill."
-"""Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they are."""
+"""Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they
+are."""
 
 
 @dataclass(frozen=True)
 class Binding:
     """The buffer, shape and dtype of a tensor.
 
-    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b rows. row: the shape
-    of such a row: shape[1:], or less if the tensor has padding, which is then in the rows of the next slots.
+    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b
+    rows. row: the shape of such a row: shape[1:], or less if the tensor has padding, which is then
+    in the rows of the next slots.
     constant: what the buffer always holds; None if the host or a graph writes it.
     """
 
@@ -52,11 +56,15 @@ class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
     positions: N, the number of positions in the tails' inputs of noise offsets.
-    least_width: the fewest window rows that the engine runs; narrower windows are padded at their end, in memory too.
-    least_rows: the fewest rows, of all slots together, that the trunk runs; it alone reads the padding of fewer.
+    least_width: the fewest window rows that the engine runs; narrower windows are padded at their
+    end, in memory too.
+    least_rows: the fewest rows, of all slots together, that the trunk runs; it alone reads the
+    padding of fewer.
     """
 
-    def __init__(self, manifest: Manifest, positions: int, least_width: int = 1, least_rows: int = 1) -> None:
+    def __init__(
+        self, manifest: Manifest, positions: int, least_width: int = 1, least_rows: int = 1
+    ) -> None:
         self._manifest, self._positions = manifest, positions
         self._least_width, self._least_rows = least_width, least_rows
         processors = [] if manifest.processors is None else [manifest.processors]
@@ -67,7 +75,8 @@ class BundleBindings:
         """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of `plan`'s graphs that are the same in every pass, by name. The manifest lists them, too."""
+        """The inputs of `plan`'s graphs that are the same in every pass, by name. The manifest
+        lists them, too."""
         constants: dict[str, npt.NDArray[Any]] = {
             "row_position": plan.row_position,
             "window_mask": plan.window_mask,
@@ -86,22 +95,34 @@ class BundleBindings:
         return max(self.padded_width(plan), -(-self._least_rows // batch))
 
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
-        """The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute the logits of
-        one row; the host writes which row that is."""
+        """The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and
+        compute the logits of one row; the host writes which row that is."""
         constants, width = self.constants(plan), self.trunk_width(plan, batch)
         own = {"batch": batch, "width": self.padded_width(plan), "logit_rows": plan.width}
-        # Rows that were padded because products of few rows differ have logits too: these are a product.
+        # Rows that were padded because products of few rows differ have logits too: these are a
+        # product.
         rows = 1 if prefill else width if width > own["width"] else plan.width
-        if width > plan.width:  # The padded window is one chain of rows; nothing reads the results of the padding.
-            constants = self.constants(prefill_plan(width)) | {"logit_rows": np.arange(rows, dtype=np.int64)}
+        if (
+            width > plan.width
+        ):  # The padded window is one chain of rows; nothing reads the results of the padding.
+            constants = self.constants(prefill_plan(width)) | {
+                "logit_rows": np.arange(rows, dtype=np.int64)
+            }
         sizes = {"batch": batch, "width": width, "logit_rows": rows}
         own["lookahead_rows"] = sizes["lookahead_rows"] = len(constants["lookahead_rows"])
         if prefill:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
         inputs, outputs = (
-            [self._bind(t, sizes, plan, known, scope, own) for t in tensors if not t.name.startswith(cache)]
-            for tensors, cache, known in ((graph.inputs, PAST, constants), (graph.outputs, PRESENT, {}))
+            [
+                self._bind(t, sizes, plan, known, scope, own)
+                for t in tensors
+                if not t.name.startswith(cache)
+            ]
+            for tensors, cache, known in (
+                (graph.inputs, PAST, constants),
+                (graph.outputs, PRESENT, {}),
+            )
         )
         return Bindings(inputs, outputs)
 
@@ -109,31 +130,49 @@ class BundleBindings:
         """The tail that runs after the trunk in a pass of `plan`."""
         return self._manifest.plan(plan.tail).tails[sampler]
 
-    def tail(self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False) -> Bindings:
-        """The bindings of the tail of `plan`. processed: the tail reads the logits that the processors wrote."""
+    def tail(
+        self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False
+    ) -> Bindings:
+        """The bindings of the tail of `plan`. processed: the tail reads the logits that the
+        processors wrote."""
         graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
-        inputs = [self._bind(self._widened(tensor, plan), sizes, plan, constants) for tensor in graph.inputs]
+        inputs = [
+            self._bind(self._widened(tensor, plan), sizes, plan, constants)
+            for tensor in graph.inputs
+        ]
         return Bindings(
             _reading_processed(inputs) if processed else inputs,
             [self._bind(self._widened(tensor, plan), sizes, plan, {}) for tensor in graph.outputs],
         )
 
     def processors(self, graph: Graph, plan: Plan, batch: int, touched: int) -> Bindings:
-        """The bindings of the logits processors before the tail of `plan`. touched: the length of their token lists."""
-        sizes = {"batch": batch, "width": plan.width, "processed_rows": plan.drafts + 1, "touched": touched}
-        return Bindings(*([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)))
+        """The bindings of the logits processors before the tail of `plan`. touched: the length of
+        their token lists."""
+        sizes = {
+            "batch": batch,
+            "width": plan.width,
+            "processed_rows": plan.drafts + 1,
+            "touched": touched,
+        }
+        return Bindings(
+            *([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs))
+        )
 
     def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
-        """The bindings of the graph of log-probabilities that follows the tail of `plan`; processed: as for `tail`."""
+        """The bindings of the graph of log-probabilities that follows the tail of `plan`;
+        processed: as for `tail`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
-        inputs, outputs = ([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs))
+        inputs, outputs = (
+            [self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)
+        )
         return Bindings(_reading_processed(inputs) if processed else inputs, outputs)
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
-        """`tensor` with the shape that it has in memory, which for a window includes the padding."""
+        """`tensor` with the shape that it has in memory, which for a window includes the
+        padding."""
         window = plan.next if tensor.name == "next_ids" else plan
         if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != window.width:
             return tensor
@@ -148,7 +187,8 @@ class BundleBindings:
         scope: str = "",
         own: Mapping[str, int] | None = None,
     ) -> Binding:
-        """own: the sizes without the padding that tails do not see, if that differs from `sizes`."""
+        """own: the sizes without the padding that tails do not see, if that differs from
+        `sizes`."""
         shape, unpadded = (
             tuple(known[size] if isinstance(size, str) else size for size in tensor.shape)
             for known in (sizes, own or sizes)
@@ -164,11 +204,15 @@ class BundleBindings:
 
 def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
     """`inputs` with `logits` bound to the logits that the processors wrote."""
-    return [replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each for each in inputs]
+    return [
+        replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each
+        for each in inputs
+    ]
 
 
 def fed_by(output: str) -> str | None:
-    """The input of the next pass that shares the memory of `output` under another name; None if there is none."""
+    """The input of the next pass that shares the memory of `output` under another name; None if
+    there is none."""
     if output == "next_ids":
         return "input_ids"
     for prefix, fed in ((PRESENT, PAST), ("next_", "")):

@@ -1,4 +1,5 @@
-"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` computes with them."""
+"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` computes
+with them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import numpy.typing as npt
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 HEAD_FILE = "tail.head.data"
-"""The file in a bundle with the arrays, one after another and little-endian. The tails that make drafts read it."""
+"""The file in a bundle with the arrays, one after another and little-endian. The tails that make
+drafts read it."""
 HEAD_PREFIX = "head_"
 """Prefix of an array's name in the tails: `head_table` is `HeadArrays.table`."""
 CANDIDATE_BLOCKS = 64
@@ -26,10 +28,11 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32. V: vocabulary size,
-    H: hidden size, r: rank, m: width. The head adds s @ out @ table.T to the logits of a look-ahead row. Its state is
-    s = silu(h @ hidden + table[t] @ token + s' @ state + bias) for the hidden state h of the row, the token t before
-    it, and the state s' of the row before, at first 0."""
+    """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32.
+    V: vocabulary size, H: hidden size, r: rank, m: width. The head adds s @ out @ table.T to the
+    logits of a look-ahead row. Its state is s = silu(h @ hidden + table[t] @ token + s' @ state +
+    bias) for the hidden state h of the row, the token t before it, and the state s' of the row
+    before, at first 0."""
 
     table: npt.NDArray[np.float16]
     hidden: Floats
@@ -78,13 +81,16 @@ def map_head(file: Path, places: Mapping[str, ArrayRegion]) -> HeadArrays:
     """The arrays, memory-mapped from `file`."""
     data = np.memmap(file, np.uint8, "r")
     arrays: dict[str, Any] = {
-        name: data[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
+        name: data[place.offset : place.offset + place.nbytes]
+        .view(place.dtype)
+        .reshape(place.shape)
         for name, place in places.items()
     }
     return HeadArrays(**arrays)
 
 
 def has_candidate_subset(vocab_size: int) -> bool:
-    """Whether drafts are chosen from CANDIDATE_BLOCKS of the blocks, and not from the whole vocabulary."""
+    """Whether drafts are chosen from CANDIDATE_BLOCKS of the blocks, and not from the whole
+    vocabulary."""
     blocks = vocabulary_blocks(vocab_size)
     return vocab_size == blocks * BLOCK_SIZE and blocks > CANDIDATE_BLOCKS

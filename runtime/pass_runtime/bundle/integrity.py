@@ -1,8 +1,9 @@
 """Checks that a bundle's files are the ones that were exported, by size and SHA-256.
 
-Reading a large model takes long, so hashes are cached in the user's cache directory. A file is identified by its
-device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime back. The hash of a file that changed
-a moment ago is not cached, because another change within the same tick of the clock would not show.
+Reading a large model takes long, so hashes are cached in the user's cache directory. A file is
+identified by its device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime
+back. The hash of a file that changed a moment ago is not cached, because another change within the
+same tick of the clock would not show.
 """
 
 from __future__ import annotations
@@ -14,26 +15,37 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES, FILE_NAME, TOKENIZER_FILE, FileInfo, Graph, Manifest
+from pass_runtime.bundle.manifest import (
+    CHAT_TEMPLATE_FILES,
+    FILE_NAME,
+    TOKENIZER_FILE,
+    FileInfo,
+    Graph,
+    Manifest,
+)
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 HASHES_FILE = "hashes.txt"
-"""A file of the cache directory. Each line has the numbers that identify a file, and its SHA-256, between spaces."""
+"""A file of the cache directory. Each line has the numbers that identify a file, and its SHA-256,
+between spaces."""
 MAX_CACHED_HASHES = 4096
 """How many lines the file keeps: the newest ones."""
 MIN_AGE_NS = 2 * 10**9
-"""A hash is cached only if the file's last change is older than this; some file systems have coarse timestamps."""
+"""A hash is cached only if the file's last change is older than this; some file systems have coarse
+timestamps."""
 
 
 def cache_directory() -> Path:
-    """The directory PASS_CACHE, or pass-toolkit in the user's cache directory if that is not set."""
+    """The directory PASS_CACHE, or pass-toolkit in the user's cache directory if that is not
+    set."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PASS_CACHE") or Path(base) / "pass-toolkit")
 
 
 class HashCache:
-    """The cached SHA-256 hashes, read when the object is made. Empty if there is no usable cache directory."""
+    """The cached SHA-256 hashes, read when the object is made. Empty if there is no usable cache
+    directory."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -48,13 +60,17 @@ class HashCache:
         return self._known.get(_identity(path)) == sha256
 
     def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
-        """Whether `path` has this hash. `compute` reads the file if the cache has no hash for it."""
+        """Whether `path` has this hash. `compute` reads the file if the cache has no hash for
+        it."""
         before = _identity(path)
         if self._known.get(before) == sha256:
             return True
         found = compute(path)
         status = path.stat()
-        if before == _identity(path) and max(status.st_mtime_ns, status.st_ctime_ns) + MIN_AGE_NS < time.time_ns():
+        if (
+            before == _identity(path)
+            and max(status.st_mtime_ns, status.st_ctime_ns) + MIN_AGE_NS < time.time_ns()
+        ):
             self._new[before] = found
         return found == sha256
 
@@ -63,7 +79,9 @@ class HashCache:
         if not self._new:
             return
         known = HashCache()._known | self._new
-        lines = [f"{identity} {sha256}\n" for identity, sha256 in known.items()][-MAX_CACHED_HASHES:]
+        lines = [f"{identity} {sha256}\n" for identity, sha256 in known.items()][
+            -MAX_CACHED_HASHES:
+        ]
         with suppress(OSError, RuntimeError, PassError):  # The next check reads the files again.
             cache_directory().mkdir(parents=True, exist_ok=True)
             write_whole(cache_directory() / HASHES_FILE, "".join(lines))
@@ -71,13 +89,19 @@ class HashCache:
 
 def _identity(path: Path) -> str:
     status = path.stat()
-    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return (
+        f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} "
+        f"{status.st_ctime_ns}"
+    )
 
 
-def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None) -> None:
+def verify_files(
+    bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None
+) -> None:
     """Raise PassError unless every file of the bundle exists and is the one that was exported.
 
-    hashes: False compares sizes only. hash_cache: files whose hashes it has are not read; None reads every file.
+    hashes: False compares sizes only. hash_cache: files whose hashes it has are not read; None
+    reads every file.
     """
     for name, info in manifest.files.items():
         path = bundle / name
@@ -85,10 +109,13 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_
             raise PassError(f"{path} is missing; export the bundle again")
         if path.stat().st_size != info.bytes:
             raise PassError(
-                f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or export the bundle again"
+                f"{path} has {path.stat().st_size} bytes instead of {info.bytes}; copy or "
+                "export the bundle again"
             )
         if hashes and not has_hash(path, info.sha256, hash_cache):
-            raise PassError(f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again")
+            raise PassError(
+                f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again"
+            )
     used = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
     used |= {derived.file for derived in manifest.derived}
     used |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
@@ -98,7 +125,9 @@ def verify_files(bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_
 
 def has_hash(path: Path, sha256: str, hash_cache: HashCache | None = None) -> bool:
     """Whether a file has this hash. The file is read unless `hash_cache` has its hash."""
-    return _sha256(path) == sha256 if hash_cache is None else hash_cache.matches(path, sha256, _sha256)
+    return (
+        _sha256(path) == sha256 if hash_cache is None else hash_cache.matches(path, sha256, _sha256)
+    )
 
 
 def _sha256(path: Path) -> str:
@@ -106,7 +135,8 @@ def _sha256(path: Path) -> str:
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Size and SHA-256 of a file. It is read in pieces of 4 MiB; `progress` gets the bytes of each piece."""
+    """Size and SHA-256 of a file. It is read in pieces of 4 MiB; `progress` gets the bytes of each
+    piece."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

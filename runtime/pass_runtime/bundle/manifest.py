@@ -1,4 +1,5 @@
-"""pass_config.json, the contract between exporter, runtimes and servers, as pydantic models that validate it."""
+"""pass_config.json, the contract between exporter, runtimes and servers, as pydantic models that
+validate it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from pass_runtime.errors import PassError
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
-"""Files of chat templates, by name. If there is `tool_use`, transformers uses it for conversations with tools."""
+"""Files of chat templates, by name. If there is `tool_use`, transformers uses it for conversations
+with tools."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 MANIFEST_VERSION = 3
@@ -45,9 +47,9 @@ WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
 class Tensor(_Strict):
     """A graph input or output.
 
-    Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows, capacity (KV capacity
-    in tokens), positions (of noise offsets), max_emitted (tokens that a pass may emit), processed_rows and touched
-    (rows and tokens whose logits the processors change).
+    Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows,
+    capacity (KV capacity in tokens), positions (of noise offsets), max_emitted (tokens that a pass
+    may emit), processed_rows and touched (rows and tokens whose logits the processors change).
     """
 
     name: str
@@ -62,13 +64,16 @@ class Graph(_Strict):
 
 
 class DerivedTrunk(_Strict):
-    """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same file of weights.
+    """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same
+    file of weights.
 
-    batch: the only batch size that it runs; null is any. With batch 1 on the CPU, a pass may overwrite the entry after
-    its window in the KV cache, so the cache needs a spare entry. lookahead_rows: whether its windows may have
-    look-ahead rows. A trunk without them computes the same bits as the one with them, in less time.
-    weight_zero_points: whether 8-bit weights with a scale for each output have zero points (all 0). ONNX Runtime needs
-    them to compute with unsigned weights, on CPUs that do not sum products of unsigned and signed codes exactly.
+    batch: the only batch size that it runs; null is any. With batch 1 on the CPU, a pass may
+    overwrite the entry after its window in the KV cache, so the cache needs a spare entry.
+    lookahead_rows: whether its windows may have look-ahead rows. A trunk without them computes the
+    same bits as the one with them, in less time.
+    weight_zero_points: whether 8-bit weights with a scale for each output have zero points (all 0).
+    ONNX Runtime needs them to compute with unsigned weights, on CPUs that do not sum products of
+    unsigned and signed codes exactly.
     """
 
     file: FileName
@@ -84,11 +89,14 @@ class DerivedTrunk(_Strict):
 
 
 class SchemeInfo(_Strict):
-    """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero point) * scale.
+    """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero
+    point) * scale.
 
-    numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of an output.
-    zero_points: whether there are zero points; codes are then unsigned. offsets: whether every block's values also have
-    an offset in common. The graph multiplies it by the sum of the block's inputs, and adds that to the layer's output.
+    numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of
+    an output.
+    zero_points: whether there are zero points; codes are then unsigned. offsets: whether every
+    block's values also have an offset in common. The graph multiplies it by the sum of the block's
+    inputs, and adds that to the layer's output.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -98,12 +106,14 @@ class SchemeInfo(_Strict):
 
 
 class QuantizationInfo(_Strict):
-    """How linear layers are quantized. Embeddings, norms and layers that do not divide into blocks are not quantized.
+    """How linear layers are quantized. Embeddings, norms and layers that do not divide into blocks
+    are not quantized.
 
-    grid: the scheme of the decoder's layers. lm_head: its scheme; null if it has the model's dtype. layers: the schemes
-    of decoder layers that have another one, by name. calibration: the text with which weights were rounded or
-    activations measured; null if none was needed. activations: "static_int8" rounds the layers' inputs to 8 bits, with
-    a scale for each tensor, except in the layers `weight_only`.
+    grid: the scheme of the decoder's layers. lm_head: its scheme; null if it has the model's dtype.
+    layers: the schemes of decoder layers that have another one, by name. calibration: the text with
+    which weights were rounded or activations measured; null if none was needed. activations:
+    "static_int8" rounds the layers' inputs to 8 bits, with a scale for each tensor, except in the
+    layers `weight_only`.
     """
 
     grid: SchemeInfo
@@ -123,10 +133,12 @@ class QuantizationInfo(_Strict):
 class ModelInfo(_Strict):
     """The model. `max_capacity` is the longest sequence that it has positions for, in tokens.
 
-    dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is dtype.
-    quantization: that format's details; null for "full" and in bundles of older versions. special_tokens: the special
-    tokens by the variable that chat templates read, such as `bos_token`; null in bundles of older versions. source: the
-    model's origin, such as `file:x.gguf`. family: transformers' `model_type`.
+    dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is
+    dtype.
+    quantization: that format's details; null for "full" and in bundles of older versions.
+    special_tokens: the special tokens by the variable that chat templates read, such as
+    `bos_token`; null in bundles of older versions. source: the model's origin, such as
+    `file:x.gguf`. family: transformers' `model_type`.
     """
 
     name: str
@@ -153,8 +165,8 @@ Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(strict
 class HeadInfo(_Strict):
     """The draft head of the bundle's tails (`pass_runtime.bundle.head`).
 
-    rank: the size of a token's row in the head's table. width: the size of the head's state. blocks: how many blocks of
-    token ids the candidates for a draft come from.
+    rank: the size of a token's row in the head's table. width: the size of the head's state.
+    blocks: how many blocks of token ids the candidates for a draft come from.
     """
 
     rank: int = Field(gt=0)
@@ -165,10 +177,11 @@ class HeadInfo(_Strict):
 class LookaheadInfo(_Strict):
     """The look-ahead embeddings and what was trained with them.
 
-    length: L. source: the origin of the embeddings. adapter_rank: the rank of the adapter on look-ahead rows; 0 if
-    there is none. acceptance_per_position: for i = 1, 2, ..., the share of steps in which drafts 1..i were all accepted
-    with greedy sampling, as the weights' metadata states it; may be empty. acceptance_per_position_sampled: the same at
-    temperature 0.8. head: the draft head; null if drafts are sampled from the trunk's logits.
+    length: L. source: the origin of the embeddings. adapter_rank: the rank of the adapter on
+    look-ahead rows; 0 if there is none. acceptance_per_position: for i = 1, 2, ..., the share of
+    steps in which drafts 1..i were all accepted with greedy sampling, as the weights' metadata
+    states it; may be empty. acceptance_per_position_sampled: the same at temperature 0.8. head: the
+    draft head; null if drafts are sampled from the trunk's logits.
     """
 
     length: int = Field(ge=1, le=MAX_LOOKAHEAD)
@@ -189,12 +202,14 @@ Integers = Annotated[tuple[int, ...], Field(strict=False)]
 
 
 class PlanConstants(_Strict):
-    """The inputs of a plan's graphs that are the same in every pass, by name, for runtimes in other languages.
+    """The inputs of a plan's graphs that are the same in every pass, by name, for runtimes in other
+    languages.
 
-    The trunk's: row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row), logit_rows [R] and
-    lookahead_rows [A]. A fused tail's: lookahead_ids [A], which other plans list, too, and draft_rows [D+1,L']. Q is
-    the number of window rows, R of rows with logits, A of look-ahead rows, D of drafts; L' is the depth of the next
-    drafts, which is D if they are a chain. `pass_runtime.bundle.plan.Plan` defines them.
+    The trunk's: row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row),
+    logit_rows [R] and lookahead_rows [A]. A fused tail's: lookahead_ids [A], which other plans
+    list, too, and draft_rows [D+1,L']. Q is the number of window rows, R of rows with logits, A of
+    look-ahead rows, D of drafts; L' is the depth of the next drafts, which is D if they are a
+    chain. `pass_runtime.bundle.plan.Plan` defines them.
     """
 
     row_position: Integers
@@ -209,10 +224,14 @@ class PlanConstants(_Strict):
         """The constants of `plan`, as a manifest lists them."""
         return cls(
             row_position=tuple(plan.row_position.tolist()),
-            window_mask=tuple("".join("01"[seen] for seen in row) for row in plan.window_mask.tolist()),
+            window_mask=tuple(
+                "".join("01"[seen] for seen in row) for row in plan.window_mask.tolist()
+            ),
             logit_rows=tuple(plan.logit_rows.tolist()),
             lookahead_rows=tuple(plan.lookahead_rows.tolist()),
-            draft_rows=tuple(tuple(row) for row in plan.draft_rows.tolist()) if plan.is_fused else (),
+            draft_rows=tuple(tuple(row) for row in plan.draft_rows.tolist())
+            if plan.is_fused
+            else (),
             lookahead_ids=tuple(plan.lookahead_ids(vocab_size).tolist()),
         )
 
@@ -220,8 +239,9 @@ class PlanConstants(_Strict):
 class PlanInfo(_Strict):
     """A plan (`pass_runtime.bundle.plan`) and its tail graphs.
 
-    groups: how many look-ahead rows follow the root, and each draft. parents: the row that each draft of a tree
-    follows; empty if the drafts are a chain. next: the name of the plan whose window the tails lay out.
+    groups: how many look-ahead rows follow the root, and each draft. parents: the row that each
+    draft of a tree follows; empty if the drafts are a chain. next: the name of the plan whose
+    window the tails lay out.
     """
 
     name: str
@@ -234,8 +254,9 @@ class PlanInfo(_Strict):
 
 
 class NoiseInfo(_Strict):
-    """The random tables of the sampling tails, which must be those of `pass_runtime.bundle.noise`. members: token ids
-    in a block. row: entries in a row of a table. bits: random bits in an entry."""
+    """The random tables of the sampling tails, which must be those of
+    `pass_runtime.bundle.noise`. members: token ids in a block. row: entries in a row of a table.
+    bits: random bits in an entry."""
 
     scheme: str
     members: int
@@ -255,11 +276,15 @@ class Profile(_Strict):
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
         """Whether all names in `sizes` of this profile are dimensions, each in its range."""
-        return all(name in sizes and low <= sizes[name] <= high for name, (low, _, high) in self.sizes.items())
+        return all(
+            name in sizes and low <= sizes[name] <= high
+            for name, (low, _, high) in self.sizes.items()
+        )
 
 
 class EngineFile(_Strict):
-    """The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose memory it shares."""
+    """The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose
+    memory it shares."""
 
     graph: FileName
     file: FileName
@@ -272,9 +297,12 @@ class EngineFile(_Strict):
 class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
-    library, version: the library that built it. bundle: `Manifest.content` of the bundle that it was built from.
-    targets: compute capabilities, such as `sm89`. lookahead: the L of its plans. None has group sizes in its name.
-    capacities: numbers of cache entries that a pass may read, ascending; the last is S, the capacity of the cache.
+    library, version: the library that built it. bundle: `Manifest.content` of the bundle that it
+    was built from.
+    targets: compute capabilities, such as `sm89`. lookahead: the L of its plans. None has group
+    sizes in its name.
+    capacities: numbers of cache entries that a pass may read, ascending; the last is S, the
+    capacity of the cache.
     prefill_widths: tokens in a prompt chunk, descending; 1 is always possible and not listed.
     """
 
@@ -296,10 +324,13 @@ class EngineSet(_Strict):
 class Manifest(_Strict):
     """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
-    derived: trunks rewritten for one device each. tools: the versions of the software that made the bundle, by name.
-    feeds: by output, the input of the next graph or pass that shares its memory. Tensors of the same name share it.
+    derived: trunks rewritten for one device each. tools: the versions of the software that made the
+    bundle, by name.
+    feeds: by output, the input of the next graph or pass that shares its memory. Tensors of the
+    same name share it.
     logprobs: the graph of the emitted tokens' log-probabilities, which can run after any tail.
-    processors: the graph of constraints, penalties and biases, which can run before any tail; null in older bundles.
+    processors: the graph of constraints, penalties and biases, which can run before any tail; null
+    in older bundles.
     """
 
     format: Literal["pass-bundle"]
@@ -320,20 +351,30 @@ class Manifest(_Strict):
 
     @property
     def content(self) -> str:
-        """A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is this hash."""
-        used = {name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))}
+        """A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is
+        this hash."""
+        used = {
+            name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))
+        }
         listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
-    def derived_trunk(self, device: str, slots: int, *, lookahead_rows: bool = True) -> DerivedTrunk | None:
-        """The trunk that ONNX Runtime runs on `device` in a session with so many slots; None if it is `trunk`. A
-        session runs the same trunk for every batch size, so that a sequence's text does not depend on the batch.
+    def derived_trunk(
+        self, device: str, slots: int, *, lookahead_rows: bool = True
+    ) -> DerivedTrunk | None:
+        """The trunk that ONNX Runtime runs on `device` in a session with so many slots; None if it
+        is `trunk`. A session runs the same trunk for every batch size, so that a sequence's text
+        does not depend on the batch.
 
         lookahead_rows: whether the passes have look-ahead rows.
         """
-        fitting = [each for each in self.derived if each.device == device and each.batch in (slots, None)]
+        fitting = [
+            each for each in self.derived if each.device == device and each.batch in (slots, None)
+        ]
         fitting = [each for each in fitting if each.lookahead_rows or not lookahead_rows]
-        return max(fitting, key=lambda each: (each.batch == slots, not each.lookahead_rows), default=None)
+        return max(
+            fitting, key=lambda each: (each.batch == slots, not each.lookahead_rows), default=None
+        )
 
     def trunk_file(self, device: str, slots: int = 1, *, lookahead_rows: bool = True) -> str:
         """The file of the trunk that `derived_trunk` describes."""
@@ -346,10 +387,13 @@ class Manifest(_Strict):
         return bundle_plans(self.lookahead.length, trees=any(plan.parents for plan in self.plans))
 
     def tree_sizes(self, graphs: Collection[str] | None = None) -> tuple[int, ...]:
-        """The numbers of drafts of the bundle's trees. graphs: only of trees whose tails are all among these files."""
+        """The numbers of drafts of the bundle's trees. graphs: only of trees whose tails are all
+        among these files."""
         trees = [plan for plan in self.plans if plan.parents]
         if graphs is not None:
-            trees = [plan for plan in trees if {tail.file for tail in plan.tails.values()} <= set(graphs)]
+            trees = [
+                plan for plan in trees if {tail.file for tail in plan.tails.values()} <= set(graphs)
+            ]
         return tuple(plan.drafts for plan in trees)
 
     def plan(self, name: str) -> PlanInfo:
@@ -357,4 +401,6 @@ class Manifest(_Strict):
         for plan in self.plans:
             if plan.name == name:
                 return plan
-        raise PassError(f"the bundle has no plan {name!r}; it has {', '.join(p.name for p in self.plans)}")
+        raise PassError(
+            f"the bundle has no plan {name!r}; it has {', '.join(p.name for p in self.plans)}"
+        )

@@ -1,23 +1,25 @@
-"""Random numbers for a (seed, position), which every engine can compute from two integers that the host gives it.
+"""Random numbers for a (seed, position), which every engine can compute from two integers that the
+host gives it.
 
-The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first a block of 8 token
-ids and then one token of that block:
+The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first
+a block of 8 token ids and then one token of that block:
 
     k = argmin_k E_k / P_k          P_k = the sum of the probabilities of block k
     j = argmin_j F_j / p_(k + jK)   block k of K has the ids k, k + K, ... k + 7 K
 
-This draws token i with probability p_i, as one level over the whole vocabulary would, from an eighth as many random
-numbers. Two distributions that are sampled with the same noise give the same token nearly as often as with one level,
-because the ids of a block are far apart: low ids are the frequent tokens, so a block holds only one of them. E and F
-are exponential variables, -log(1 - u), and the u come from two fixed tables T1, T2 of random 30-bit integers:
+This draws token i with probability p_i, as one level over the whole vocabulary would, from an
+eighth as many random numbers. Two distributions that are sampled with the same noise give the same
+token nearly as often as with one level, because the ids of a block are far apart: low ids are the
+frequent tokens, so a block holds only one of them. E and F are exponential variables, -log(1 - u),
+and the u come from two fixed tables T1, T2 of random 30-bit integers:
 
     x_i = (T1[16 b + i] + T2[16 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
 
-The offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10, keyed with the seed. Within a position
-every number has its own pair of entries, so the numbers are independent. Two positions share their noise only
-if both offsets agree, which has probability 2^-30. Offsets count rows of 16 entries, so that the noise is read as rows
-of 64 bytes: a Gather of single entries takes ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in
-float32.
+The offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10, keyed with the
+seed. Within a position every number has its own pair of entries, so the numbers are independent.
+Two positions share their noise only if both offsets agree, which has probability 2^-30. Offsets
+count rows of 16 entries, so that the noise is read as rows of 64 bytes: a Gather of single entries
+takes ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in float32.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ SCHEME = "block-race-1"
 BITS = 30
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_LIMIT = np.float32(2.0**-8)
-"""Below this u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 < 2^-25."""
+"""Below this u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 <
+2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
-"""Tail inputs, each with its own noise. The exact-match rule uses the first, for the model's tokens and for drafts. The
-rejection rule accepts with the second and drafts with the third, because shared noise would bias the output."""
+"""Tail inputs, each with its own noise. The exact-match rule uses the first, for the model's tokens
+and for drafts. The rejection rule accepts with the second and drafts with the third, because shared
+noise would bias the output."""
 
 BLOCK_SIZE = 8
 """Token ids in a block."""
@@ -44,7 +48,8 @@ ROW_SIZE = 16
 _OFFSET_COUNT = 1 << 15
 """How many values an offset may have."""
 TABLES_FILE = "tail.noise.data"
-"""The file of a bundle that its sampling tails read the tables from: T1 and then T2, little-endian."""
+"""The file of a bundle that its sampling tails read the tables from: T1 and then T2,
+little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
 """The names of the tables in the tails."""
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
@@ -63,7 +68,12 @@ def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
     shift = np.uint64(32)
     for _ in range(rounds):
         product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (product1 >> shift) ^ c1 ^ k0, product1 & low, (product0 >> shift) ^ c3 ^ k1, product0 & low
+        c0, c1, c2, c3 = (
+            (product1 >> shift) ^ c1 ^ k0,
+            product1 & low,
+            (product0 >> shift) ^ c3 ^ k1,
+            product0 & low,
+        )
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     return np.stack([c0, c1, c2, c3], -1).astype(np.uint32)
 
@@ -79,17 +89,20 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """K, the number of blocks that cover the vocabulary. The last ids of some blocks may lie beyond it."""
+    """K, the number of blocks that cover the vocabulary. The last ids of some blocks may lie beyond
+    it."""
     return -(-vocab_size // BLOCK_SIZE)
 
 
 def rows_per_position(vocab_size: int) -> int:
-    """How many rows of a table one position reads: one with the numbers F of a block's tokens, then those with E."""
+    """How many rows of a table one position reads: one with the numbers F of a block's tokens, then
+    those with E."""
     return -(-vocabulary_blocks(vocab_size) // ROW_SIZE) + 1
 
 
 def entries_per_position(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(first entry, count) of the numbers E of the blocks, and of the numbers F of a block's tokens, in a position."""
+    """(first entry, count) of the numbers E of the blocks, and of the numbers F of a block's
+    tokens, in a position."""
     return (ROW_SIZE, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
 
 
@@ -106,6 +119,11 @@ def _table(key: int, rows: int) -> npt.NDArray[np.int32]:
     return (words >> np.uint32(32 - BITS)).astype(np.int32).reshape(rows, ROW_SIZE)
 
 
-def noise_offsets(seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets") -> npt.NDArray[np.int64]:
-    """[N] absolute positions -> [N,2] int64 row offsets (b, d), which are all that an engine needs from the host."""
-    return (_random_words(seed, positions, STREAMS.index(stream))[:, :2] >> np.uint32(17)).astype(np.int64)
+def noise_offsets(
+    seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets"
+) -> npt.NDArray[np.int64]:
+    """[N] absolute positions -> [N,2] int64 row offsets (b, d), which are all that an engine needs
+    from the host."""
+    return (_random_words(seed, positions, STREAMS.index(stream))[:, :2] >> np.uint32(17)).astype(
+        np.int64
+    )

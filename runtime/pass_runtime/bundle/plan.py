@@ -1,19 +1,21 @@
 """Plans: the static layout of a decoding window.
 
-A window is a list of rows. Every row has a kind, a parent row and a depth, its distance from the root. The attention
-mask and the positions follow from these. Training, export and runtime all take their masks and positions from here, so
-they cannot disagree.
+A window is a list of rows. Every row has a kind, a parent row and a depth, its distance from the
+root. The attention mask and the positions follow from these. Training, export and runtime all take
+their masks and positions from here, so they cannot disagree.
 
     ar          root                             emits 1
     draft-L     root, look-ahead group at root   emits 1, makes L drafts         (PaSS phase 1)
     verify-L    root, L drafts                   emits 1 + accepted              (PaSS phase 2)
     fused-L     root, L drafts, L+1 groups       emits 1 + accepted, makes L drafts
-    fused:2,2,1 root, 2 drafts, groups of 2, 2 and 1 rows after 0, 1 and 2 drafts: fewer rows, fewer next drafts
-    tree-N      as fused, with a tree of N drafts instead of a chain, and a group after the root and after each draft
+    fused:2,2,1 root, 2 drafts, groups of 2, 2 and 1 rows after 0, 1 and 2 drafts: fewer rows, fewer
+                next drafts
+    tree-N      as fused, with a tree of N drafts instead of a chain, and a group after the root and
+                after each draft
     tree:2,2,1,0 a tree of 3 drafts, with the size of the root's group and of every draft's group
 
-Decoding runs a cycle of plans: those of the modes `ar` and `fused` repeat one, that of `two-pass` alternates draft and
-verify.
+Decoding runs a cycle of plans: those of the modes `ar` and `fused` repeat one, that of `two-pass`
+alternates draft and verify.
 """
 
 from __future__ import annotations
@@ -52,10 +54,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """A window layout: the root, `drafts` draft rows, and one look-ahead group per entry of `groups`.
+    """A window layout: the root, `drafts` draft rows, and one look-ahead group per entry of
+    `groups`.
 
-    Group a has `groups[a]` rows, which follow row a (the root or a draft). parents: the row that each draft of a tree
-    follows; the first `depth` drafts are the chain of first choices. Empty if the drafts are a chain.
+    Group a has `groups[a]` rows, which follow row a (the root or a draft). parents: the row that
+    each draft of a tree follows; the first `depth` drafts are the chain of first choices. Empty if
+    the drafts are a chain.
     """
 
     name: str
@@ -116,9 +120,9 @@ class Plan:
 
     @property
     def draft_rows(self) -> npt.NDArray[np.int64]:
-        """[D+1,L'], L' being the depth of the next window's drafts. Entry (a, j) is the row whose logits give the
-        drafts at depth j + 1 of the next window if row a holds the last accepted draft (row 0: no draft is accepted).
-        It is 0 if group a has no such row."""
+        """[D+1,L'], L' being the depth of the next window's drafts. Entry (a, j) is the row whose
+        logits give the drafts at depth j + 1 of the next window if row a holds the last accepted
+        draft (row 0: no draft is accepted). It is 0 if group a has no such row."""
         table = np.zeros((self.drafts + 1, self.next.depth), np.int64)
         row = 1 + self.drafts
         for last, size in enumerate(self.groups):
@@ -128,7 +132,8 @@ class Plan:
 
     @property
     def paths(self) -> npt.NDArray[np.int64]:
-        """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if row a is less deep."""
+        """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if row
+        a is less deep."""
         found = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
         for row in range(1, self.drafts + 1):
             found[row] = found[self.rows[row].parent]
@@ -136,7 +141,8 @@ class Plan:
         return found
 
     def next_draft_depth(self, last: int) -> int:
-        """The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if none is."""
+        """The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if
+        none is."""
         return self.groups[last] if self.groups else 0
 
     @cached_property
@@ -153,7 +159,8 @@ class Plan:
 
     @property
     def tail(self) -> str:
-        """The name of this plan's tail graphs, which fused plans (or trees) of the same number of drafts share."""
+        """The name of this plan's tail graphs, which fused plans (or trees) of the same number of
+        drafts share."""
         kind = "tree" if self.parents else "fused"
         return f"{kind}-{self.drafts}" if self.is_fused else self.name
 
@@ -170,7 +177,8 @@ def ar_plan() -> Plan:
 
 @cache
 def draft_plan(lookahead: int) -> Plan:
-    """The paper's first pass: it emits the token after the root, and makes `lookahead` drafts that follow it."""
+    """The paper's first pass: it emits the token after the root, and makes `lookahead` drafts that
+    follow it."""
     return Plan(f"draft-{_checked_lookahead(lookahead)}", 0, (lookahead,))
 
 
@@ -186,29 +194,38 @@ def prefill_plan(width: int) -> Plan:
 
 
 def fused_plan(groups: Sequence[int]) -> Plan:
-    """Both passes in one. `groups[a]` is the number of drafts to make if `a` drafts are accepted."""
+    """Both passes in one. `groups[a]` is the number of drafts to make if `a` drafts are
+    accepted."""
     drafts = _checked_lookahead(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
-            f"fused:{','.join(map(str, groups))} has {drafts} draft rows, so the first group must have 1 to {drafts} "
-            f"rows and the others 0 to {drafts}"
+            f"fused:{','.join(map(str, groups))} has {drafts} draft rows, so the first group must "
+            f"have 1 to {drafts} rows and the others 0 to {drafts}"
         )
     full = all(size == drafts for size in groups)
-    return Plan(f"fused-{drafts}" if full else f"fused:{','.join(map(str, groups))}", drafts, tuple(groups))
+    return Plan(
+        f"fused-{drafts}" if full else f"fused:{','.join(map(str, groups))}", drafts, tuple(groups)
+    )
 
 
 def tree_plan(groups: Sequence[int], lookahead: int) -> Plan:
-    """One pass that verifies a tree of drafts and makes the next tree, for bundles with `lookahead` look-ahead rows.
-    `groups[a]` is the depth of the next drafts if row a holds the last accepted draft."""
+    """One pass that verifies a tree of drafts and makes the next tree, for bundles with `lookahead`
+    look-ahead rows. `groups[a]` is the depth of the next drafts if row a holds the last accepted
+    draft."""
     drafts = len(groups) - 1
     parents, depth = tree_parents(drafts, lookahead), tree_depth(drafts)
     if not all(0 <= size <= depth for size in groups) or not groups[0]:
         raise PassError(
-            f"tree:{','.join(map(str, groups))} has drafts at most {depth} deep, so the first group must have 1 to "
-            f"{depth} rows and the others 0 to {depth}"
+            f"tree:{','.join(map(str, groups))} has drafts at most {depth} deep, so the first "
+            f"group must have 1 to {depth} rows and the others 0 to {depth}"
         )
     full = all(size == depth for size in groups)
-    return Plan(f"tree-{drafts}" if full else f"tree:{','.join(map(str, groups))}", drafts, tuple(groups), parents)
+    return Plan(
+        f"tree-{drafts}" if full else f"tree:{','.join(map(str, groups))}",
+        drafts,
+        tuple(groups),
+        parents,
+    )
 
 
 def full_tree(drafts: int, lookahead: int) -> Plan:
@@ -238,11 +255,13 @@ class Cycle:
         return bool(self.plans[0].parents)
 
     def reach(self, first: Plan) -> int:
-        """How many different cache entries the passes from `first` to the cycle's end write if no draft is accepted."""
+        """How many different cache entries the passes from `first` to the cycle's end write if no
+        draft is accepted."""
         return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
 
     def narrower(self) -> Cycle:
-        """The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of the same depth."""
+        """The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of
+        the same depth."""
         if self.is_tree:
             return make_cycle("fused", self.depth)
         drafts = self.depth - 1
@@ -252,21 +271,27 @@ class Cycle:
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """The cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every group.
+    """The cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every
+    group.
 
-    lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`. `fused:` ignores other values.
+    lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`. `fused:`
+    ignores other values.
     """
     has_sizes = mode.startswith(("fused:", "tree:"))
     if not has_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):
         sizes = ", ".join(f"tree-{size}" for size in TREE_SIZES)
         raise PassError(
-            f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, {sizes}, auto, or group sizes as in "
-            "fused:4,3,2,2,1 and tree:2,2,1,0"
+            f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, {sizes}, auto, or group "
+            "sizes as in fused:4,3,2,2,1 and tree:2,2,1,0"
         )
     if mode == "ar" or lookahead == 0:
         return Cycle("ar", (ar_plan(),))
     if has_sizes:
-        return fused_cycle(_sizes(mode)) if mode.startswith("fused") else tree_cycle(_sizes(mode), lookahead)
+        return (
+            fused_cycle(_sizes(mode))
+            if mode.startswith("fused")
+            else tree_cycle(_sizes(mode), lookahead)
+        )
     if mode.startswith("tree-"):
         return Cycle(mode, (full_tree(int(mode.removeprefix("tree-")), lookahead),))
     if mode == "fused":
@@ -277,7 +302,9 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
 def fused_cycle(groups: Sequence[int]) -> Cycle:
     """The cycle that repeats one fused pass with these groups."""
     plan = fused_plan(groups)
-    return Cycle("fused" if plan.name == plan.tail else plan.name, (plan,))  # "fused" if all groups are full
+    return Cycle(
+        "fused" if plan.name == plan.tail else plan.name, (plan,)
+    )  # "fused" if all groups are full
 
 
 def tree_cycle(groups: Sequence[int], lookahead: int) -> Cycle:
@@ -290,13 +317,19 @@ def _sizes(mode: str) -> list[int]:
     try:
         return [int(size) for size in mode.partition(":")[2].split(",")]
     except ValueError:
-        raise PassError(f"{mode} must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0") from None
+        raise PassError(
+            f"{mode} must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0"
+        ) from None
 
 
 def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
-    """Every plan that a bundle with `lookahead` look-ahead rows has tails for. trees: whether it has trees."""
+    """Every plan that a bundle with `lookahead` look-ahead rows has tails for. trees: whether it
+    has trees."""
     lengths = range(1, lookahead + 1)
-    chains = [ar_plan(), *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans)]
+    chains = [
+        ar_plan(),
+        *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans),
+    ]
     return [*chains, *(full_tree(size, lookahead) for size in tree_sizes(lookahead) if trees)]
 
 

@@ -1,6 +1,8 @@
-"""Reads the manifest of a bundle. Raises PassError, with one line that says why, if this version cannot use it.
+"""Reads the manifest of a bundle. Raises PassError, with one line that says why, if this version
+cannot use it.
 
-trunk.onnx repeats some fields of the manifest as metadata, so that the manifest of another model is refused at load.
+trunk.onnx repeats some fields of the manifest as metadata, so that the manifest of another model is
+refused at load.
 """
 
 from __future__ import annotations
@@ -13,20 +15,41 @@ from pydantic import ValidationError
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.bindings import fed_by
 from pass_runtime.bundle.head import HEAD_FILE, head_file_size, head_layout
-from pass_runtime.bundle.manifest import FILE_NAME, MANIFEST_VERSION, Manifest, ModelInfo, NoiseInfo, Tensor
+from pass_runtime.bundle.manifest import (
+    FILE_NAME,
+    MANIFEST_VERSION,
+    Manifest,
+    ModelInfo,
+    NoiseInfo,
+    Tensor,
+)
 from pass_runtime.bundle.sampling import Rule
 from pass_runtime.bundle.tensors import PAST, PRESENT, SIZES, cache_names
 from pass_runtime.errors import PassError
 
 METADATA_KEY = "pass_toolkit"
 """Key in the trunk's metadata; the value is JSON."""
-_FIELDS = ("dtype", "weights", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_capacity")
+_FIELDS = (
+    "dtype",
+    "weights",
+    "vocab_size",
+    "hidden_size",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "max_capacity",
+)
 """The fields of `ModelInfo` that the metadata repeats."""
 
 
 def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | int]:
-    """The repeated fields by their names in the manifest: the model's sizes and formats, look-ahead length and rule."""
-    return {f"model.{name}": getattr(model, name) for name in _FIELDS} | {"lookahead.length": lookahead, "rule": rule}
+    """The repeated fields by their names in the manifest: the model's sizes and formats, look-ahead
+    length and rule."""
+    return {f"model.{name}": getattr(model, name) for name in _FIELDS} | {
+        "lookahead.length": lookahead,
+        "rule": rule,
+    }
 
 
 def trunk_metadata(manifest: Manifest) -> dict[str, str | int]:
@@ -41,19 +64,29 @@ def read_manifest(bundle: Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if bundle.suffix == ".gguf" or (bundle / "config.json").is_file():
-            message = f"{bundle} is a model, not a bundle: make a bundle with `pass-export --model {bundle}`"
+            message = (
+                f"{bundle} is a model, not a bundle: make a bundle with `pass-export "
+                f"--model {bundle}`"
+            )
             raise PassError(message) from None
-        raise PassError(f"{bundle} is not a bundle: it has no {FILE_NAME} (make one with pass-export)") from None
+        raise PassError(
+            f"{bundle} is not a bundle: it has no {FILE_NAME} (make one with pass-export)"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PassError(f"cannot read {path}: {error}") from None
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         raise PassError(f"{path}: {_first_problem(error)}") from None
-    expected = NoiseInfo(scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS)
+    expected = NoiseInfo(
+        scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS
+    )
     if manifest.noise != expected:
         given = f"noise scheme {manifest.noise.scheme!r}"
-        raise PassError(f"{path}: {given} or its table sizes are not this version's {noise.SCHEME!r}; export again")
+        raise PassError(
+            f"{path}: {given} or its table sizes are not this version's {noise.SCHEME!r}; "
+            "export again"
+        )
     if (problem := next(_contradictions(manifest), None)) is not None:
         raise PassError(f"{path} contradicts itself: {problem}; export the bundle again")
     return manifest
@@ -65,15 +98,19 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key!r} (made by a newer pass-export? upgrade, or export again)"
     if key == "version" and problem["type"] != "missing":
-        return f"manifest version {problem['input']!r} is not {MANIFEST_VERSION} (export again with this version)"
+        return (
+            f"manifest version {problem['input']!r} is not {MANIFEST_VERSION} (export again "
+            "with this version)"
+        )
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     return f"{key or 'file'}: {problem['msg']}{more}"
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """Contradictions that would crash a runtime or mislead it silently, and that no other check finds. Other checks
-    compare the files with their hashes, and graphs with the manifest when they are opened. This runtime does not read
-    the drafts, groups, constants and feeds in a manifest: it derives them from names."""
+    """Contradictions that would crash a runtime or mislead it silently, and that no other check
+    finds. Other checks compare the files with their hashes, and graphs with the manifest when they
+    are opened. This runtime does not read the drafts, groups, constants and feeds in a manifest: it
+    derives them from names."""
     model, lookahead = manifest.model, manifest.lookahead
     for token in (model.bos_token_id, *model.eos_token_ids):
         if token is not None and not 0 <= token < model.vocab_size:
@@ -81,13 +118,23 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     for name in ("acceptance_per_position", "acceptance_per_position_sampled"):
         if len(getattr(lookahead, name)) > lookahead.length:
             yield f"lookahead.{name} is longer than lookahead.length"
-    if [(plan.name, plan.parents) for plan in manifest.plans] != [(p.name, p.parents) for p in manifest.layouts]:
-        yield f"the plans, or their trees, are not those that this version has for lookahead.length {lookahead.length}"
+    if [(plan.name, plan.parents) for plan in manifest.plans] != [
+        (p.name, p.parents) for p in manifest.layouts
+    ]:
+        yield (
+            "the plans, or their trees, are not those that this version has for "
+            f"lookahead.length {lookahead.length}"
+        )
     if (head := lookahead.head) is not None:
         stored = manifest.files.get(HEAD_FILE)
-        size = head_file_size(head_layout(model.vocab_size, model.hidden_size, head.rank, head.width))
+        size = head_file_size(
+            head_layout(model.vocab_size, model.hidden_size, head.rank, head.width)
+        )
         if stored is None or stored.bytes != size:
-            yield f"{HEAD_FILE} does not fit lookahead.head.rank {head.rank} and lookahead.head.width {head.width}"
+            yield (
+                f"{HEAD_FILE} does not fit lookahead.head.rank {head.rank} and "
+                f"lookahead.head.width {head.width}"
+            )
     yield from _cache_contradictions(manifest)
     yield from _buffer_contradictions(manifest)
 
@@ -99,19 +146,30 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
     for tensors, prefix in ((trunk.inputs, PAST), (trunk.outputs, PRESENT)):
         found = [tensor for tensor in tensors if tensor.name.startswith(prefix)]
         # The count comes first: a damaged number of layers may be too large to list their names.
-        if len(found) != 2 * model.layers or {t.name for t in found} != set(cache_names(prefix, model.layers)):
-            yield f"model.layers is {model.layers}, but the trunk's {len(found)} {prefix}* tensors are not 2 per layer"
+        if len(found) != 2 * model.layers or {t.name for t in found} != set(
+            cache_names(prefix, model.layers)
+        ):
+            yield (
+                f"model.layers is {model.layers}, but the trunk's {len(found)} {prefix}* "
+                "tensors are not 2 per layer"
+            )
         for tensor in found:
             if tensor.shape != expected:
                 sizes = f"model.kv_heads {model.kv_heads} and model.head_dim {model.head_dim}"
                 yield f"{tensor.name} is {list(tensor.shape)}, which does not fit {sizes}"
             if tensor.dtype != model.dtype:
-                yield f"{tensor.name} is {tensor.dtype}, which does not fit model.dtype {model.dtype}"
+                yield (
+                    f"{tensor.name} is {tensor.dtype}, which does not fit model.dtype {model.dtype}"
+                )
 
 
 def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
-    """Tensors in the same buffer must have the same dtype and rank, and the host must know their symbolic sizes."""
-    tails, vocab = [tail for plan in manifest.plans for tail in plan.tails.values()], manifest.model.vocab_size
+    """Tensors in the same buffer must have the same dtype and rank, and the host must know their
+    symbolic sizes."""
+    tails, vocab = (
+        [tail for plan in manifest.plans for tail in plan.tails.values()],
+        manifest.model.vocab_size,
+    )
     others = [] if manifest.processors is None else [manifest.processors]
     first: dict[str, Tensor] = {}
     for graph in (manifest.trunk, *tails, manifest.logprobs, *others):
@@ -120,9 +178,15 @@ def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
                 if isinstance(size, str) and size not in SIZES:
                     yield f"{tensor.name} of {graph.file} has the unknown size {size}"
             if tensor.name in ("logits", "processed_logits") and tensor.shape[2:] != (vocab,):
-                yield f"{tensor.name} of {graph.file} is {list(tensor.shape)}, but model.vocab_size is {vocab}"
+                yield (
+                    f"{tensor.name} of {graph.file} is {list(tensor.shape)}, but "
+                    f"model.vocab_size is {vocab}"
+                )
             buffer = fed_by(tensor.name) or tensor.name
             other = first.setdefault(buffer, tensor)
             if (other.dtype, len(other.shape)) != (tensor.dtype, len(tensor.shape)):
                 found, shared = (f"{each.dtype} {list(each.shape)}" for each in (tensor, other))
-                yield f"{tensor.name} of {graph.file} is {found}, but shares memory with {other.name}, {shared}"
+                yield (
+                    f"{tensor.name} of {graph.file} is {found}, but shares memory with "
+                    f"{other.name}, {shared}"
+                )

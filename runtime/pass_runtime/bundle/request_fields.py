@@ -1,7 +1,7 @@
 """The table of a request's fields.
 
-It defines the checks of `SamplingParams` and `GenerateOptions`, the flags of `pass-run`, the JSON schemas of
-`pass-run batch` and of the HTTP API, and the inputs of a Triton model.
+It defines the checks of `SamplingParams` and `GenerateOptions`, the flags of `pass-run`, the JSON
+schemas of `pass-run batch` and of the HTTP API, and the inputs of a Triton model.
 """
 
 from __future__ import annotations
@@ -31,16 +31,29 @@ MIN_REPETITION_PENALTY = 0.01
 MAX_BAD_WORDS = 1024
 """The most strings that `bad_words` may have."""
 
-PLANS = (*MODES, "fused:G0,G1,...", *(f"tree-{size}" for size in TREE_SIZES), "tree:G0,G1,...", "auto")
+PLANS = (
+    *MODES,
+    "fused:G0,G1,...",
+    *(f"tree-{size}" for size in TREE_SIZES),
+    "tree:G0,G1,...",
+    "auto",
+)
 """The values of `plan`; G0, G1, ... are the sizes of the look-ahead groups."""
 
 DRAFT_SOURCES = ("lookahead", "ngram", "both")
-"""The values of `draft`: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams if one matches and
-look-ahead rows if none does."""
+"""The values of `draft`: look-ahead rows, n-grams of the text so far (prompt lookup), or n-grams if
+one matches and look-ahead rows if none does."""
 
 Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases"]
-CONVERTERS = {"number": number, "whole": whole_number, "flag": flag, "text": text, "ids": whole_numbers}
-"""By kind, the function that checks a value and converts it. `GenerateOptions` checks texts and stops itself."""
+CONVERTERS = {
+    "number": number,
+    "whole": whole_number,
+    "flag": flag,
+    "text": text,
+    "ids": whole_numbers,
+}
+"""By kind, the function that checks a value and converts it. `GenerateOptions` checks texts and
+stops itself."""
 COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 
 
@@ -48,14 +61,16 @@ COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 class RequestField:
     """A field of `SamplingParams` or `GenerateOptions`, and its name in every interface.
 
-    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id. neutral: the value
-    if none is given, which changes nothing for most fields. help: what the field does. allowed: the values within
-    `bounds`, in words for an error. bounds: of a number, or of each of the biases, by pydantic's names (ge, gt, le,
-    lt). choices: the only texts that are valid. default: if `neutral` is None, what it means, in words.
-    flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's HTTP API, and the input
-    of a Triton model. "" stands for the field's own name, None for no name; http is None, too, if the endpoints use
-    different names. http_schema: arguments of pydantic's `Field` for HTTP. They replace `bounds`, and a description
-    replaces `help`. dtype: of Triton's input; None if the kind decides it.
+    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id.
+    neutral: the value if none is given, which changes nothing for most fields. help: what the field
+    does. allowed: the values within `bounds`, in words for an error. bounds: of a number, or of
+    each of the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are
+    valid. default: if `neutral` is None, what it means, in words.
+    flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's
+    HTTP API, and the input of a Triton model. "" stands for the field's own name, None for no name;
+    http is None, too, if the endpoints use different names. http_schema: arguments of pydantic's
+    `Field` for HTTP. They replace `bounds`, and a description replaces `help`. dtype: of Triton's
+    input; None if the kind decides it.
     """
 
     name: str
@@ -83,7 +98,8 @@ class RequestField:
         return self.name.replace("_", "-")
 
     def checked(self, value: Any) -> Any:
-        """The value as a plain Python value. Raises PassError if its type is wrong or it is out of bounds."""
+        """The value as a plain Python value. Raises PassError if its type is wrong or it is out of
+        bounds."""
         if self.kind == "biases":
             return self._checked_biases(value)
         if (value is None and self.neutral is None) or self.kind not in CONVERTERS:
@@ -95,13 +111,22 @@ class RequestField:
 
     def _checked_biases(self, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
-            raise PassError(f"{self.label} must be a mapping from token ids to numbers, not {short_repr(value)}")
-        found = {whole_number(f"a token of {self.label}", t): number(self.label, bias) for t, bias in value.items()}
+            raise PassError(
+                f"{self.label} must be a mapping from token ids to numbers, not {short_repr(value)}"
+            )
+        found = {
+            whole_number(f"a token of {self.label}", t): number(self.label, bias)
+            for t, bias in value.items()
+        }
         if len(found) > MAX_BIASES:
-            raise PassError(f"{self.label} has {len(found)} tokens; at most {MAX_BIASES} are allowed")
+            raise PassError(
+                f"{self.label} has {len(found)} tokens; at most {MAX_BIASES} are allowed"
+            )
         for token, bias in found.items():
             if not self.within(bias):
-                raise PassError(f"{self.label} must be {self.allowed}, not {bias} for token {token}")
+                raise PassError(
+                    f"{self.label} must be {self.allowed}, not {bias} for token {token}"
+                )
         return found
 
     def within(self, value: Any) -> bool:
@@ -140,7 +165,8 @@ SAMPLER_FIELDS = (
         "min_p",
         "number",
         0.0,
-        "Remove tokens less likely than this share of the most likely token's probability. 0 is off.",
+        "Remove tokens less likely than this share of the most likely token's probability. 0 "
+        "is off.",
         allowed="0 (off) to 1",
         bounds={"ge": 0, "le": 1},
     ),
@@ -152,7 +178,11 @@ SAMPLER_FIELDS = (
         allowed="0 to 2^64-1",
         bounds={"ge": 0, "lt": 1 << 64},
         default="random",
-        http_schema={"ge": -(1 << 63), "lt": 1 << 64, "description": "Negative seeds are taken modulo 2^64."},
+        http_schema={
+            "ge": -(1 << 63),
+            "lt": 1 << 64,
+            "description": "Negative seeds are taken modulo 2^64.",
+        },
         dtype="UINT64",
     ),
 )
@@ -244,7 +274,12 @@ DECODING_FIELDS = (
         http_schema={"max_length": 100},
     ),
     RequestField(
-        "draft", "text", None, "Where drafts come from.", choices=DRAFT_SOURCES, default="both for auto, else lookahead"
+        "draft",
+        "text",
+        None,
+        "Where drafts come from.",
+        choices=DRAFT_SOURCES,
+        default="both for auto, else lookahead",
     ),
     RequestField(
         "lookahead",
@@ -254,7 +289,13 @@ DECODING_FIELDS = (
         default="the bundle's L",
         http_schema={"ge": 0},
     ),
-    RequestField("stop", "stops", (), "End before this text, which is not part of the output.", triton="stop_words"),
+    RequestField(
+        "stop",
+        "stops",
+        (),
+        "End before this text, which is not part of the output.",
+        triton="stop_words",
+    ),
     RequestField(
         "stop_token_ids",
         "ids",
@@ -268,7 +309,8 @@ DECODING_FIELDS = (
         "logprobs",
         "whole",
         None,
-        f"Report log-probabilities of every token and of this many most likely ones (0 to {MAX_LOGPROBS}).",
+        "Report log-probabilities of every token and of this many most likely ones (0 to "
+        f"{MAX_LOGPROBS}).",
         allowed=f"0 to {MAX_LOGPROBS}",
         bounds={"ge": 0, "le": MAX_LOGPROBS},
         http=None,

@@ -1,4 +1,5 @@
-"""Sampling parameters, and the tail that samples with them. `pass_runtime.bundle.reference` defines what they do."""
+"""Sampling parameters, and the tail that samples with them. `pass_runtime.bundle.reference` defines
+what they do."""
 
 from __future__ import annotations
 
@@ -10,35 +11,40 @@ from typing import Literal
 from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
 
 MIN_TEMPERATURE = 2.0**-100
-"""Lower temperatures are raised to this one, so that float32 does not overflow. Dividing by a power of two keeps
-different logits different, so a sampling tail is exact for the requests of temperature 0 in its batch, too."""
+"""Lower temperatures are raised to this one, so that float32 does not overflow. Dividing by a power
+of two keeps different logits different, so a sampling tail is exact for the requests of temperature
+0 in its batch, too."""
 
 FORBIDDEN_BIAS = -1e30
-"""Added to the logit of a token that may not be drawn. It is finite, because infinities lead to NaNs."""
+"""Added to the logit of a token that may not be drawn. It is finite, because infinities lead to
+NaNs."""
 
 TOKEN_LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
-"""The lengths to which logits processors' token lists are padded. They are few, because each has CUDA graphs."""
+"""The lengths to which logits processors' token lists are padded. They are few, because each has
+CUDA graphs."""
 
 Sampler = Literal["greedy", "sample", "truncated"]
 Rule = Literal["match", "rejection"]
 RULES: tuple[Rule, ...] = ("match", "rejection")
-"""How a draft is accepted: if it equals the model's own sample ("match"), or with probability min(1, p/q), p being the
-model's and q the draft's probability ("rejection")."""
+"""How a draft is accepted: if it equals the model's own sample ("match"), or with probability
+min(1, p/q), p being the model's and q the draft's probability ("rejection")."""
 
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
-"""Argmax, draws from all tokens, draws from those that truncation keeps. Each can also do what those before it do."""
+"""Argmax, draws from all tokens, draws from those that truncation keeps. Each can also do what
+those before it do."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn: bias and penalties, then temperature, then top-k, then top-p, then min-p, in Hugging
-    Face's order.
+    """How the next token is drawn: bias and penalties, then temperature, then top-k, then top-p,
+    then min-p, in Hugging Face's order.
 
-    The table `request_fields.SAMPLING_FIELDS` says what each field does and which values it may have. temperature 0 is
-    argmax, and of equal logits the lower id wins. Tokens as likely as the last one that top_k keeps are kept, too.
-    Without top_k, top_p keeps at most the MAX_CANDIDATES most likely tokens. seed has 64 bits, and with it a token is a
-    pure function of logits and position; None takes a random seed. Tokens of the prompt do not count for
-    presence_penalty and frequency_penalty.
+    The table `request_fields.SAMPLING_FIELDS` says what each field does and which values it may
+    have. temperature 0 is argmax, and of equal logits the lower id wins. Tokens as likely as the
+    last one that top_k keeps are kept, too. Without top_k, top_p keeps at most the MAX_CANDIDATES
+    most likely tokens. seed has 64 bits, and with it a token is a pure function of logits and
+    position; None takes a random seed. Tokens of the prompt do not count for presence_penalty and
+    frequency_penalty.
     """
 
     temperature: float = 0.0
@@ -53,10 +59,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for each in SAMPLING_FIELDS:
-            object.__setattr__(self, each.name, each.checked(getattr(self, each.name)))  # the class is frozen
+            object.__setattr__(
+                self, each.name, each.checked(getattr(self, each.name))
+            )  # the class is frozen
 
     def seeded(self) -> SamplingParams:
-        """These parameters with a seed: if none was given, a random one, or 0 for argmax, which does not use it."""
+        """These parameters with a seed: if none was given, a random one, or 0 for argmax, which
+        does not use it."""
         if self.seed is not None:
             return self
         return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)

@@ -1,4 +1,5 @@
-"""The manifest's JSON schema, for readers in other languages. `python -m pass_runtime.bundle.schema` writes it."""
+"""The manifest's JSON schema, for readers in other languages. `python -m
+pass_runtime.bundle.schema` writes it."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ SCHEMA_FILE = Path(__file__).with_name("pass_config.schema.json")
 
 
 def schema_text() -> str:
-    """The content of SCHEMA_FILE. `pass_runtime.bundle.read` also checks what a schema cannot express."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
+    """The content of SCHEMA_FILE. `pass_runtime.bundle.read` also checks what a schema cannot
+    express."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Manifest.model_json_schema(),
+    }
     return json.dumps(schema, indent=2) + "\n"
 
 

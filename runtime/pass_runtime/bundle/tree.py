@@ -1,7 +1,7 @@
 """Trees of drafts: which second, third, ... choices a tree has beside the chain of first choices.
 
-A tree of N drafts has the N positions in TREE that are accepted most often. Its form is the same for every text, so
-that masks and positions are constants of a plan, as for chains.
+A tree of N drafts has the N positions in TREE that are accepted most often. Its form is the same
+for every text, so that masks and positions are constants of a plan, as for chains.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ TREE = (
     *((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (0, 0, 0, 0), (2,), (1, 0)),
     *((0, 0, 1), (0, 1, 0), (3,), (0, 2), (4,), (0, 0, 0, 1), (5,), (1, 1)),
 )
-"""Drafts by falling rate of acceptance. A draft is given by the ranks of the choices on the path to it: (0, 1) is the
-second choice after the most likely first draft. The order was measured with SmolLM2-135M's answers to 30 prompts at
-temperatures 0 and 0.8; docs/studies.md shows what trees add."""
+"""Drafts by falling rate of acceptance. A draft is given by the ranks of the choices on the path to
+it: (0, 1) is the second choice after the most likely first draft. The order was measured with
+SmolLM2-135M's answers to 30 prompts at temperatures 0 and 0.8; docs/studies.md shows what trees
+add."""
 
 TREE_SIZES = (3, 5, 8, 16)
 """The numbers of drafts of the trees for which bundles have tails."""
@@ -33,16 +34,22 @@ def tree_sizes(lookahead: int) -> Sequence[int]:
 
 
 def tree_nodes(drafts: int, lookahead: int) -> Sequence[tuple[int, ...]]:
-    """The drafts of a tree in the order of its rows. Raises PassError if there is no such tree. The chain of first
-    choices comes first, so that the K/V of most accepted drafts need not be moved."""
+    """The drafts of a tree in the order of its rows. Raises PassError if there is no such tree.
+    The chain of first choices comes first, so that the K/V of most accepted drafts need not be
+    moved."""
     if drafts not in TREE_SIZES:
-        raise PassError(f"no tree has {drafts} drafts: trees have {', '.join(map(str, TREE_SIZES))}")
+        raise PassError(
+            f"no tree has {drafts} drafts: trees have {', '.join(map(str, TREE_SIZES))}"
+        )
     if (depth := tree_depth(drafts)) > lookahead:
-        raise PassError(f"a tree of {drafts} drafts needs a look-ahead of {depth} or more, not {lookahead}")
+        raise PassError(
+            f"a tree of {drafts} drafts needs a look-ahead of {depth} or more, not {lookahead}"
+        )
     return sorted(TREE[:drafts], key=any)  # False for the chain, whose ranks are all 0
 
 
 def tree_parents(drafts: int, lookahead: int) -> tuple[int, ...]:
-    """The row that each draft follows, 0 for the root. Drafts that follow one row are in the order of their ranks."""
+    """The row that each draft follows, 0 for the root. Drafts that follow one row are in the order
+    of their ranks."""
     nodes = list(tree_nodes(drafts, lookahead))
     return tuple(nodes.index(node[:-1]) + 1 if node[:-1] else 0 for node in nodes)

@@ -1,5 +1,6 @@
-"""Converts arguments to plain Python values. Raises PassError, with the field's `name`, if the type is wrong. Numpy's
-scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" not a list of token ids, True not a number."""
+"""Converts arguments to plain Python values. Raises PassError, with the field's `name`, if the type
+is wrong. Numpy's scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" not a list of
+token ids, True not a number."""
 
 from __future__ import annotations
 
@@ -55,10 +56,14 @@ def text(name: str, value: Any) -> str:
 def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     """A list, tuple or one-dimensional array of whole numbers as a tuple."""
     items = values
-    if not isinstance(items, Sequence) and hasattr(items, "tolist"):  # an array of numpy, torch or Python itself
+    if not isinstance(items, Sequence) and hasattr(
+        items, "tolist"
+    ):  # an array of numpy, torch or Python itself
         items = items.tolist()
     if isinstance(items, Sequence) and not isinstance(items, str | bytes | bytearray | memoryview):
-        if set(map(type, items)) <= {int}:  # Fast, because a prompt may have a hundred thousand tokens.
+        if set(map(type, items)) <= {
+            int
+        }:  # Fast, because a prompt may have a hundred thousand tokens.
             return tuple(items)
         return tuple(whole_number(f"every one of {name}", item) for item in items)
     raise PassError(f"{name} must be a list of whole numbers, not {short_repr(values)}")
@@ -66,6 +71,8 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 def short_repr(value: Any) -> str:
     """`value` as short text for a message; its type's name if it is not of a basic Python type."""
-    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None):
+    if isinstance(
+        value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None
+    ):
         return reprlib.repr(value)
     return f"a {type(value).__name__}"

@@ -1,8 +1,9 @@
-"""pass-run batch: answers a .jsonl file of requests with a .jsonl file of results, and continues a run that was killed.
+"""pass-run batch: answers a .jsonl file of requests with a .jsonl file of results, and continues a
+run that was killed.
 
-Every result is on disk before the next one is written. It carries a fingerprint of its request, the flags and the
-bundle, so that a run never continues the results of another one. --retry-failed appends the new results of failed
-lines; when the run ends, it sorts the file.
+Every result is on disk before the next one is written. It carries a fingerprint of its request, the
+flags and the bundle, so that a run never continues the results of another one. --retry-failed
+appends the new results of failed lines; when the run ends, it sorts the file.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ RESULT_PREFIX = b'{"line": '
 
 @dataclass
 class Tally:
-    """The number of results, of those that are errors, and of errors that are not the request's fault. The results of
-    earlier runs that this one continues are included."""
+    """The number of results, of those that are errors, and of errors that are not the request's
+    fault. The results of earlier runs that this one continues are included."""
 
     results: int = 0
     failed: int = 0
@@ -58,22 +59,35 @@ def run_batch(
     *,
     retry_failed: bool = False,
 ) -> Tally:
-    """Answer the lines of `requests` that have no result yet. A failure becomes the result of its line.
+    """Answer the lines of `requests` that have no result yet. A failure becomes the result of its
+    line.
 
-    model: what `model_identity` returns. open_session: called only if a line has to be answered. retry_failed: also
-    answer the lines again whose result is an error.
+    model: what `model_identity` returns. open_session: called only if a line has to be answered.
+    retry_failed: also answer the lines again whose result is an error.
     """
     lines = {_fingerprint(model, defaults, line): line for line in read_lines(requests)}
     tally = Tally()
     with closing(ResultFile(results, lines)) as file:
         if retry_failed and not file.resumable:
-            raise PassError(f"--retry-failed reads the results of an earlier run: {results} is no regular file")
+            raise PassError(
+                f"--retry-failed reads the results of an earlier run: {results} is no regular file"
+            )
         earlier = file.resume()
-        kept = {key: result for key, result in earlier.items() if not (retry_failed and "error" in result)}
+        kept = {
+            key: result
+            for key, result in earlier.items()
+            if not (retry_failed and "error" in result)
+        }
         todo = [key for key in lines if key not in kept]
         if earlier:
-            last_answered, last = (max(lines[key].number for key in keys) for keys in (earlier, lines))
-            note = f", doing {len(earlier) - len(kept)} failed ones again" if len(kept) < len(earlier) else ""
+            last_answered, last = (
+                max(lines[key].number for key in keys) for keys in (earlier, lines)
+            )
+            note = (
+                f", doing {len(earlier) - len(kept)} failed ones again"
+                if len(kept) < len(earlier)
+                else ""
+            )
             click.echo(f"continuing after line {last_answered} of {last}{note}", err=True)
         for result in kept.values():
             tally.count(result)
@@ -87,25 +101,33 @@ def run_batch(
         finally:
             file.sort()
     note = f', {tally.failed} failed (see their "error")' if tally.failed else ""
-    click.echo(f"{tally.results} results in {'standard output' if results == STDOUT else results}{note}", err=True)
+    click.echo(
+        f"{tally.results} results in {'standard output' if results == STDOUT else results}{note}",
+        err=True,
+    )
     return tally
 
 
 def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:
-    return hashlib.sha256(f"{model}\n{defaults}\n{line.number}\n{line.text}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{model}\n{defaults}\n{line.number}\n{line.text}".encode()).hexdigest()[
+        :16
+    ]
 
 
 class ResultFile:
     """The output of a batch; the path `-` is standard output.
 
-    A regular file can be continued (`resumable`) and is locked against other runs until it is closed or this process
-    ends. A pipe, a terminal or a device can only be appended to.
+    A regular file can be continued (`resumable`) and is locked against other runs until it is
+    closed or this process ends. A pipe, a terminal or a device can only be appended to.
     """
 
     def __init__(self, path: Path, fingerprints: Collection[str]) -> None:
         """fingerprints: of all requests, in their order."""
         self._path, self._fingerprints = path, fingerprints
-        self._spans, self._end = dict[str, tuple[int, int]](), 0  # offset and length of each request's newest result
+        self._spans, self._end = (
+            dict[str, tuple[int, int]](),
+            0,
+        )  # offset and length of each request's newest result
         self.resumable = path != STDOUT and (path.is_file() or not path.exists())
         try:
             if path == STDOUT:
@@ -115,7 +137,9 @@ class ResultFile:
             else:
                 self._fd = open_locked(path) if self.resumable else os.open(path, os.O_WRONLY)
         except BlockingIOError:
-            raise PassError(f"another run is writing {path}; wait for it, or choose another name") from None
+            raise PassError(
+                f"another run is writing {path}; wait for it, or choose another name"
+            ) from None
         except OSError as error:
             raise PassError(f"cannot write {path}: {error.strerror}") from None
 
@@ -123,8 +147,9 @@ class ResultFile:
         os.close(self._fd)
 
     def resume(self) -> dict[str, dict[str, Any]]:
-        """Return the "error" and "unexpected" fields of the results in the file, by fingerprint, and remove a last line
-        that was not written to its end. Raises PassError if a line is no result of these requests."""
+        """Return the "error" and "unexpected" fields of the results in the file, by fingerprint,
+        and remove a last line that was not written to its end. Raises PassError if a line is no
+        result of these requests."""
         earlier = dict[str, dict[str, Any]]()
         if not self.resumable:
             return earlier
@@ -135,14 +160,16 @@ class ResultFile:
                     result = _parse(line)
                     key = str(result.get("request"))
                     known = key in self._fingerprints
-                    earlier[key] = {name: result[name] for name in ("error", "unexpected") if name in result}
+                    earlier[key] = {
+                        name: result[name] for name in ("error", "unexpected") if name in result
+                    }
                     self._record(key, len(line))
                 else:
                     known = line.startswith(RESULT_PREFIX[: len(line)])
                 if not known:
                     raise PassError(
-                        f"{self._path} holds results of other requests or flags, or of another bundle; "
-                        "remove it, or choose another name"
+                        f"{self._path} holds results of other requests or flags, or of another "
+                        "bundle; remove it, or choose another name"
                     )
         try:
             os.ftruncate(self._fd, self._end)
@@ -166,8 +193,8 @@ class ResultFile:
             raise self._failure(error) from None
 
     def sort(self) -> None:
-        """Put the results in the order of the requests, and remove those that were replaced by newer ones. A file that
-        needs neither is left as it is."""
+        """Put the results in the order of the requests, and remove those that were replaced by
+        newer ones. A file that needs neither is left as it is."""
         spans = [self._spans[key] for key in self._fingerprints if key in self._spans]
         if spans == sorted(spans) and sum(length for _, length in spans) == self._end:
             return
@@ -185,12 +212,19 @@ class ResultFile:
 
 
 def model_identity(bundle: Path, manifest: Manifest) -> str:
-    """Return a hash of all parts of a bundle that decide what it writes: its files, the chat template, the special
-    tokens and the acceptance rule."""
-    template = bundle / CHAT_TEMPLATE_FILES["default"]  # not that for tools: a line cannot have tools
+    """Return a hash of all parts of a bundle that decide what it writes: its files, the chat
+    template, the special tokens and the acceptance rule."""
+    template = (
+        bundle / CHAT_TEMPLATE_FILES["default"]
+    )  # not that for tools: a line cannot have tools
     model = manifest.model
     tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
-    parts = (manifest.content, manifest.rule, *tokens, read_text(template) if template.is_file() else "")
+    parts = (
+        manifest.content,
+        manifest.rule,
+        *tokens,
+        read_text(template) if template.is_file() else "",
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -19,7 +19,8 @@ MAX_FAILED_SESSIONS = 3
 
 
 class LineGeneration:
-    """The generation of one line. Any failure, also one before it begins, becomes the result of the line."""
+    """The generation of one line. Any failure, also one before it begins, becomes the result of the
+    line."""
 
     def __init__(self, session: Session, line: Line, defaults: GenerateOptions) -> None:
         self.session = session
@@ -33,13 +34,15 @@ class LineGeneration:
             if request.messages is None:
                 self._generation = session.generate(request.prompt or "", options)
             else:
-                self._generation = session.chat([message.plain() for message in request.messages], options)
+                self._generation = session.chat(
+                    [message.plain() for message in request.messages], options
+                )
         except Exception as error:
             self._generation = error
 
     def wait(self) -> dict[str, Any]:
-        """Return the fields of the result once it is complete, or "error", with "unexpected" if that is not the
-        request's fault. "id" is repeated in both."""
+        """Return the fields of the result once it is complete, or "error", with "unexpected" if
+        that is not the request's fault. "id" is repeated in both."""
         try:
             if isinstance(self._generation, Exception):
                 raise self._generation
@@ -55,11 +58,12 @@ class LineGeneration:
 def results_of(
     open_session: Callable[[], Session], lines: Sequence[Line], defaults: GenerateOptions
 ) -> Iterator[dict[str, Any]]:
-    """Yield the results of all lines, in order, each as soon as it is complete. Up to two lines per slot are submitted.
+    """Yield the results of all lines, in order, each as soon as it is complete. Up to two lines per
+    slot are submitted.
 
-    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) ends all its sequences. It
-    is not known which line was the cause, so a line with an unexpected error is answered again, alone, in a session
-    that works. If that fails too, the line is the cause.
+    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) ends all
+    its sequences. It is not known which line was the cause, so a line with an unexpected error is
+    answered again, alone, in a session that works. If that fails too, the line is the cause.
     """
     if not lines:
         return
@@ -78,8 +82,9 @@ def results_of(
             failed_sessions = failed_sessions + 1 if session.closed else 0
             if failed_sessions == MAX_FAILED_SESSIONS:
                 raise PassError(
-                    f"the session failed {MAX_FAILED_SESSIONS} times in a row, the last time at line {line.number}: "
-                    f"{result['error']}; results so far are kept, run again to continue"
+                    f"the session failed {MAX_FAILED_SESSIONS} times in a row, the last time at "
+                    f"line {line.number}: {result['error']}; results so far are kept, run again to "
+                    "continue"
                 )
             session = _reopen_if_closed(session, open_session)
         yield result

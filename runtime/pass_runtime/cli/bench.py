@@ -1,4 +1,5 @@
-"""pass-run bench: compares plans on the same prompts, in alternation, so that a noisy machine affects all plans."""
+"""pass-run bench: compares plans on the same prompts, in alternation, so that a noisy machine
+affects all plans."""
 
 from __future__ import annotations
 
@@ -58,10 +59,14 @@ class BenchOptions:
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
-        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK_PROMPTS, by a label."""
+        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK_PROMPTS, by a
+        label."""
         if self.prompts or self.prompt_file:
             texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
-            return {_label(str(number), text): session.encode(text) for number, text in enumerate(texts, 1)}
+            return {
+                _label(str(number), text): session.encode(text)
+                for number, text in enumerate(texts, 1)
+            }
         prompts = read_prompt_set(FIRST_LOOK_PROMPTS)
         return {_label(prompt.id, prompt.text): encode(session, prompt) for prompt in prompts}
 
@@ -73,8 +78,8 @@ def _label(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run of prompts that are submitted together. token_ids and stats: those of each prompt. seconds: the time that
-    its speed is computed from."""
+    """A run of prompts that are submitted together. token_ids and stats: those of each prompt.
+    seconds: the time that its speed is computed from."""
 
     token_ids: list[list[int]]
     stats: list[Stats]
@@ -91,8 +96,9 @@ def tokens_per_second(runs: Sequence[TimedRun]) -> float:
 
 @dataclass
 class Contender:
-    """A plan and its measurements. batch: how many prompts run together; None runs them one by one and times decoding
-    without prefill. rounds: the runs of each round, in the order of the prompts."""
+    """A plan and its measurements. batch: how many prompts run together; None runs them one by
+    one and times decoding without prefill. rounds: the runs of each round, in the order of the
+    prompts."""
 
     name: str
     options: GenerateOptions
@@ -106,7 +112,10 @@ class Contender:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
             seconds = sum(stream.stats.decode_seconds for stream in streams)
         else:
-            streams = [stream.result() for stream in [session.generate_ids(ids, self.options) for ids in prompts]]
+            streams = [
+                stream.result()
+                for stream in [session.generate_ids(ids, self.options) for ids in prompts]
+            ]
             seconds = time.perf_counter() - started
         return TimedRun([s.token_ids for s in streams], [s.stats for s in streams], seconds)
 
@@ -118,13 +127,17 @@ class Contender:
     def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
         """Return the plan's entry in the report. labels: those of the prompts."""
         rounds = [[stats for run in runs for stats in run.stats] for runs in self.rounds]
-        counts = [sum_stats(parts) for parts in rounds]  # `auto` may need other passes for the same text in each round
+        counts = [
+            sum_stats(parts) for parts in rounds
+        ]  # `auto` may need other passes for the same text in each round
         total = sum_stats(counts)
         seconds = [sum(stats.decode_seconds for stats in parts) for parts in rounds]
         host = [sum(stats.host_seconds for stats in parts) for parts in rounds]
 
         def per_pass(spent: Sequence[float]) -> float:
-            return 1e3 * statistics.median(s / count.passes for s, count in zip(spent, counts, strict=True))
+            return 1e3 * statistics.median(
+                s / count.passes for s, count in zip(spent, counts, strict=True)
+            )
 
         entry: dict[str, Any] = {
             "plan": self.name,
@@ -153,8 +166,11 @@ class Contender:
         return entry
 
     def _speed(self, baseline: Contender, part: slice) -> dict[str, float]:
-        """Return the speed in this part of every round, and its ratio to the baseline's: medians over rounds."""
-        ours, theirs = ([tokens_per_second(runs[part]) for runs in c.rounds] for c in (self, baseline))
+        """Return the speed in this part of every round, and its ratio to the baseline's: medians
+        over rounds."""
+        ours, theirs = (
+            [tokens_per_second(runs[part]) for runs in c.rounds] for c in (self, baseline)
+        )
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         return {"tokens_per_second": statistics.median(ours), "ratio": ratio}
 
@@ -170,17 +186,26 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
     return total
 
 
-def run_bench(session: Session, request: BenchOptions, save: SaveReport = lambda _report: None) -> dict[str, Any]:
-    """Time plans against each other and return the report, without the fields of `about`. Prompts are repeated to fill
-    the largest batch. save: called with the report so far after every round but the last."""
+def run_bench(
+    session: Session, request: BenchOptions, save: SaveReport = lambda _report: None
+) -> dict[str, Any]:
+    """Time plans against each other and return the report, without the fields of `about`. Prompts
+    are repeated to fill the largest batch. save: called with the report so far after every round
+    but the last."""
     encoded = request.encoded(session)
     count = max(len(encoded), *request.batches) if request.batches else len(encoded)
     labels = list(itertools.islice(itertools.cycle(encoded), count))
     prompts = [encoded[label] for label in labels]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
-        session.warm_up(contenders[0].options.sampling)  # otherwise `auto` would time passes during a round
-    breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders}) if request.breakdown else None
+        session.warm_up(
+            contenders[0].options.sampling
+        )  # otherwise `auto` would time passes during a round
+    breakdown = (
+        Breakdown(session, {c.name: (c.options, c.batch) for c in contenders})
+        if request.breakdown
+        else None
+    )
 
     def entry(contender: Contender) -> dict[str, Any]:
         measured = contender.as_dict(contenders[0], labels)
@@ -199,35 +224,45 @@ def run_bench(session: Session, request: BenchOptions, save: SaveReport = lambda
             "plans": [entry(contender) for contender in contenders],
         }
 
-    for results in _with_progress(in_turns(_calls(session, contenders, prompts), request.repeat), request.repeat):
+    for results in _with_progress(
+        in_turns(_calls(session, contenders, prompts), request.repeat), request.repeat
+    ):
         for contender in contenders:
             by_prompt = [runs for (name, _), runs in results.items() if name == contender.name]
             contender.rounds = [list(runs) for runs in zip(*by_prompt, strict=True)]
         if breakdown:
             breakdown.time()
         if len(contenders[0].rounds) < request.repeat:
-            save(report({"near_ties": None, "differences": None}))  # the texts are compared at the end
+            save(
+                report({"near_ties": None, "differences": None})
+            )  # the texts are compared at the end
     return report(_compare(session, prompts, contenders))
 
 
 def _calls(
     session: Session, contenders: Sequence[Contender], prompts: Sequence[list[int]]
 ) -> dict[tuple[str, int], Callable[[], TimedRun]]:
-    """Return the calls of a round, by a contender's name and the index of the first prompt. All contenders run a prompt
-    before any runs the next one."""
+    """Return the calls of a round, by a contender's name and the index of the first prompt. All
+    contenders run a prompt before any runs the next one."""
     calls: dict[tuple[str, int], Callable[[], TimedRun]] = {}
     for first in range(len(prompts)):
         for contender in contenders:
             size = contender.batch or 1
             if first % size == 0:
-                calls[contender.name, first] = partial(contender.run, session, prompts[first : first + size])
+                calls[contender.name, first] = partial(
+                    contender.run, session, prompts[first : first + size]
+                )
     return calls
 
 
 def _with_progress(rounds: Iterable[T], count: int) -> Iterable[T]:
     """Show a progress bar over the rounds if stderr is a terminal."""
     console = Console(stderr=True)
-    return track(rounds, "bench", count, console=console, transient=True) if console.is_terminal else rounds
+    return (
+        track(rounds, "bench", count, console=console, transient=True)
+        if console.is_terminal
+        else rounds
+    )
 
 
 def about(session: Session) -> dict[str, Any]:
@@ -244,11 +279,15 @@ def about(session: Session) -> dict[str, Any]:
 
 def _onnx_runtime() -> str:
     """Its packages and their versions. Engines need none."""
-    return " and ".join(f"{name} {number}" for name, number in installed().items()) or "onnxruntime of no known package"
+    return (
+        " and ".join(f"{name} {number}" for name, number in installed().items())
+        or "onnxruntime of no known package"
+    )
 
 
 def write_json(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report to `output`, in one step. If that is an .html file, do nothing: `show_report` writes it."""
+    """Write the report to `output`, in one step. If that is an .html file, do nothing:
+    `show_report` writes it."""
     if output is not None and not is_html(output):
         write_whole(output, to_json(report, indent=2) + "\n")
 
@@ -260,9 +299,11 @@ def is_html(output: Path) -> bool:
 def show_report(
     report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
-    """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if that is its suffix.
+    """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if that
+    is its suffix.
 
-    print_report: called with the report and, if it is not to print to standard output, with a console.
+    print_report: called with the report and, if it is not to print to standard output, with a
+    console.
     """
     write_json(report, output)
     if output is not None and is_html(output):
@@ -275,13 +316,22 @@ def show_report(
         print_report(report)
 
 
-def _compare(session: Session, prompts: list[list[int]], contenders: list[Contender]) -> dict[str, list[str] | None]:
-    """Compare the tokens of all contenders with those of the first. A difference is listed in `near_ties` if windows
-    of different widths may round differently here, and that could have swapped the tokens, else in `differences`."""
+def _compare(
+    session: Session, prompts: list[list[int]], contenders: list[Contender]
+) -> dict[str, list[str] | None]:
+    """Compare the tokens of all contenders with those of the first. A difference is listed in
+    `near_ties` if windows of different widths may round differently here, and that could have
+    swapped the tokens, else in `differences`."""
     near_ties, differences = list[str](), list[str]()
-    by_rejection = session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
-    for contender in contenders[1:] if not by_rejection else []:  # by rejection, plans write different texts
-        for prompt, ours, theirs in zip(prompts, contender.token_ids, contenders[0].token_ids, strict=True):
+    by_rejection = (
+        session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
+    )
+    for contender in (
+        contenders[1:] if not by_rejection else []
+    ):  # by rejection, plans write different texts
+        for prompt, ours, theirs in zip(
+            prompts, contender.token_ids, contenders[0].token_ids, strict=True
+        ):
             found = first_difference(session, prompt, contender.options, theirs, ours)
             if found is not None:
                 allowed = found.is_near_tie and not session.backend.capabilities.same_entries
@@ -290,26 +340,31 @@ def _compare(session: Session, prompts: list[list[int]], contenders: list[Conten
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Return the requested combinations of plan, draft source and look-ahead, or DEFAULT_CONTENDERS. `ar` has no draft
-    source and no look-ahead."""
+    """Return the requested combinations of plan, draft source and look-ahead, or
+    DEFAULT_CONTENDERS. `ar` has no draft source and no look-ahead."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.seeded()  # one seed, so that all plans write the same text
     chosen: list[Mapping[str, Any]] = [
         {"plan": plan, "draft": None if plan == "ar" else draft, "lookahead": lookahead}
-        for plan, draft, lookahead in itertools.product(request.plans or PLANS, request.drafts or (None,), lookaheads)
+        for plan, draft, lookahead in itertools.product(
+            request.plans or PLANS, request.drafts or (None,), lookaheads
+        )
     ]
     if not (request.plans or request.drafts or request.lookahead):
         chosen = [*DEFAULT_CONTENDERS.values()]
     for batch, fields in itertools.product(request.batches or (None,), chosen):
-        options = GenerateOptions(max_new_tokens=request.max_new_tokens, sampling=sampling, ignore_eos=True, **fields)
+        options = GenerateOptions(
+            max_new_tokens=request.max_new_tokens, sampling=sampling, ignore_eos=True, **fields
+        )
         name = contender_name(session, options) + (f" x{batch}" if batch is not None else "")
         contenders.setdefault(name, Contender(name, options, batch))
     return list(contenders.values())
 
 
 def contender_name(session: Session, options: GenerateOptions) -> str:
-    """Return the name of a plan with its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram L=4`."""
+    """Return the name of a plan with its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram
+    L=4`."""
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
     resolved = session.resolve(options)

@@ -1,6 +1,8 @@
-"""pass-run bench --rows and --breakdown: times single passes, trunk and tail separately, without generating text.
+"""pass-run bench --rows and --breakdown: times single passes, trunk and tail separately, without
+generating text.
 
---rows times passes by the rows of their windows. --breakdown times the passes of every plan and predicts its speed.
+--rows times passes by the rows of their windows. --breakdown times the passes of every plan and
+predicts its speed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from typing import Any
 from rich.console import Console
 
 from pass_runtime.backends.base import Capabilities, PassKind
-from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, prefill_plan, verify_plan
+from pass_runtime.bundle.plan import (
+    Plan,
+    ar_plan,
+    draft_plan,
+    fused_plan,
+    prefill_plan,
+    verify_plan,
+)
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli.tables import OutputConsole, show_rows
 from pass_runtime.decode.runner import Runner
@@ -30,16 +39,21 @@ SaveReport = Callable[[dict[str, Any]], None]
 class Breakdown:
     """The times of trunk and tail in the passes of every plan.
 
-    Plans that are `auto` or have n-gram drafts choose their passes while they decode, and have no breakdown.
+    Plans that are `auto` or have n-gram drafts choose their passes while they decode, and have no
+    breakdown.
     """
 
-    def __init__(self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]) -> None:
+    def __init__(
+        self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]
+    ) -> None:
         """plans: by name, the options and how many sequences run together (None: one by one)."""
         self._session = session
         self._ar_passes = {name: self._ar_pass(*plan) for name, plan in plans.items()}
         self._cycles = {name: self._cycle(name, options) for name, (options, _) in plans.items()}
         self._seconds: dict[PassKind, list[tuple[float, float]]] = {
-            kind: [] for kinds in (self._ar_passes.values(), *self._cycles.values()) for kind in kinds
+            kind: []
+            for kinds in (self._ar_passes.values(), *self._cycles.values())
+            for kind in kinds
         }
 
     def _ar_pass(self, options: GenerateOptions, batch: int | None) -> PassKind:
@@ -57,14 +71,28 @@ class Breakdown:
             seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
 
     def as_dict(self, name: str, tau: float) -> dict[str, float | None]:
-        """Return the fields of a plan in the report: trunk and tail are means over its passes; the prediction is the
-        speed of a sequence if a pass took only trunk and tail; cost is their sum relative to that of an `ar` pass."""
-        fields = "trunk_milliseconds", "tail_milliseconds", "predicted_tokens_per_second_each", "cost"
+        """Return the fields of a plan in the report: trunk and tail are means over its passes; the
+        prediction is the speed of a sequence if a pass took only trunk and tail; cost is their sum
+        relative to that of an `ar` pass."""
+        fields = (
+            "trunk_milliseconds",
+            "tail_milliseconds",
+            "predicted_tokens_per_second_each",
+            "cost",
+        )
         if not (kinds := self._cycles[name]):
             return dict.fromkeys(fields)
-        trunk, tail = (statistics.mean(self._median(kind)[part] for kind in kinds) for part in (0, 1))
+        trunk, tail = (
+            statistics.mean(self._median(kind)[part] for kind in kinds) for part in (0, 1)
+        )
         ar = sum(self._median(self._ar_passes[name]))
-        return dict(zip(fields, (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / ar), strict=True))
+        return dict(
+            zip(
+                fields,
+                (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / ar),
+                strict=True,
+            )
+        )
 
     def _median(self, kind: PassKind) -> tuple[float, float]:
         trunk, tail = (statistics.median(part) for part in zip(*self._seconds[kind], strict=True))
@@ -77,8 +105,10 @@ MAX_LISTED_ROW_COUNTS = 8
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """rows: window widths. batches: numbers of slots per pass. cached: tokens in the KV cache of each slot.
-    whole_cache: use the largest KV capacity, not the smallest that holds these tokens and the window."""
+    """rows: window widths. batches: numbers of slots per pass. cached: tokens in the KV cache of
+    each slot.
+    whole_cache: use the largest KV capacity, not the smallest that holds these tokens and the
+    window."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
@@ -89,18 +119,28 @@ class RowsOptions:
 
 
 def measure_rows(
-    session: Session, request: RowsOptions, prompts: Iterable[list[int]], save: SaveReport = lambda _report: None
+    session: Session,
+    request: RowsOptions,
+    prompts: Iterable[list[int]],
+    save: SaveReport = lambda _report: None,
 ) -> dict[str, Any]:
-    """Time passes and return the report. In each round every kind of pass is run several times in succession; times are
-    medians over rounds of the medians in a round.
+    """Time passes and return the report. In each round every kind of pass is run several times in
+    succession; times are medians over rounds of the medians in a round.
 
-    The slots hold `prompts`, repeated if necessary. Every ratio is to the pass with one row over the same number of
-    slots, which is always measured. save: called with the report so far after every round but the last.
+    The slots hold `prompts`, repeated if necessary. Every ratio is to the pass with one row over
+    the same number of slots, which is always measured. save: called with the report so far after
+    every round but the last.
     """
     requested = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
     plans = list(dict.fromkeys([ar_plan(), *requested]))
-    runner = filled_slots(session, request, sum(prompts, list[int]()), max(plan.width for plan in plans))
-    kinds = [PassKind(plan, batch, request.sampling.sampler) for batch in request.batches for plan in plans]
+    runner = filled_slots(
+        session, request, sum(prompts, list[int]()), max(plan.width for plan in plans)
+    )
+    kinds = [
+        PassKind(plan, batch, request.sampling.sampler)
+        for batch in request.batches
+        for plan in plans
+    ]
 
     def seconds_of(kind: PassKind) -> tuple[float, float]:
         return session.call(lambda _: pass_seconds(runner, kind, tail=_has_tail(kind.plan)))
@@ -117,17 +157,23 @@ def _has_tail(plan: Plan) -> bool:
     return plan != prefill_plan(plan.width)
 
 
-def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]) -> dict[str, Any]:
+def _report(
+    request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]
+) -> dict[str, Any]:
     def row(kind: PassKind) -> dict[str, Any]:
         ar = seconds[PassKind(ar_plan(), kind.batch, kind.sampler)]
-        (trunks, tails), (ar_trunks, _) = (zip(*rounds, strict=True) for rounds in (seconds[kind], ar))
+        (trunks, tails), (ar_trunks, _) = (
+            zip(*rounds, strict=True) for rounds in (seconds[kind], ar)
+        )
         return {
             "rows": kind.plan.width,
             "window": kind.plan.name,
             "lookahead_rows": sum(kind.plan.groups),
             "batch": kind.batch,
             "trunk_milliseconds": 1e3 * statistics.median(trunks),
-            "ratio": statistics.median(trunk / ar for trunk, ar in zip(trunks, ar_trunks, strict=True)),
+            "ratio": statistics.median(
+                trunk / ar for trunk, ar in zip(trunks, ar_trunks, strict=True)
+            ),
             "tail_milliseconds": 1e3 * statistics.median(tails) if _has_tail(kind.plan) else None,
         }
 
@@ -141,12 +187,17 @@ def _report(request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[t
 
 
 def windows(rows: int, lookahead: int) -> list[Plan]:
-    """Return the windows of `rows` rows to measure. For 1 row: `ar`. For up to `lookahead` + 1: one without look-ahead
-    rows, one in which `two-pass` makes drafts, and, if there is one, that of `fused` with the fewest drafts. For more:
-    a chunk of a prompt and that of `fused`, or none if `fused` has none."""
+    """Return the windows of `rows` rows to measure. For 1 row: `ar`. For up to `lookahead` + 1: one
+    without look-ahead rows, one in which `two-pass` makes drafts, and, if there is one, that of
+    `fused` with the fewest drafts. For more: a chunk of a prompt and that of `fused`, or none if
+    `fused` has none."""
     if rows == 1:
         return [ar_plan()]
-    found = [verify_plan(rows - 1), draft_plan(rows - 1)] if rows - 1 <= lookahead else [prefill_plan(rows)]
+    found = (
+        [verify_plan(rows - 1), draft_plan(rows - 1)]
+        if rows - 1 <= lookahead
+        else [prefill_plan(rows)]
+    )
     for drafts in range(1, lookahead + 1):
         left = rows - 1 - drafts
         if 1 <= left <= drafts * (drafts + 1):
@@ -156,14 +207,21 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
-    """Return those of `windows` that the session's engine can run. Raises PassError if there are none."""
+    """Return those of `windows` that the session's engine can run. Raises PassError if there are
+    none."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
     found = _allowed(rows, lookahead, capabilities)
     if not found:
         widest = 1 + lookahead * (lookahead + 2)
         possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
-        counts = ", ".join(possible) if len(possible) <= MAX_LISTED_ROW_COUNTS else f"1 to {possible[-1]}"
-        raise PassError(f"--rows {rows}: no window has so many rows; choose from {counts} for this bundle")
+        counts = (
+            ", ".join(possible)
+            if len(possible) <= MAX_LISTED_ROW_COUNTS
+            else f"1 to {possible[-1]}"
+        )
+        raise PassError(
+            f"--rows {rows}: no window has so many rows; choose from {counts} for this bundle"
+        )
     return found
 
 
@@ -171,14 +229,17 @@ def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan
     return [plan for plan in windows(rows, lookahead) if capabilities.allows([plan])]
 
 
-def filled_slots(session: Session, request: RowsOptions, tokens: Sequence[int], widest: int) -> Runner:
-    """Return a runner whose slots have `cached` tokens each. While it is used, the session must have no requests."""
+def filled_slots(
+    session: Session, request: RowsOptions, tokens: Sequence[int], widest: int
+) -> Runner:
+    """Return a runner whose slots have `cached` tokens each. While it is used, the session must
+    have no requests."""
     runner, capabilities = Runner(session.backend), session.backend.capabilities
     columns = request.cached + max(widest, capabilities.least_width)
     if columns > capabilities.max_capacity:
         raise PassError(
-            f"{request.cached} cached tokens and {widest} rows need a KV capacity of {columns}, which is more than "
-            f"{capabilities.max_capacity}: lower --cached or raise --capacity"
+            f"{request.cached} cached tokens and {widest} rows need a KV capacity of {columns}, "
+            f"which is more than {capabilities.max_capacity}: lower --cached or raise --capacity"
         )
     prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
     single = session.request(prompt, GenerateOptions(1, request.sampling, plan="ar"))
@@ -208,11 +269,17 @@ def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
             "look-ahead rows": str(row["lookahead_rows"]),
             "trunk, ms": f"{row['trunk_milliseconds']:.2f}",
             "ratio": f"{row['ratio']:.2f}",
-            "tail, ms": "-" if row["tail_milliseconds"] is None else f"{row['tail_milliseconds']:.2f}",
+            "tail, ms": "-"
+            if row["tail_milliseconds"] is None
+            else f"{row['tail_milliseconds']:.2f}",
         }
         for row in report["rows"]
     ]
-    show_rows(f"{report['bundle']} on {report['device']}: {report['machine']}", rows, ("window",), console)
+    show_rows(
+        f"{report['bundle']} on {report['device']}: {report['machine']}", rows, ("window",), console
+    )
     console.print(
-        f"{report['cached']} cached tokens, KV capacity {report['capacity']}; ratios are to one row", highlight=False
+        f"{report['cached']} cached tokens, KV capacity {report['capacity']}; ratios are to "
+        "one row",
+        highlight=False,
     )

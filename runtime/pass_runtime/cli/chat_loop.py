@@ -1,7 +1,8 @@
 """pass-run chat: reads lines and answers them. A line that fails does not end the loop.
 
-Lines are typed in a terminal, with editing and history, or read from a pipe or a file. If the conversation outgrows the
-model's context, its oldest exchanges are dropped. It can be saved to a file and loaded.
+Lines are typed in a terminal, with editing and history, or read from a pipe or a file. If the
+conversation outgrows the model's context, its oldest exchanges are dropped. It can be saved to a
+file and loaded.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from prompt_toolkit import Application
 
 Reader = Callable[[], str | None]
-"""Returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt). Raises PassError if the line is not
-UTF-8."""
+"""Returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt). Raises PassError if
+the line is not UTF-8."""
 
 
 def open_reader() -> Reader:
@@ -55,7 +56,10 @@ def _terminal_reader() -> Reader:
                 return session.prompt("> ")
         except Terminated:
             raise
-        except (EOFError, KeyboardInterrupt):  # prompt_toolkit raises a plain KeyboardInterrupt at Ctrl-C
+        except (
+            EOFError,
+            KeyboardInterrupt,
+        ):  # prompt_toolkit raises a plain KeyboardInterrupt at Ctrl-C
             return None
 
     return read
@@ -63,8 +67,8 @@ def _terminal_reader() -> Reader:
 
 @contextmanager
 def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
-    """At SIGTERM, make `app` end with `Terminated`. If the signal handler raised it, the event loop would report that a
-    callback failed."""
+    """At SIGTERM, make `app` end with `Terminated`. If the signal handler raised it, the event loop
+    would report that a callback failed."""
 
     def end() -> None:
         with suppress(Exception):  # the app has ended already
@@ -90,7 +94,11 @@ def _stream_reader(stream: BinaryIO) -> Reader:
         except Interrupted:
             return None
         try:
-            return line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff") if line else None
+            return (
+                line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
+                if line
+                else None
+            )
         except UnicodeDecodeError:
             raise PassError("skipped a line that is not UTF-8 text; encode it as UTF-8") from None
 
@@ -103,7 +111,8 @@ SAVED_MESSAGES = TypeAdapter(list[TextMessage])
 
 @dataclass
 class Conversation:
-    """system: the system message, which comes first and is never dropped. history: all other messages, oldest first."""
+    """system: the system message, which comes first and is never dropped. history: all other
+    messages, oldest first."""
 
     system: str | None = None
     history: list[Message] = field(default_factory=list)
@@ -111,10 +120,17 @@ class Conversation:
     def messages(self, user: str | None = None) -> list[Message]:
         """Return all messages, and `user` as a further message of the user."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
-        return [*opening, *self.history, *([{"role": "user", "content": user}] if user is not None else [])]
+        return [
+            *opening,
+            *self.history,
+            *([{"role": "user", "content": user}] if user is not None else []),
+        ]
 
     def add(self, user: str, assistant: str) -> None:
-        self.history += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        self.history += [
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": assistant},
+        ]
 
     def drop_oldest(self) -> None:
         """Drop the oldest user message and all messages before the next one."""
@@ -122,7 +138,8 @@ class Conversation:
         del self.history[: next(later, len(self.history))]
 
     def check(self, session: Session) -> None:
-        """Raises PassError if the model's chat template refuses these messages with a further one of the user."""
+        """Raises PassError if the model's chat template refuses these messages with a further one
+        of the user."""
         session.encode_chat(self.messages("?"))
 
     def save(self, path: Path) -> None:
@@ -130,14 +147,18 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path, session: Session) -> Conversation:
-        """Read a JSON list of {"role", "content"}. System message aside, "user" comes first and "assistant" last."""
+        """Read a JSON list of {"role", "content"}. System message aside, "user" comes first and
+        "assistant" last."""
         try:
             history = [message.plain() for message in SAVED_MESSAGES.validate_json(read_text(path))]
         except ValidationError as error:
             raise PassError(f"{path}: {first_problem(error)}") from None
         system = history.pop(0)["content"] if history and history[0]["role"] == "system" else None
         if history and (history[0]["role"], history[-1]["role"]) != ("user", "assistant"):
-            raise PassError(f"{path}: a conversation begins with a user's message and ends with the assistant's answer")
+            raise PassError(
+                f"{path}: a conversation begins with a user's message and ends with the "
+                "assistant's answer"
+            )
         loaded = cls(system, history)
         loaded.check(session)
         return loaded
@@ -146,12 +167,13 @@ class Conversation:
 def fit(
     conversation: Conversation, user: str, session: Session, answer_tokens: int, *, drop: bool
 ) -> tuple[list[int], int]:
-    """Return the prompt's token ids for the message `user`, and how many of the oldest exchanges were dropped from
-    `conversation` for it.
+    """Return the prompt's token ids for the message `user`, and how many of the oldest exchanges
+    were dropped from `conversation` for it.
 
-    The prompt leaves `answer_tokens` of the context free, at most half of it. If the message alone is longer than that
-    allows, it may use the whole context. Raises PassError, and drops nothing, if the conversation does not fit and
-    `drop` is off, if the message alone is longer than the context, or if the chat template refuses.
+    The prompt leaves `answer_tokens` of the context free, at most half of it. If the message alone
+    is longer than that allows, it may use the whole context. Raises PassError, and drops nothing,
+    if the conversation does not fit and `drop` is off, if the message alone is longer than the
+    context, or if the chat template refuses.
     """
     context = session.backend.capabilities.max_capacity
     answer_tokens = min(answer_tokens, context // 2)
@@ -160,14 +182,18 @@ def fit(
     while len(ids) + answer_tokens > context and shortened.history:
         if not drop:
             raise PassError(
-                f"the conversation ({len(ids)} tokens) and the answer ({answer_tokens}) do not fit into the context of "
-                f"{context} tokens; /reset, or use --context-overflow drop-oldest"
+                f"the conversation ({len(ids)} tokens) and the answer ({answer_tokens}) do not fit "
+                f"into the context of {context} tokens; /reset, or use --context-overflow "
+                "drop-oldest"
             )
         shortened.drop_oldest()
         dropped += 1
         ids = session.encode_chat(shortened.messages(user))
     if len(ids) > context:
-        raise PassError(f"the prompt has {len(ids)} tokens, more than the context of {context}; shorten the message")
+        raise PassError(
+            f"the prompt has {len(ids)} tokens, more than the context of {context}; shorten "
+            "the message"
+        )
     conversation.history = shortened.history
     return ids, dropped
 
@@ -183,7 +209,8 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 @dataclass
 class ChatLoop:
-    """Reads lines and answers messages and commands. drop: drop the oldest exchanges if the context is full."""
+    """Reads lines and answers messages and commands. drop: drop the oldest exchanges if the context
+    is full."""
 
     session: Session
     options: GenerateOptions
@@ -192,7 +219,8 @@ class ChatLoop:
     show_drafts: bool = False
 
     def run(self) -> int:
-        """Answer every line of standard input, and return how many failed. Such a line is reported and skipped."""
+        """Answer every line of standard input, and return how many failed. Such a line is reported
+        and skipped."""
         self.conversation.check(self.session)
         self.session.resolve(self.options)
         read, failed = open_reader(), 0
@@ -246,7 +274,9 @@ class ChatLoop:
         """Print the answer to `user`, and add both to the conversation."""
         generation = None
         try:
-            ids, dropped = fit(self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop)
+            ids, dropped = fit(
+                self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop
+            )
             if dropped:
                 what = "exchange" if dropped == 1 else f"{dropped} exchanges"
                 click.echo(f"the context is full: dropped the oldest {what}", err=True)

@@ -30,10 +30,14 @@ T = TypeVar("T")
 
 def combined(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that applies all of these. --help lists their flags in this order."""
-    return lambda command: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), command)
+    return lambda command: functools.reduce(
+        lambda f, decorate: decorate(f), reversed(decorators), command
+    )
 
 
-def _biases(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
+def _biases(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[int, float]:
     """Parse TOKEN=BIAS values to biases by token id."""
     found = {}
     for value in values:
@@ -59,7 +63,13 @@ def field_option(field: RequestField) -> Callable[[F], F]:
     """Return the flag of a field."""
     assert field.flag is not None
     repeatable = field.kind in REPEATABLE_KINDS
-    ending = " May be given several times." if repeatable else f"  [default: {field.default}]" if field.default else ""
+    ending = (
+        " May be given several times."
+        if repeatable
+        else f"  [default: {field.default}]"
+        if field.default
+        else ""
+    )
     return click.option(
         field.flag,
         field.name,
@@ -74,30 +84,45 @@ def field_option(field: RequestField) -> Callable[[F], F]:
     )
 
 
-SEPARATE_OPTIONS = {field.name: field_option(field) for field in REQUEST_FIELDS if field.name in ("seed", "logprobs")}
+SEPARATE_OPTIONS = {
+    field.name: field_option(field)
+    for field in REQUEST_FIELDS
+    if field.name in ("seed", "logprobs")
+}
 """Flags that some commands do not have, or have with another default."""
 SEED, LOGPROBS = SEPARATE_OPTIONS["seed"], SEPARATE_OPTIONS["logprobs"]
 
 
 def field_options(fields: Iterable[RequestField]) -> Callable[[F], F]:
     """Return the flags of these fields, except SEPARATE_OPTIONS."""
-    found = [field for field in fields if field.flag is not None and field.name not in SEPARATE_OPTIONS]
+    found = [
+        field for field in fields if field.flag is not None and field.name not in SEPARATE_OPTIONS
+    ]
     return combined(*map(field_option, found))
 
 
 def constraint_options(command: F) -> F:
     """--json-schema --json-object --regex --choice --grammar"""
     return combined(
-        click.option("--json-schema", type=PATH, help="Write JSON that is valid by the JSON schema in this file."),
+        click.option(
+            "--json-schema",
+            type=PATH,
+            help="Write JSON that is valid by the JSON schema in this file.",
+        ),
         click.option("--json-object", is_flag=True, help="Write a JSON object."),
         click.option("--regex", help="Write text that matches this regular expression as a whole."),
-        click.option("--choice", multiple=True, help="Write one of these texts. May be given several times."),
-        click.option("--grammar", type=PATH, help="Write text that the Lark grammar in this file allows."),
+        click.option(
+            "--choice", multiple=True, help="Write one of these texts. May be given several times."
+        ),
+        click.option(
+            "--grammar", type=PATH, help="Write text that the Lark grammar in this file allows."
+        ),
     )(command)
 
 
 def as_constraint(fields: dict[str, Any]) -> Constraint | None:
-    """Return the constraint of these fields, or None if none is set. Raises PassError if several are set."""
+    """Return the constraint of these fields, or None if none is set. Raises PassError if several
+    are set."""
     given = any(value is not None and value not in (False, ()) for value in fields.values())
     return Constraint(**fields) if given else None
 
@@ -109,10 +134,22 @@ def engine_options(command: F) -> F:
     """--device --threads --capacity --trust-bundle --no-weight-cache"""
     return combined(
         click.option("--device", default="auto", show_default=True, help=DEVICE_HELP),
-        click.option("--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"),
-        click.option("--capacity", type=int, help="KV capacity of a sequence, in tokens.  [default: the model's]"),
-        click.option("--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."),
-        click.option("--no-weight-cache", is_flag=True, help="Do not share packed weights with other processes (CPU)."),
+        click.option(
+            "--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"
+        ),
+        click.option(
+            "--capacity",
+            type=int,
+            help="KV capacity of a sequence, in tokens.  [default: the model's]",
+        ),
+        click.option(
+            "--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."
+        ),
+        click.option(
+            "--no-weight-cache",
+            is_flag=True,
+            help="Do not share packed weights with other processes (CPU).",
+        ),
     )(command)
 
 
@@ -129,58 +166,79 @@ def sampling_options(command: F) -> F:
 MAX_BATCH_SIZE = click.option(
     "--max-batch-size",
     type=int,
-    help=f"Most sequences that are decoded together.  [default: {DEFAULT_BATCH}, or what the engines were built for]",
+    help=f"Most sequences that are decoded together.  [default: {DEFAULT_BATCH}, or what the "
+    "engines were built for]",
 )
 NO_PREFIX_CACHE = click.option(
     "--no-prefix-cache",
     is_flag=True,
-    help="Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, on the CPU.",
+    help="Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, "
+    "on the CPU.",
 )
 SPECULATIVE_MAX_CONCURRENCY = click.option(
     "--speculative-max-concurrency",
     type=int,
-    help="If more sequences than this are decoded together, decode all without drafts.  [default: no limit]",
+    help="If more sequences than this are decoded together, decode all without drafts.  "
+    "[default: no limit]",
 )
 LOGPROBS_MODE = click.option(
     "--logprobs-mode",
     type=click.Choice(LOGPROBS_MODES),
     default="raw",
     show_default=True,
-    help="raw: log-probabilities of the model's logits; processed: after constraints, biases and penalties.",
+    help="raw: log-probabilities of the model's logits; processed: after constraints, biases "
+    "and penalties.",
 )
 SHOW_DRAFTS = click.option(
-    "--show-drafts", is_flag=True, help="Colour tokens by their source: the model, look-ahead or n-gram drafts."
+    "--show-drafts",
+    is_flag=True,
+    help="Colour tokens by their source: the model, look-ahead or n-gram drafts.",
 )
 
 
 def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
-    """Make a dataclass `kind` of `more` and of the options named like its fields. These are removed from `options`."""
+    """Make a dataclass `kind` of `more` and of the options named like its fields. These are removed
+    from `options`."""
     names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names}, **more)
 
 
 def load_options(options: dict[str, Any], **more: Any) -> LoadOptions:
     """Make LoadOptions of `more` and of all of a command's remaining `options`."""
-    negated = {"trust_bundle": "verify", "no_weight_cache": "weight_cache", "no_prefix_cache": "prefix_cache"}
+    negated = {
+        "trust_bundle": "verify",
+        "no_weight_cache": "weight_cache",
+        "no_prefix_cache": "prefix_cache",
+    }
     fields: dict[str, Any] = {
-        negated.get(name, name): not value if name in negated else value for name, value in options.items()
+        negated.get(name, name): not value if name in negated else value
+        for name, value in options.items()
     }
     return LoadOptions(**fields, **more)
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:
-    """Open a bundle. A signal during imports ends the process with one line. A terminal shows if weights are packed."""
+    """Open a bundle. A signal during imports ends the process with one line. A terminal shows if
+    weights are packed."""
     with importing():
-        import_module("pass_runtime.backends.ort.backend")  # imports ONNX Runtime, before `load` would
+        import_module(
+            "pass_runtime.backends.ort.backend"
+        )  # imports ONNX Runtime, before `load` would
     announce_packing()
     return load(bundle, options)
 
 
 def announce_packing() -> None:
-    """Print the log line about packing weights if stderr is a terminal: it explains why the first opening is slow."""
+    """Print the log line about packing weights if stderr is a terminal: it explains why the first
+    opening is slow."""
     from pass_runtime.backends.ort.packed_weights import PACKING, log
 
-    if sys.stderr is None or not sys.stderr.isatty() or logging.getLogger().handlers or log.handlers:
+    if (
+        sys.stderr is None
+        or not sys.stderr.isatty()
+        or logging.getLogger().handlers
+        or log.handlers
+    ):
         return
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: record.msg == PACKING)
@@ -189,7 +247,8 @@ def announce_packing() -> None:
 
 
 def refuse_given(why: str, *names: str) -> None:
-    """Raises PassError if one of these options of the running command was given. why: why it would have no effect."""
+    """Raises PassError if one of these options of the running command was given. why: why it would
+    have no effect."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
@@ -203,7 +262,9 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
     """Make GenerateOptions of a command's options, and remove these from `options`."""
-    fields = {field.name: options.pop(field.name) for field in REQUEST_FIELDS if field.name in options}
+    fields = {
+        field.name: options.pop(field.name) for field in REQUEST_FIELDS if field.name in options
+    }
     if "" in fields["stop"]:
         raise PassError("--stop is empty: give it text, or leave it out")
     constraint = {name: options.pop(name) for name in CONSTRAINT_FIELDS}

@@ -1,4 +1,5 @@
-"""pass-run inspect: shows a bundle's manifest, and which passes a device captures as CUDA graphs."""
+"""pass-run inspect: shows a bundle's manifest, and which passes a device captures as CUDA
+graphs."""
 
 from __future__ import annotations
 
@@ -28,10 +29,17 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def run_inspect(
-    bundle: Path, *, as_json: bool, verify: bool, device: str | None = None, max_batch_size: int | None = 1
+    bundle: Path,
+    *,
+    as_json: bool,
+    verify: bool,
+    device: str | None = None,
+    max_batch_size: int | None = 1,
 ) -> None:
-    """Print the manifest as tables or JSON. verify: check every file's hash first; raises PassError if one differs.
-    device: print what this device captures as CUDA graphs, instead of the tables or as further fields of the JSON."""
+    """Print the manifest as tables or JSON. verify: check every file's hash first; raises PassError
+    if one differs.
+    device: print what this device captures as CUDA graphs, instead of the tables or as further
+    fields of the JSON."""
     with importing():
         from pass_runtime.backends.ort.kernels import find_kernels
     manifest = read_manifest(bundle)
@@ -43,7 +51,9 @@ def run_inspect(
     found = describe(bundle, manifest) | {"verified": verify, "cpu": kernels._asdict()}
     name, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
     if as_json:
-        click.echo(to_json(found | ({"device": name, "captures": captures} if device else {}), indent=2))
+        click.echo(
+            to_json(found | ({"device": name, "captures": captures} if device else {}), indent=2)
+        )
     elif device:
         print_captures(name, captures)
     else:
@@ -51,7 +61,8 @@ def run_inspect(
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return the contents of a bundle for JSON. `kv_bytes_per_token`: KV cache of one token of one sequence."""
+    """Return the contents of a bundle for JSON. `kv_bytes_per_token`: KV cache of one token of one
+    sequence."""
     model = manifest.model
     kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
     return {
@@ -63,7 +74,9 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
         "rule": manifest.rule,
         "noise": manifest.noise.model_dump(mode="json"),
         "plans": [_plan(*each) for each in zip(manifest.layouts, manifest.plans, strict=True)],
-        "files": {name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())},
+        "files": {
+            name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())
+        },
         "bytes": sum(info.bytes for info in manifest.files.values()),
         "engines": [_engines(engines, manifest) for engines in manifest.engines],
         "tools": manifest.tools,
@@ -82,17 +95,31 @@ def _plan(plan: Plan, info: PlanInfo) -> dict[str, Any]:
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """Return a set of engines for JSON. current: it was built from the files that are in the bundle now."""
-    keys = {"directory", "library", "version", "targets", "lookahead", "max_batch_size", "capacities", "prefill_widths"}
+    """Return a set of engines for JSON. current: it was built from the files that are in the bundle
+    now."""
+    keys = {
+        "directory",
+        "library",
+        "version",
+        "targets",
+        "lookahead",
+        "max_batch_size",
+        "capacities",
+        "prefill_widths",
+    }
     return engines.model_dump(mode="json", include=keys) | {
         "current": engines.bundle == manifest.content,
-        "files": {engine.file: {"sha256": engine.sha256, "bytes": engine.bytes} for engine in engines.engines},
+        "files": {
+            engine.file: {"sha256": engine.sha256, "bytes": engine.bytes}
+            for engine in engines.engines
+        },
         "bytes": sum(engine.bytes for engine in engines.engines),
     }
 
 
 def print_tables(found: dict[str, Any], cpu: str) -> None:
-    """Print everything except the hashes as tables. cpu: what this machine's CPU kernels compute."""
+    """Print everything except the hashes as tables. cpu: what this machine's CPU kernels
+    compute."""
     console = OutputConsole(highlight=False)
     table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -105,32 +132,62 @@ def print_tables(found: dict[str, Any], cpu: str) -> None:
     for heading in ("plan", "rows", "drafts", "groups", "next"):
         plans.add_column(heading, justify="right" if heading in ("rows", "drafts") else "left")
     for plan in found["plans"]:
-        plans.add_row(plan["name"], str(plan["rows"]), str(plan["drafts"]), _listed(plan["groups"]), plan["next"])
+        plans.add_row(
+            plan["name"],
+            str(plan["rows"]),
+            str(plan["drafts"]),
+            _listed(plan["groups"]),
+            plan["next"],
+        )
     show_table(console, plans)
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     model, lookahead = found["model"], found["lookahead"]
     tails = [info["bytes"] for name, info in found["files"].items() if name.startswith("tail.")]
-    others = {name: info["bytes"] for name, info in found["files"].items() if not name.startswith("tail.")}
+    others = {
+        name: info["bytes"] for name, info in found["files"].items() if not name.startswith("tail.")
+    }
     rank = lookahead["adapter_rank"]
     return [
         ("model", f"{model['name']} ({model['family']})"),
         ("source", model["source"]),
-        ("size", f"{model['layers']} layers, hidden {model['hidden_size']}, vocabulary {model['vocab_size']}"),
-        ("attention", f"{model['heads']} heads, {model['kv_heads']} KV heads, head dimension {model['head_dim']}"),
-        ("context", f"{model['max_capacity']} tokens, {_size(model['kv_bytes_per_token'])} of KV cache per token"),
+        (
+            "size",
+            f"{model['layers']} layers, hidden {model['hidden_size']}, vocabulary "
+            f"{model['vocab_size']}",
+        ),
+        (
+            "attention",
+            f"{model['heads']} heads, {model['kv_heads']} KV heads, head dimension "
+            f"{model['head_dim']}",
+        ),
+        (
+            "context",
+            f"{model['max_capacity']} tokens, {_size(model['kv_bytes_per_token'])} of KV cache "
+            "per token",
+        ),
         ("dtype", f"{model['dtype']}, linear layers {model['weights']}"),
         *_quantization(model["quantization"]),
-        ("start, end tokens", f"{_listed([model['bos_token_id']])}; {_listed(model['eos_token_ids'])}"),
-        ("look-ahead", f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}"),
+        (
+            "start, end tokens",
+            f"{_listed([model['bos_token_id']])}; {_listed(model['eos_token_ids'])}",
+        ),
+        (
+            "look-ahead",
+            f"L={lookahead['length']}, {'trained' if lookahead['trained'] else 'untrained'}",
+        ),
         ("look-ahead weights", lookahead["source"]),
         ("adapter", f"rank {rank}, on look-ahead rows" if rank else "none"),
         ("draft head", _head(lookahead["head"])),
         ("acceptance by position", _rates(lookahead["acceptance_per_position"])),
         ("  temperature 0.8", _rates(lookahead["acceptance_per_position_sampled"])),
         ("rule", found["rule"]),
-        ("files", f"{len(found['files'])}, {_size(found['bytes'])}" + (", all verified" if found["verified"] else "")),
+        (
+            "files",
+            f"{len(found['files'])}, {_size(found['bytes'])}"
+            + (", all verified" if found["verified"] else ""),
+        ),
         *((f"  {name}", _size(size)) for name, size in others.items()),
         ("  tails", f"{len(tails)} files, {_size(sum(tails))}"),
         *(("engines", _engine_row(engines)) for engines in found["engines"] or [None]),
@@ -146,7 +203,9 @@ def _rates(rates: list[float]) -> str:
 def _head(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none"
-    return "rank {rank}, state width {width}, drafts from the {blocks} likeliest blocks of token ids".format(**found)
+    return (
+        "rank {rank}, state width {width}, drafts from the {blocks} likeliest blocks of token ids"
+    ).format(**found)
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -156,7 +215,9 @@ def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     rows = [("  weights", f"{_scheme(found['grid'])}; LM head {lm_head}")]
     if found["activations"] != "full":
         rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
-        schemes = sorted({_scheme(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]})
+        schemes = sorted(
+            {_scheme(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]}
+        )
         suffix = f": {_listed(schemes)}" if schemes else ""
         rows.append(("  weight-only", _listed(found["weight_only"]) + suffix))
     others: dict[str, list[str]] = {}
@@ -168,7 +229,11 @@ def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _scheme(scheme: dict[str, Any]) -> str:
-    scales = "per output channel" if scheme["block_size"] is None else f"in blocks of {scheme['block_size']}"
+    scales = (
+        "per output channel"
+        if scheme["block_size"] is None
+        else f"in blocks of {scheme['block_size']}"
+    )
     return f"{scheme['numbers']} {scales}{' with zero points' if scheme['zero_points'] else ''}"
 
 
@@ -178,8 +243,8 @@ def _engine_row(engines: dict[str, Any] | None) -> str:
     state = "" if engines["current"] else "; built from other files, so it is not used"
     return (
         f"{engines['library']} {engines['version']} for {_listed(engines['targets'])}, capacity "
-        f"{engines['capacities'][-1]}, batch {engines['max_batch_size']}, L={engines['lookahead']}, "
-        f"{_size(engines['bytes'])}{state}"
+        f"{engines['capacities'][-1]}, batch {engines['max_batch_size']}, "
+        f"L={engines['lookahead']}, {_size(engines['bytes'])}{state}"
     )
 
 
@@ -199,26 +264,38 @@ SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, 50, 0
 """One for each sampler: greedy, sample, truncated."""
 
 
-def find_captures(bundle: Path, device: str, max_batch_size: int | None) -> tuple[str, Mapping[str, str | None]]:
-    """Run the passes of all plans and samplers on a device. Return the device, and for every graph or pass by name None
-    if it was captured as a CUDA graph, else the reason why not. Raises PassError if the device has no CUDA graphs."""
+def find_captures(
+    bundle: Path, device: str, max_batch_size: int | None
+) -> tuple[str, Mapping[str, str | None]]:
+    """Run the passes of all plans and samplers on a device. Return the device, and for every graph
+    or pass by name None if it was captured as a CUDA graph, else the reason why not. Raises
+    PassError if the device has no CUDA graphs."""
     with importing():
         from pass_runtime.decode.worker import capture_graphs
         from pass_runtime.session import load
     if split_device(device)[0] == "cpu":
-        raise PassError(f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}")
+        raise PassError(
+            f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}"
+        )
     with load(bundle, LoadOptions(device, max_batch_size=max_batch_size)) as session:
         limits = session.backend.capabilities
         if limits.device == "cpu":
             raise PassError(
-                "no CUDA graphs: no engines fit this machine, and ONNX Runtime uses the CPU; run pass-export build, "
-                "or use --device cuda, which says what it lacks"
+                "no CUDA graphs: no engines fit this machine, and ONNX Runtime uses the CPU; run "
+                "pass-export build, or use --device cuda, which says what it lacks"
             )
         session.warm_up(*SAMPLINGS)
         if not limits.keeps_graphs:  # the warm-up ran only the passes that `auto` times
             samplers = [sampling.sampler for sampling in SAMPLINGS]
             for batch in limits.batch_sizes:
-                session.call(partial(capture_graphs, capacity=limits.capacities[0], batch=batch, samplers=samplers))
+                session.call(
+                    partial(
+                        capture_graphs,
+                        capacity=limits.capacities[0],
+                        batch=batch,
+                        samplers=samplers,
+                    )
+                )
         return limits.device, dict(sorted(session.backend.captures.items()))
 
 

@@ -18,8 +18,8 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
 
 OTHER_COMMANDS = {"serve": "pass_server.command:serve"}
-"""Commands of packages above this one, which are imported when they are used or listed. An extra of the same name
-brings what they need."""
+"""Commands of packages above this one, which are imported when they are used or listed. An extra of
+the same name brings what they need."""
 
 
 class _Commands(OneLineGroup):
@@ -43,9 +43,19 @@ def main() -> None:
 @main.command()
 @opts.BUNDLE
 @click.option("-p", "--prompt", help="The prompt.")
-@click.option("--prompt-file", type=opts.PATH, help="UTF-8 file with the prompt; a line feed at its end is removed.")
-@click.option("--keep-newline", is_flag=True, help="Keep the line feed at the end of the file or of standard input.")
-@click.option("--chat", "as_chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option(
+    "--prompt-file",
+    type=opts.PATH,
+    help="UTF-8 file with the prompt; a line feed at its end is removed.",
+)
+@click.option(
+    "--keep-newline",
+    is_flag=True,
+    help="Keep the line feed at the end of the file or of standard input.",
+)
+@click.option(
+    "--chat", "as_chat", is_flag=True, help="Put the prompt into the model's chat template."
+)
 @click.option("--system", help="With --chat: a system message before the prompt.")
 @opts.generation_options
 @opts.SEED
@@ -54,18 +64,30 @@ def main() -> None:
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @opts.SHOW_DRAFTS
-@click.option("--explain", is_flag=True, help="With --plan auto: print which plans it compared, and their speed.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="With --plan auto: print which plans it compared, and their speed.",
+)
 @one_line_errors
 def generate(
-    bundle: Path, prompt: str | None, prompt_file: Path | None, keep_newline: bool, system: str | None, **options: Any
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    keep_newline: bool,
+    system: str | None,
+    **options: Any,
 ) -> None:
-    """Continue a prompt. It comes from -p, --prompt-file or, without these or for `--prompt-file -`, standard input."""
+    """Continue a prompt. It comes from -p, --prompt-file or, without these or for `--prompt-file
+    -`, standard input."""
     as_json, as_chat, explain, show_drafts = (
         options.pop(key) for key in ("as_json", "as_chat", "explain", "show_drafts")
     )
     request = opts.generate_options(options)
     if explain and request.plan != "auto":
-        raise PassError("--explain shows how --plan auto decides: use --plan auto, or leave out --explain")
+        raise PassError(
+            "--explain shows how --plan auto decides: use --plan auto, or leave out --explain"
+        )
     if system is not None and not as_chat:
         raise PassError("--system goes into the model's chat template: add --chat")
     if request.logprobs is not None and not as_json:
@@ -99,8 +121,9 @@ def generate(
     type=click.Choice(["drop-oldest", "stop"]),
     default="drop-oldest",
     show_default=True,
-    help="If a new message does not fit into the context: drop the oldest exchanges, or refuse the message. Room for "
-    "--max-new-tokens, at most half of the context, is kept free. The system message is never dropped.",
+    help="If a new message does not fit into the context: drop the oldest exchanges, or refuse "
+    "the message. Room for --max-new-tokens, at most half of the context, is kept free. The "
+    "system message is never dropped.",
 )
 @opts.generation_options
 @opts.SEED
@@ -108,57 +131,95 @@ def generate(
 @opts.engine_options
 @opts.SHOW_DRAFTS
 @one_line_errors
-def chat(bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any) -> None:
+def chat(
+    bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any
+) -> None:
     """Talk to the model, in a terminal or line by line from a pipe.
 
-    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the prompt, Ctrl-C and Ctrl-D
-    end the chat. A message that cannot be answered is reported and skipped; the status is then 2 at the end, if the
-    messages come from a pipe or a file.
+    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the
+    prompt, Ctrl-C and Ctrl-D end the chat. A message that cannot be answered is reported and
+    skipped; the status is then 2 at the end, if the messages come from a pipe or a file.
     """
     with importing():
         from pass_runtime.cli.chat_loop import ChatLoop, Conversation
-    request, drop = opts.generate_options(options, reuse_prefix=True), context_overflow == "drop-oldest"
+    request, drop = (
+        opts.generate_options(options, reuse_prefix=True),
+        context_overflow == "drop-oldest",
+    )
     session = opts.open_bundle(bundle, opts.load_options(options))
-    failed = ChatLoop(session, request, Conversation(system), drop=drop, show_drafts=show_drafts).run()
+    failed = ChatLoop(
+        session, request, Conversation(system), drop=drop, show_drafts=show_drafts
+    ).run()
     if failed and not sys.stdin.isatty():
         sys.exit(2)
 
 
-@main.command(epilog=f"Fields: {', '.join((*(field.name for field in REQUEST_FIELDS), *opts.CONSTRAINT_FIELDS))}.")
+@main.command(
+    epilog="Fields: "
+    + ", ".join((*(field.name for field in REQUEST_FIELDS), *opts.CONSTRAINT_FIELDS))
+    + "."
+)
 @opts.BUNDLE
 @click.argument("requests", type=opts.PATH)
 @click.argument("results", type=opts.PATH)
 @opts.generation_options
-@click.option("--seed", type=int, default=0, show_default=True, help="Line n is sampled with this seed + n - 1.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Line n is sampled with this seed + n - 1.",
+)
 @opts.LOGPROBS
 @opts.LOGPROBS_MODE
 @opts.MAX_BATCH_SIZE
 @opts.SPECULATIVE_MAX_CONCURRENCY
 @opts.NO_PREFIX_CACHE
 @opts.engine_options
-@click.option("--retry-failed", is_flag=True, help="Answer the lines again whose result in RESULTS is an error.")
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="Answer the lines again whose result in RESULTS is an error.",
+)
 @click.option("--fail-on-error", is_flag=True, help="End with status 1 if any line failed.")
 @one_line_errors
-def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_on_error: bool, **options: Any) -> None:
-    """Answer every line of a .jsonl file, several together, with results in order. Run it again if it was stopped.
+def batch(
+    bundle: Path,
+    requests: Path,
+    results: Path,
+    retry_failed: bool,
+    fail_on_error: bool,
+    **options: Any,
+) -> None:
+    """Answer every line of a .jsonl file, several together, with results in order. Run it again if
+    it was stopped.
 
-    A line is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of the fields below, which override
-    the flags. "json_schema" and "grammar" are the schema and the grammar themselves, not names of files.
+    A line is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of the fields
+    below, which override the flags. "json_schema" and "grammar" are the schema and the grammar
+    themselves, not names of files.
 
-    If a line fails, its result has an "error", and the other lines are answered. The status is 1 if an error is not the
-    line's fault ("unexpected": true), or, with --fail-on-error, if there is any error.
+    If a line fails, its result has an "error", and the other lines are answered. The status is 1 if
+    an error is not the line's fault ("unexpected": true), or, with --fail-on-error, if there is any
+    error.
 
-    `-` is standard input or standard output. Results that go to a pipe or a device cannot be continued. "line" in a
-    result is the number of the line in REQUESTS, blank lines counted.
+    `-` is standard input or standard output. Results that go to a pipe or a device cannot be
+    continued. "line" in a result is the number of the line in REQUESTS, blank lines counted.
     """
     with importing():
         from pass_runtime.bundle.read import read_manifest
         from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
-    opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)  # `results_of` submits two lines per slot
+    opened = opts.load_options(
+        options, max_queue=2 * MAX_SLOTS
+    )  # `results_of` submits two lines per slot
     model = model_identity(bundle, read_manifest(bundle))
     tally = run_batch(
-        requests, results, request, model, lambda: opts.open_bundle(bundle, opened), retry_failed=retry_failed
+        requests,
+        results,
+        request,
+        model,
+        lambda: opts.open_bundle(bundle, opened),
+        retry_failed=retry_failed,
     )
     if tally.unexpected or (tally.failed and fail_on_error):
         sys.exit(1)
@@ -167,37 +228,89 @@ def batch(bundle: Path, requests: Path, results: Path, retry_failed: bool, fail_
 @main.command()
 @opts.BUNDLE
 @click.option(
-    "-p", "--prompt", "prompts", multiple=True, help="A prompt, without a chat template.  [default: nine prompts]"
+    "-p",
+    "--prompt",
+    "prompts",
+    multiple=True,
+    help="A prompt, without a chat template.  [default: nine prompts]",
 )
 @click.option("--prompt-file", type=opts.PATH, help='.jsonl with {"prompt": text} on each line.')
-@click.option("--max-new-tokens", type=int, default=48, show_default=True, help="Tokens per prompt; EOS is ignored.")
+@click.option(
+    "--max-new-tokens",
+    type=int,
+    default=48,
+    show_default=True,
+    help="Tokens per prompt; EOS is ignored.",
+)
 @opts.sampling_options
-@click.option("--plan", "plans", multiple=True, help="Plans to compare; ratios are to the first.  [default: see above]")
-@click.option("--draft", "drafts", type=click.Choice(DRAFT_SOURCES), multiple=True, help="Draft sources to compare.")
-@click.option("--lookahead", type=int, multiple=True, help="Drafts per step.  [default: the bundle's L]")
-@click.option("--batch", "batches", help="Numbers of sequences to run together, as 1,2,4,8.  [default: one by one]")
-@click.option("--rows", help="Time single passes whose windows have these rows, as 1,2,3,5,9; no plans.")
-@click.option("--cached", type=click.IntRange(0), default=200, show_default=True, help="With --rows: cached tokens.")
-@click.option("--repeat", type=int, default=3, show_default=True, help="Rounds; every round runs every plan once.")
-@click.option("--breakdown", is_flag=True, help="Also time single passes of each plan, trunk and tail.")
+@click.option(
+    "--plan",
+    "plans",
+    multiple=True,
+    help="Plans to compare; ratios are to the first.  [default: see above]",
+)
+@click.option(
+    "--draft",
+    "drafts",
+    type=click.Choice(DRAFT_SOURCES),
+    multiple=True,
+    help="Draft sources to compare.",
+)
+@click.option(
+    "--lookahead", type=int, multiple=True, help="Drafts per step.  [default: the bundle's L]"
+)
+@click.option(
+    "--batch",
+    "batches",
+    help="Numbers of sequences to run together, as 1,2,4,8.  [default: one by one]",
+)
+@click.option(
+    "--rows", help="Time single passes whose windows have these rows, as 1,2,3,5,9; no plans."
+)
+@click.option(
+    "--cached",
+    type=click.IntRange(0),
+    default=200,
+    show_default=True,
+    help="With --rows: cached tokens.",
+)
+@click.option(
+    "--repeat",
+    type=int,
+    default=3,
+    show_default=True,
+    help="Rounds; every round runs every plan once.",
+)
+@click.option(
+    "--breakdown", is_flag=True, help="Also time single passes of each plan, trunk and tail."
+)
 @opts.engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("-o", "--output", type=opts.PATH, help="Also write JSON to this file after every round; .html: tables.")
+@click.option(
+    "-o",
+    "--output",
+    type=opts.PATH,
+    help="Also write JSON to this file after every round; .html: tables.",
+)
 @one_line_errors
 def bench(bundle: Path, **options: Any) -> None:
     """Time plans against each other, in alternation, and report medians over rounds.
 
-    By default the plans are plain decoding (ar), auto with look-ahead drafts only, and auto, on three chat, three text
-    and three code prompts that no weights were trained on. The status is 1 if the plans write different texts.
+    By default the plans are plain decoding (ar), auto with look-ahead drafts only, and auto, on
+    three chat, three text and three code prompts that no weights were trained on. The status is 1
+    if the plans write different texts.
 
-    Without --batch, prompts run one by one, and tokens/s is that of decoding, without prefill. With --batch it is that
-    of all sequences together, with prefill. ms/pass never includes prefill. tau is tokens per pass.
+    Without --batch, prompts run one by one, and tokens/s is that of decoding, without prefill. With
+    --batch it is that of all sequences together, with prefill. ms/pass never includes prefill. tau
+    is tokens per pass.
 
-    --breakdown adds columns. host: the part of ms/pass outside the engine. trunk, tail: milliseconds of single passes.
-    cost: trunk and tail together, relative to a pass of ar. predicted: the speed if a pass took only trunk and tail.
+    --breakdown adds columns. host: the part of ms/pass outside the engine. trunk, tail:
+    milliseconds of single passes.
+    cost: trunk and tail together, relative to a pass of ar. predicted: the speed if a pass took
+    only trunk and tail.
 
-    With --rows, every round times ten passes of each window, with and without look-ahead rows. The KV capacity is
-    --capacity if given, else the smallest that holds --cached tokens and the window.
+    With --rows, every round times ten passes of each window, with and without look-ahead rows. The
+    KV capacity is --capacity if given, else the smallest that holds --cached tokens and the window.
     """
     with importing():
         from pass_runtime.cli.bench import (
@@ -213,7 +326,16 @@ def bench(bundle: Path, **options: Any) -> None:
     as_json, output, cached = options.pop("as_json"), options.pop("output"), options.pop("cached")
     batches = parse_sizes("--batch", "sequences", "1,2,4,8", options.pop("batches"))
     rows = parse_sizes("--rows", "rows", "1,2,3,5,7,9,13,25", options.pop("rows"))
-    keys = ("prompts", "prompt_file", "max_new_tokens", "plans", "drafts", "lookahead", "repeat", "breakdown")
+    keys = (
+        "prompts",
+        "prompt_file",
+        "max_new_tokens",
+        "plans",
+        "drafts",
+        "lookahead",
+        "repeat",
+        "breakdown",
+    )
     own = {key: options.pop(key) for key in keys}
     request = BenchOptions(sampling=opts.sampling_params(options), batches=batches, **own)
     if request.repeat < 1:
@@ -221,13 +343,17 @@ def bench(bundle: Path, **options: Any) -> None:
     if rows and request.breakdown:
         raise PassError("--rows times trunk and tail separately in any case: leave out --breakdown")
     if rows and (request.plans or request.drafts or request.lookahead):
-        raise PassError("--rows times windows, not plans: leave out --plan, --draft and --lookahead")
+        raise PassError(
+            "--rows times windows, not plans: leave out --plan, --draft and --lookahead"
+        )
     if rows:
         opts.refuse_given("--rows writes no text", "max_new_tokens")
     else:
         opts.refuse_given("it is for --rows", "cached")
     whole_cache = options["capacity"] is not None
-    by_rows = RowsOptions(request.sampling, rows, batches or (1,), cached, whole_cache, request.repeat)
+    by_rows = RowsOptions(
+        request.sampling, rows, batches or (1,), cached, whole_cache, request.repeat
+    )
     opened = opts.load_options(options, max_batch_size=max(batches, default=1), prefix_cache=False)
     session = opts.open_bundle(bundle, opened)
 
@@ -238,7 +364,9 @@ def bench(bundle: Path, **options: Any) -> None:
         report = measure_rows(session, by_rows, request.encoded(session).values(), save)
     else:
         report = run_bench(session, request, save)
-    show_report(about(session) | report, print_rows if rows else print_plans, as_json=as_json, output=output)
+    show_report(
+        about(session) | report, print_rows if rows else print_plans, as_json=as_json, output=output
+    )
     if report.get("differences"):
         sys.exit(1)
 
@@ -247,16 +375,23 @@ def bench(bundle: Path, **options: Any) -> None:
 @opts.BUNDLE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--verify", is_flag=True, help="Also read all files and check their hashes.")
-@click.option("--device", help="Run all passes on this GPU, and show which it captures as CUDA graphs.")
+@click.option(
+    "--device", help="Run all passes on this GPU, and show which it captures as CUDA graphs."
+)
 @opts.MAX_BATCH_SIZE
 @one_line_errors
-def inspect(bundle: Path, as_json: bool, verify: bool, device: str | None, max_batch_size: int | None) -> None:
-    """Show what a bundle holds, from its manifest. Only --verify reads other files, and only --device loads engines."""
+def inspect(
+    bundle: Path, as_json: bool, verify: bool, device: str | None, max_batch_size: int | None
+) -> None:
+    """Show what a bundle holds, from its manifest. Only --verify reads other files, and only
+    --device loads engines."""
     with importing():
         from pass_runtime.cli.inspect_bundle import run_inspect
     if device is None:
         opts.refuse_given("without --device no pass is run", "max_batch_size")
-    run_inspect(bundle, as_json=as_json, verify=verify, device=device, max_batch_size=max_batch_size)
+    run_inspect(
+        bundle, as_json=as_json, verify=verify, device=device, max_batch_size=max_batch_size
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Reads prompts from flags, files and standard input (the path `-`), and prints generations.
 
-Text is printed as it is generated, then a line of statistics. --show-drafts colours tokens by their source.
+Text is printed as it is generated, then a line of statistics. --show-drafts colours tokens by their
+source.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the "prompt" of every line of a .jsonl file. Raises PassError that names the first line without one."""
+    """Return the "prompt" of every line of a .jsonl file. Raises PassError that names the first
+    line without one."""
     prompts = []
     for line in read_lines(path):
         try:
@@ -43,12 +45,15 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
-    """Return the prompt from -p, --prompt-file or standard input, without a line feed at the end of the file."""
+    """Return the prompt from -p, --prompt-file or standard input, without a line feed at the end of
+    the file."""
     if prompt is not None and file is not None:
         raise PassError("give the prompt with -p or with --prompt-file, not both")
     if prompt is not None:
         if keep_newline:
-            raise PassError("--keep-newline is for prompts from a file or standard input: -p is taken as it is")
+            raise PassError(
+                "--keep-newline is for prompts from a file or standard input: -p is taken as it is"
+            )
         return prompt
     text = _read(file or STDIN, "the prompt")
     if keep_newline:
@@ -75,7 +80,12 @@ def _standard_input(what: str) -> bytes:
     return sys.stdin.buffer.read()
 
 
-COLOURS: Mapping[TokenSource, str | None] = {"model": None, "lookahead": "green", "ngram": "cyan", "grammar": "magenta"}
+COLOURS: Mapping[TokenSource, str | None] = {
+    "model": None,
+    "lookahead": "green",
+    "ngram": "cyan",
+    "grammar": "magenta",
+}
 SOURCE_LABELS: Mapping[TokenSource, str] = {
     "model": "the model's own",
     "lookahead": "look-ahead drafts",
@@ -85,16 +95,23 @@ SOURCE_LABELS: Mapping[TokenSource, str] = {
 
 
 def coloured(piece: Piece) -> str:
-    """Return the text of a piece, every token in the colour of its source. `click.echo` removes colours if standard
-    output is no terminal."""
-    parts = [click.style(token.text, fg=COLOURS[token.source]) if token.text else "" for token in piece.tokens]
+    """Return the text of a piece, every token in the colour of its source. `click.echo` removes
+    colours if standard output is no terminal."""
+    parts = [
+        click.style(token.text, fg=COLOURS[token.source]) if token.text else ""
+        for token in piece.tokens
+    ]
     return "".join(parts) or piece.text
 
 
 def legend(tokens: Sequence[Token]) -> str:
     """Return how many tokens came from each source, in its colour."""
     counts = Counter(token.source for token in tokens)
-    found = [(source, f"{counts[source]} {label}") for source, label in SOURCE_LABELS.items() if counts[source]]
+    found = [
+        (source, f"{counts[source]} {label}")
+        for source, label in SOURCE_LABELS.items()
+        if counts[source]
+    ]
     return ", ".join(click.style(text, fg=COLOURS[source]) for source, text in found) or "no tokens"
 
 
@@ -123,15 +140,21 @@ def summary(generation: Generation) -> str:
         f"{stats.decode_tokens_per_second:.1f} tokens/s",
         f"plan {stats.plan}",
         f"tau {stats.tau:.2f}",
-        f"prefill {stats.prefill_seconds * 1e3:.0f} ms of {stats.prompt_tokens - stats.cached_tokens} tokens",
+        (
+            f"prefill {stats.prefill_seconds * 1e3:.0f} ms of "
+            f"{stats.prompt_tokens - stats.cached_tokens} tokens"
+        ),
         f"finished by {generation.finish_reason}",
     ]
     return "[" + ", ".join(parts) + "]"
 
 
 def print_summary(generation: Generation, *, show_drafts: bool) -> None:
-    """Print the legend on stderr if `show_drafts` is set, and the summary if stderr is a terminal."""
+    """Print the legend on stderr if `show_drafts` is set, and the summary if stderr is a
+    terminal."""
     if show_drafts:
         click.echo(f"[{legend(generation.tokens)}]", err=True)
     if sys.stderr is not None and sys.stderr.isatty():
-        click.secho(click.wrap_text(summary(generation), get_terminal_size().columns), err=True, dim=True)
+        click.secho(
+            click.wrap_text(summary(generation), get_terminal_size().columns), err=True, dim=True
+        )

@@ -23,13 +23,18 @@ JSON_TYPES: dict[str, Any] = {
     "biases": dict[str, float],
 }
 """The type of a field's value in a line, by `RequestField.kind`."""
-_OPTIONAL: dict[str, Any] = {field.name: (JSON_TYPES[field.kind] | None, None) for field in REQUEST_FIELDS}
-_Options: type[BaseModel] = create_model("_Options", __config__=ConfigDict(extra="forbid", strict=True), **_OPTIONAL)
+_OPTIONAL: dict[str, Any] = {
+    field.name: (JSON_TYPES[field.kind] | None, None) for field in REQUEST_FIELDS
+}
+_Options: type[BaseModel] = create_model(
+    "_Options", __config__=ConfigDict(extra="forbid", strict=True), **_OPTIONAL
+)
 
 
 class BatchRequest(_Options):  # type: ignore[misc, valid-type]
-    """A request: either a prompt or messages. `id` is repeated in the result. Every other field has the name of a field
-    of GenerateOptions, SamplingParams or Constraint, and overrides the flag; null leaves the flag's value."""
+    """A request: either a prompt or messages. `id` is repeated in the result. Every other field has
+    the name of a field of GenerateOptions, SamplingParams or Constraint, and overrides the flag;
+    null leaves the flag's value."""
 
     id: Any = None
     prompt: str | None = None
@@ -41,8 +46,8 @@ class BatchRequest(_Options):  # type: ignore[misc, valid-type]
     grammar: str | None = None
 
     def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
-        """Return the options of the request in line `number`. defaults: the flags' values. Without a seed of its own,
-        the line has the flags' seed + number - 1."""
+        """Return the options of the request in line `number`. defaults: the flags' values. Without
+        a seed of its own, the line has the flags' seed + number - 1."""
         own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
         if "logit_bias" in own:
             own["logit_bias"] = {_token_id(key): bias for key, bias in own["logit_bias"].items()}
@@ -60,7 +65,8 @@ def _token_id(key: str) -> int:
 
 
 def parse_request(value: dict[str, Any]) -> BatchRequest:
-    """Return the request in a line's JSON object. Raises PassError that names the first field that is wrong."""
+    """Return the request in a line's JSON object. Raises PassError that names the first field that
+    is wrong."""
     try:
         request: BatchRequest = BatchRequest.model_validate(value)
     except ValidationError as error:
@@ -71,7 +77,8 @@ def parse_request(value: dict[str, Any]) -> BatchRequest:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, as one line: the field, and what is wrong with it."""
+    """Return the first problem that pydantic found, as one line: the field, and what is wrong with
+    it."""
     problem = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in problem["loc"])
     return f"{field}: {problem['msg']}" if field else problem["msg"]

@@ -1,4 +1,5 @@
-"""Tables that commands print: the report of `bench`, and the plans that `generate --explain` compares.
+"""Tables that commands print: the report of `bench`, and the plans that `generate --explain`
+compares.
 
 Words are never cut, even in a narrow terminal. Without a terminal the width is 80 columns.
 """
@@ -19,19 +20,28 @@ from pass_runtime.tuning.tuner import SWITCH_MARGIN, Tuner
 
 
 class OutputConsole(Console):
-    """Standard output. If its reader has ended, raises BrokenPipeError, which `one_line_errors` handles."""
+    """Standard output. If its reader has ended, raises BrokenPipeError, which `one_line_errors`
+    handles."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table whose columns are at least as wide as their longest words. Remaining width goes to the first
-    columns. If the table is wider than the console, the terminal wraps its lines."""
-    texts = [[Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)] for column in table.columns]
-    wanted = [max(cell_len(line) for text in column for line in text.splitlines() or [""]) for column in texts]
+    """Print a table whose columns are at least as wide as their longest words. Remaining width goes
+    to the first columns. If the table is wider than the console, the terminal wraps its lines."""
+    texts = [
+        [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+        for column in table.columns
+    ]
+    wanted = [
+        max(cell_len(line) for text in column for line in text.splitlines() or [""])
+        for column in texts
+    ]
     widths = [
-        whole if column.no_wrap else max(cell_len(word) for text in cells for word in text.split() or [""])
+        whole
+        if column.no_wrap
+        else max(cell_len(word) for text in cells for word in text.split() or [""])
         for column, cells, whole in zip(table.columns, texts, wanted, strict=True)
     ]
     _, right, _, left = table.padding
@@ -48,9 +58,13 @@ def show_table(console: Console, table: Table) -> None:
 
 
 def show_rows(
-    title: str, rows: Iterable[Mapping[str, str]], left: Collection[str] = (), console: Console | None = None
+    title: str,
+    rows: Iterable[Mapping[str, str]],
+    left: Collection[str] = (),
+    console: Console | None = None,
 ) -> None:
-    """Print rows that have the same headings. Columns are aligned to the right, except those in `left`."""
+    """Print rows that have the same headings. Columns are aligned to the right, except those in
+    `left`."""
     table = Table(title=title, title_justify="left")
     for number, row in enumerate(rows):
         for heading in row if number == 0 else ():
@@ -70,7 +84,9 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     plans, console = report["plans"], console or OutputConsole()
     batched = any(plan["batch"] for plan in plans)
     if not batched and report["prompts"] <= MAX_TABLE_PROMPTS and len(plans) <= MAX_TABLE_PLANS:
-        title = f"tokens/s of {plans[0]['plan']}; ratio to it, and tokens per pass (tau), of the others"
+        title = (
+            f"tokens/s of {plans[0]['plan']}; ratio to it, and tokens per pass (tau), of the others"
+        )
         show_rows(title, _by_prompt(plans), ("prompt",), console)
     model = f"{report['bundle']} ({report['weights']}) on {report['device']}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
@@ -98,14 +114,18 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
     if report["device"] != "cpu" and not report["uncaptured"]:
         yield Text("passes were captured as CUDA graphs")
     if report["looping"]:
-        yield Text(f"{report['looping']} of the {report['prompts']} texts repeat themselves, which is easy to draft")
+        yield Text(
+            f"{report['looping']} of the {report['prompts']} texts repeat themselves, which is "
+            "easy to draft"
+        )
     first, last = report["plans"][0], report["plans"][-1]
     for plan in report["plans"][1:]:
         if plan["batch"] is None and plan["ratio"] < 1:
             cost = plan["milliseconds_per_pass"] / first["milliseconds_per_pass"]
             gain = plan["tau"] / first["tau"]
             passes = (
-                f"a pass took {cost:.2f} times as long as with {first['plan']}, for {gain:.2f} times as many tokens"
+                f"a pass took {cost:.2f} times as long as with {first['plan']}, for "
+                f"{gain:.2f} times as many tokens"
             )
             yield Text(f"drafts did not pay with {plan['plan']}: {passes}")
     if report["differences"]:
@@ -117,15 +137,21 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
     else:
         same = "every plan wrote the same text, token for token"
     if (first["plan"], last["plan"]) == ("ar", "auto"):
-        yield Text(f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {same}", style="bold")
+        yield Text(
+            f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {same}",
+            style="bold",
+        )
     else:
         yield Text(same)
 
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
-    """Return a row of the table of plans. acceptance by position: the share of drafts 1 to L that were
-    accepted where they were tried."""
-    cells = {"plan": plan["plan"], "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}"}
+    """Return a row of the table of plans. acceptance by position: the share of drafts 1 to L that
+    were accepted where they were tried."""
+    cells = {
+        "plan": plan["plan"],
+        "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}",
+    }
     if batched:
         cells["each"] = f"{plan['tokens_per_second_each']:.1f}"
     cells["ratio"] = f"{plan['ratio']:.2f}"
@@ -140,9 +166,14 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
             "cost": plan["cost"],
             "measured / predicted": predicted and plan["tokens_per_second_each"] / predicted,
         }
-        cells |= {heading: "-" if figure is None else f"{figure:.2f}" for heading, figure in figures.items()}
+        cells |= {
+            heading: "-" if figure is None else f"{figure:.2f}"
+            for heading, figure in figures.items()
+        }
     rates = plan["acceptance_of_tried"]
-    cells["acceptance by position"] = " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates) or "-"
+    cells["acceptance by position"] = (
+        " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates) or "-"
+    )
     return cells
 
 
@@ -158,7 +189,8 @@ def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
 
 
 def print_reasoning(tuner: Tuner, depth: int | None) -> None:
-    """Print on stderr the plans that `auto` compares, best first, and the measurements behind their estimates."""
+    """Print on stderr the plans that `auto` compares, best first, and the measurements behind their
+    estimates."""
     console = Console(stderr=True, highlight=False)
     candidates, times = tuner.candidates(tuner.lookahead if depth is None else depth), tuner.times()
     plain = next(c for c in candidates if c.cycle.name == "ar")
@@ -171,7 +203,8 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
         table.add_row(
             mark + " + ".join(plan.name for plan in plans),
             "+".join(str(plan.width) for plan in plans),
-            f"{'' if all(shape_of(plan) in times.passes for plan in plans) else '~'}{1e3 * candidate.seconds:.1f}",
+            ("" if all(shape_of(plan) in times.passes for plan in plans) else "~")
+            + f"{1e3 * candidate.seconds:.1f}",
             f"{candidate.tokens:.2f}",
             f"{candidate.rate:.1f}",
             f"{candidate.rate / plain.rate:.2f}",
@@ -179,12 +212,18 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
     show_table(console, table)
     lines = [
         "~ has not run yet: its time is estimated from passes that were timed at the start",
-        f"in use: {tuner.decided.cycle.plans[0].name}; another plan is used if it is {SWITCH_MARGIN:.2f} times as fast",
+        (
+            f"in use: {tuner.decided.cycle.plans[0].name}; another plan is used if it is "
+            f"{SWITCH_MARGIN:.2f} times as fast"
+        ),
         f"passes now take {times.slowness:.2f} times as long as at the start",
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_acceptance.rates),
     ]
     for matched, acceptance in sorted(tuner.ngram_acceptance.items()):
-        lines.append(f"conditional acceptance of n-gram draft i, {matched} tokens matched: {_rates(acceptance.rates)}")
+        lines.append(
+            f"conditional acceptance of n-gram draft i, {matched} tokens matched: "
+            f"{_rates(acceptance.rates)}"
+        )
     for line in lines:
         console.print(line, soft_wrap=not console.is_terminal)
 

@@ -1,8 +1,10 @@
-"""Starts pass-run, pass-export and pass-train, so that Ctrl-C and SIGTERM end them in one line, even during imports.
+"""Starts pass-run, pass-export and pass-train, so that Ctrl-C and SIGTERM end them in one line,
+even during imports.
 
-Importing ONNX Runtime or torch takes a while, and an exception that a signal handler raises in the middle of an import
-prints a traceback. Before a command does its work there is nothing to save or remove, so a signal ends the process at
-once. This module is imported first, so it imports nothing that takes time.
+Importing ONNX Runtime or torch takes a while, and an exception that a signal handler raises in the
+middle of an import prints a traceback. Before a command does its work there is nothing to save or
+remove, so a signal ends the process at once. This module is imported first, so it imports nothing
+that takes time.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def run(module: str) -> None:
     try:
         main()
     finally:
-        handle_signals(_quit_silently)  # while threads end, after the command has reported its result
+        handle_signals(
+            _quit_silently
+        )  # while threads end, after the command has reported its result
 
 
 def handle_signals(handler: Handler) -> None:
@@ -37,9 +41,12 @@ def handle_signals(handler: Handler) -> None:
 
 
 def quit_at_once(_number: int, _frame: FrameType | None) -> None:
-    """A handler that ends the process with one line. It flushes nothing: the signal may have interrupted a write."""
+    """A handler that ends the process with one line. It flushes nothing: the signal may have
+    interrupted a write."""
     try:
-        os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n")  # a progress display hides the cursor
+        os.write(
+            2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n"
+        )  # a progress display hides the cursor
     finally:
         os._exit(INTERRUPTED)
 

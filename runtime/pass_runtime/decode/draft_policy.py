@@ -1,4 +1,5 @@
-"""Which pass comes next: a plan of the cycle (plans that passes use in turn), or one that verifies n-gram drafts.
+"""Which pass comes next: a plan of the cycle (plans that passes use in turn), or one that verifies
+n-gram drafts.
 
 Nothing here can change the text: the model verifies every draft.
 """
@@ -16,22 +17,31 @@ from pass_runtime.tuning.estimates import ConditionalAcceptance, cumulative_acce
 from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, Tuner
 
 NGRAM_MARGIN = 1.10
-"""If the next plan of the cycle can verify some n-gram drafts, a separate pass that verifies more of them is run only
-if its expected rate is at least this many times the cycle's."""
+"""If the next plan of the cycle can verify some n-gram drafts, a separate pass that verifies more
+of them is run only if its expected rate is at least this many times the cycle's."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
-"""A plan, and for every slot the n-gram drafts to put into its window; None keeps the window of the last pass."""
+"""A plan, and for every slot the n-gram drafts to put into its window; None keeps the window of the
+last pass."""
 
 
 class DraftPolicy:
-    """Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, verifies all."""
+    """Whether n-gram drafts are worth verifying. This policy, for requests that name a plan,
+    verifies all."""
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
-        """Whether the n-gram drafts of a slot are better than the drafts that its window of `plan` holds."""
+        """Whether the n-gram drafts of a slot are better than the drafts that its window of `plan`
+        holds."""
         return True
 
-    def ngram_count(self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]) -> int:  # noqa: ARG002
-        """How many n-gram drafts of each slot to verify in a separate pass; 0 for none. plans[i] verifies i + 1.
+    def ngram_count(
+        self,
+        slots: Sequence[Slot],  # noqa: ARG002
+        next_plan: Plan | None,
+        plans: Sequence[Plan],
+    ) -> int:
+        """How many n-gram drafts of each slot to verify in a separate pass; 0 for none. plans[i]
+        verifies i + 1.
 
         next_plan: the next plan of the cycle if it can verify some of them, too; None if it cannot.
         """
@@ -39,17 +49,22 @@ class DraftPolicy:
 
 
 class ExpectedRate(DraftPolicy):
-    """Verifies n-gram drafts if more tokens per second are expected with them than from `candidate` without them."""
+    """Verifies n-gram drafts if more tokens per second are expected with them than from `candidate`
+    without them."""
 
     def __init__(self, tuner: Tuner, candidate: Candidate, batch: int) -> None:
         self._tuner, self._candidate, self._batch = tuner, candidate, batch
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
         ngram = cumulative_acceptance(self._acceptance(slot).rates)[1 : plan.depth + 1]
-        lookahead = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)[1 : slot.num_drafts + 1]
+        lookahead = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)[
+            1 : slot.num_drafts + 1
+        ]
         return float(ngram.sum()) > float(lookahead.sum())
 
-    def ngram_count(self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]) -> int:
+    def ngram_count(
+        self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]
+    ) -> int:
         best, count = self._best(slots, plans)
         rate = self._candidate.rate * len(slots)
         if next_plan is not None:
@@ -57,7 +72,9 @@ class ExpectedRate(DraftPolicy):
         if best >= SWITCH_MARGIN * rate:
             return count
         for slot in slots:
-            if slot.ngram:  # not verified: their rates drift back, so that n-gram drafts are tried again
+            if (
+                slot.ngram
+            ):  # not verified: their rates drift back, so that n-gram drafts are tried again
                 for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.matched)):
                     acceptance.forget()
         return 0
@@ -66,12 +83,18 @@ class ExpectedRate(DraftPolicy):
         return self._tuner.ngram(slot.matched, slot.current.ngram_acceptance)
 
     def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
-        """The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts, and how many drafts
-        that plan verifies."""
-        matching = [(cumulative_acceptance(self._acceptance(s).rates), len(s.ngram)) for s in slots if s.ngram]
+        """The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts,
+        and how many drafts that plan verifies."""
+        matching = [
+            (cumulative_acceptance(self._acceptance(s).rates), len(s.ngram))
+            for s in slots
+            if s.ngram
+        ]
         rates = []
         for drafts, plan in enumerate(plans, 1):
-            tokens = sum(cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching)
+            tokens = sum(
+                cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching
+            )
             tokens += len(slots) - len(matching)  # a sequence without a match writes one token
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
         best = max(rates, default=0.0)
@@ -82,8 +105,8 @@ class ExpectedRate(DraftPolicy):
 class Situation:
     """What the next pass over the sequences in `slots` is chosen from.
 
-    staged_plan: the plan whose windows are on the device; None if there is none. room: tokens of KV capacity left after
-    the longest sequence.
+    staged_plan: the plan whose windows are on the device; None if there is none. room: tokens of KV
+    capacity left after the longest sequence.
     """
 
     cycle: Cycle
@@ -99,11 +122,14 @@ class Situation:
         return found or self._from_cycle()
 
     def _with_ngrams(self) -> NextPass | None:
-        """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next one of the cycle. If
-        that has no draft rows or no room, or if the policy wants more drafts than it holds, it is a plan that only
-        verifies."""
+        """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next
+        one of the cycle. If that has no draft rows or no room, or if the policy wants more drafts
+        than it holds, it is a plan that only verifies."""
         slots, policy, plan = self.slots, self.policy, self._verifying_plan()
-        longest = min(max(len(slot.ngram) for slot in slots), self.capabilities.fixed_lookahead or MAX_LOOKAHEAD)
+        longest = min(
+            max(len(slot.ngram) for slot in slots),
+            self.capabilities.fixed_lookahead or MAX_LOOKAHEAD,
+        )
         if plan is None or longest > plan.depth:
             verifying = [self.capabilities.verify_plan(count) for count in range(1, longest + 1)]
             plans = [each for each in verifying if self._fits(each.width)]
@@ -112,7 +138,10 @@ class Situation:
         if plan is None:
             return None
         wanted = [bool(slot.ngram) and policy.prefers_ngrams(slot, plan) for slot in slots]
-        drafts = tuple(slot.ngram[: plan.depth] if want else None for slot, want in zip(slots, wanted, strict=True))
+        drafts = tuple(
+            slot.ngram[: plan.depth] if want else None
+            for slot, want in zip(slots, wanted, strict=True)
+        )
         return (plan, drafts) if any(drafts) else None
 
     def _verifying_plan(self) -> Plan | None:
@@ -124,8 +153,9 @@ class Situation:
         return plan if plan.drafts and self._fits(plan.width) else None
 
     def _from_cycle(self) -> NextPass | None:
-        """The plan whose windows are on the device, or the first plan of the cycle. If the windows of the cycle do not
-        fit the room, it is a plan of a narrower cycle; None if not even a plain pass fits."""
+        """The plan whose windows are on the device, or the first plan of the cycle. If the windows
+        of the cycle do not fit the room, it is a plan of a narrower cycle; None if not even a plain
+        pass fits."""
         cycle = self.cycle
         while True:
             for plan in (self.staged_plan, cycle.plans[0]):
@@ -140,20 +170,31 @@ class Situation:
         return self.capabilities.padded_width(width) <= self.room
 
 
-def choose_drafts(mode: str, lookahead: int, draft: str | None = None) -> tuple[str, Cycle | None, int, int]:
-    """How a request is decoded: the fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts` of `Request`.
+def choose_drafts(
+    mode: str, lookahead: int, draft: str | None = None
+) -> tuple[str, Cycle | None, int, int]:
+    """How a request is decoded: the fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts`
+    of `Request`.
 
-    mode, lookahead: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES (None: "both" for auto,
-    else "lookahead").
+    mode, lookahead: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES
+    (None: "both" for auto, else "lookahead").
     """
     if mode == "auto" and lookahead:
         draft = draft or "both"
-        return "auto", None, 0 if draft == "ngram" else lookahead, 0 if draft == "lookahead" else lookahead
+        return (
+            "auto",
+            None,
+            0 if draft == "ngram" else lookahead,
+            0 if draft == "lookahead" else lookahead,
+        )
     cycle = make_cycle("ar" if mode == "auto" else mode, lookahead)
     if draft in (None, "lookahead") or lookahead == 0:
         return cycle.name, cycle, cycle.depth, 0
     if mode == "ar":
-        raise PassError(f"the plan ar takes no drafts, so --draft {draft} needs another one: two-pass, fused or auto")
+        raise PassError(
+            f"the plan ar takes no drafts, so --draft {draft} needs another one: two-pass, "
+            "fused or auto"
+        )
     if draft == "ngram":
         return "ngram", make_cycle("ar", 0), 0, cycle.depth
     return f"{cycle.name}+ngram", cycle, cycle.depth, cycle.depth

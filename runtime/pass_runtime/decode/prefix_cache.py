@@ -1,8 +1,9 @@
 """Copies of the K/V that slots give up, for later prompts that begin with the same tokens.
 
-A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache shrinks because a short
-request needs less. They are copied here first, so that a long prompt that many requests begin with need not be
-prefilled again. The copies used least recently make room for others.
+A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache
+shrinks because a short request needs less. They are copied here first, so that a long prompt that
+many requests begin with need not be prefilled again. The copies used least recently make room for
+others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ MAX_SAVED_BYTES = 512 << 20
 MAX_SAVED_PREFIXES = 64
 """The most copies: a prompt is compared with each of them."""
 BLOCK_TOKENS = 16
-"""Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether another prompt began
-with the same block, so to learn a prompt it must guess a whole block at once, and not token by token."""
+"""Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether
+another prompt began with the same block, so to learn a prompt it must guess a whole block at once,
+and not token by token."""
 MIN_SAVED_TOKENS = 32
 """The shortest prefix that is copied, in tokens: prefilling fewer again costs a pass or two."""
 COMPARED_TOKENS = 64
@@ -37,7 +39,8 @@ class SavedPrefix:
 
 
 class PrefixStore:
-    """Copies of K/V, the one used last at the end. Only the thread that runs the scheduler may call it."""
+    """Copies of K/V, the one used last at the end. Only the thread that runs the scheduler may call
+    it."""
 
     def __init__(self, cache: KVCache, memory: Memory, budget: int = MAX_SAVED_BYTES) -> None:
         self._cache, self._memory, self._budget = cache, memory, budget
@@ -49,8 +52,8 @@ class PrefixStore:
         return sum(saved.size for saved in self._saved)
 
     def save(self, slot: int, tokens: Sequence[int], salt: str) -> None:
-        """Copy the K/V of `tokens`, the first ones of `slot`. Does nothing if they are too few, do not fit the budget
-        or the memory, or if an older copy begins with them."""
+        """Copy the K/V of `tokens`, the first ones of `slot`. Does nothing if they are too few, do
+        not fit the budget or the memory, or if an older copy begins with them."""
         size = self._cache.saved_bytes(len(tokens))
         if len(tokens) < MIN_SAVED_TOKENS or size > self._budget:
             return
@@ -59,7 +62,9 @@ class PrefixStore:
             self._touch(found)
             return
         same_salt = [saved for saved in self._saved if saved.salt == salt]
-        for saved in [each for each in same_salt if common_prefix(each.tokens, tokens) == len(each.tokens)]:
+        for saved in [
+            each for each in same_salt if common_prefix(each.tokens, tokens) == len(each.tokens)
+        ]:
             self._drop(saved)  # the new copy begins with it
         while self.used + size > self._budget or len(self._saved) >= MAX_SAVED_PREFIXES:
             self._drop(self._saved[0])
@@ -71,13 +76,18 @@ class PrefixStore:
         self._saved.append(SavedPrefix(salt, tuple(tokens), address, size))
 
     def match(self, tokens: Sequence[int], salt: str) -> tuple[SavedPrefix | None, int]:
-        """The copy with this salt that has the longest prefix in common with `tokens`, and that prefix's length."""
-        counts = [common_prefix(saved.tokens, tokens) if saved.salt == salt else 0 for saved in self._saved]
+        """The copy with this salt that has the longest prefix in common with `tokens`, and that
+        prefix's length."""
+        counts = [
+            common_prefix(saved.tokens, tokens) if saved.salt == salt else 0
+            for saved in self._saved
+        ]
         most = max(counts, default=0)
         return (self._saved[counts.index(most)], most) if most else (None, 0)
 
     def load(self, saved: SavedPrefix, slot: int, count: int) -> None:
-        """Copy the K/V of the first `count` tokens of `saved` into `slot`, whose cache has room for them."""
+        """Copy the K/V of the first `count` tokens of `saved` into `slot`, whose cache has room for
+        them."""
         self._cache.load(slot, count, saved.address, len(saved.tokens))
         self._touch(saved)
 
@@ -98,6 +108,8 @@ def whole_blocks(count: int) -> int:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """The length in tokens of the longest prefix that two sequences have in common."""
     most, count = min(len(a), len(b)), 0
-    while count < most and list(a[count : count + COMPARED_TOKENS]) == list(b[count : count + COMPARED_TOKENS]):
+    while count < most and list(a[count : count + COMPARED_TOKENS]) == list(
+        b[count : count + COMPARED_TOKENS]
+    ):
         count += COMPARED_TOKENS
     return next((i for i in range(count, most) if a[i] != b[i]), most)

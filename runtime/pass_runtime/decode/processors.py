@@ -1,9 +1,9 @@
 """The logits processors of one sequence: which tokens may come next, and which logits change.
 
-What the processors do to a row of a window depends on the tokens before it: the text, and the drafts of the rows
-before. These are known before the pass, so every row is processed as in plain decoding, and the text is the same with
-any plan. The order is that of vLLM and Hugging Face: biases, then repetition, frequency and presence
-penalties, then forbidden tokens.
+What the processors do to a row of a window depends on the tokens before it: the text, and the
+drafts of the rows before. These are known before the pass, so every row is processed as in plain
+decoding, and the text is the same with any plan. The order is that of vLLM and Hugging Face:
+biases, then repetition, frequency and presence penalties, then forbidden tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Grammar(Protocol):
 
 
 class BadWordMatcher(Protocol):
-    """The bad words of a request: see `pass_runtime.text.stream.BadWords`. A text's state is a number, at first 0."""
+    """The bad words of a request: see `pass_runtime.text.stream.BadWords`. A text's state is a
+    number, at first 0."""
 
     def follow(self, state: int, token: int) -> int: ...
     def forbidden(self, state: int) -> Bits: ...
@@ -44,8 +45,9 @@ class BadWordMatcher(Protocol):
 class Processing:
     """What a request does to logits.
 
-    grammar: its state before the first token; None if there is no constraint. end_tokens: not drawn until min_tokens
-    tokens are written. bad_words: strings that the text does not contain. allowed_token_ids: empty allows all.
+    grammar: its state before the first token; None if there is no constraint. end_tokens: not drawn
+    until min_tokens tokens are written. bad_words: strings that the text does not contain.
+    allowed_token_ids: empty allows all.
     """
 
     vocab_size: int
@@ -58,7 +60,9 @@ class Processing:
 
     @property
     def changes_logits(self) -> bool:
-        others = self.grammar is not None or self.min_tokens or self.bad_words or self.allowed_token_ids
+        others = (
+            self.grammar is not None or self.min_tokens or self.bad_words or self.allowed_token_ids
+        )
         return self.sampling.penalizes or bool(others)
 
 
@@ -74,15 +78,19 @@ class Processors:
         self._word_state = 0  # the bad-word matcher's state after the text
         self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
         _set(self._allowed_ids, processing.allowed_token_ids)
-        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))  # logits that may change
+        self._touched = dict.fromkeys(
+            (*processing.sampling.logit_bias, *sorted(self._seen))
+        )  # logits that may change
 
     def list_size(self, drafts: int) -> int:
-        """T: the smallest of TOKEN_LIST_SIZES that holds all tokens whose logits may change with so many drafts."""
+        """T: the smallest of TOKEN_LIST_SIZES that holds all tokens whose logits may change with so
+        many drafts."""
         count = len(self._touched) + drafts
         return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Update the state by the new ones of `tokens` (prompt and text). Raises PassError as `GrammarState` does."""
+        """Update the state by the new ones of `tokens` (prompt and text). Raises PassError as
+        `GrammarState` does."""
         for token in tokens[self._num_read :]:
             self._num_read += 1
             self._token_counts[token] += 1
@@ -98,23 +106,30 @@ class Processors:
     def _penalizes(self) -> bool:
         """Whether there are penalties, which depend on the tokens before; biases do not."""
         sampling = self._processing.sampling
-        return (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
+        return (
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+        ) != (0, 0, 1)
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that the grammar forces next; () if it forces none."""
         return () if self._grammar is None else self._grammar.forced()
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
-        """What to do to the rows of a window: row i follows `tokens` and the first i of `drafts`. The id V stands for
-        no draft. size: that of `list_size`, or more."""
+        """What to do to the rows of a window: row i follows `tokens` and the first i of `drafts`.
+        The id V stands for no draft. size: that of `list_size`, or more."""
         self.read(tokens)
         vocab = self._processing.vocab_size
         known = list(drafts[: drafts.index(vocab)] if vocab in drafts else drafts)
         allowed = self._allowed(tokens, known, len(drafts) + 1)
-        return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size))
+        return ProcessedRows(
+            _as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size)
+        )
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
-        """[rows,V/32]: the allowed tokens. A rule that would leave none is not applied, unless it is the grammar's."""
+        """[rows,V/32]: the allowed tokens. A rule that would leave none is not applied, unless it
+        is the grammar's."""
         allowed = np.tile(_all_tokens(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
             self._grammar.fill(allowed, drafts)
@@ -130,10 +145,15 @@ class Processors:
 
     def _follow(self, state: int, token: int) -> int:
         """The bad-word matcher's state after `token`."""
-        return state if self._processing.bad_words is None else self._processing.bad_words.follow(state, token)
+        return (
+            state
+            if self._processing.bad_words is None
+            else self._processing.bad_words.follow(state, token)
+        )
 
     def _banned(self, state: int, written: int) -> Bits:
-        """[V/32]: the tokens that may not follow a text of `written` tokens with this bad-word state."""
+        """[V/32]: the tokens that may not follow a text of `written` tokens with this bad-word
+        state."""
         words = self._processing.bad_words
         banned = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
@@ -143,8 +163,14 @@ class Processors:
 
     def _changes(
         self, drafts: Sequence[int], rows: int, size: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """(touched [size], bias [size], factor [rows,size], penalty [rows,size]), as in `ProcessedRows`."""
+    ) -> tuple[
+        npt.NDArray[np.int64],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+    ]:
+        """(touched [size], bias [size], factor [rows,size], penalty [rows,size]), as in
+        `ProcessedRows`."""
         sampling = self._processing.sampling
         ids = list(dict.fromkeys((*self._touched, *drafts)) if self._penalizes else self._touched)
         touched, bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
@@ -157,7 +183,9 @@ class Processors:
             for row, draft in enumerate(drafts, 1):
                 counts[row:, ids.index(draft)] += 1
             seen = np.array([token in self._seen for token in ids], np.bool_) | (counts > 0)
-            factor[:, : len(ids)] = np.where(seen, np.float32(sampling.repetition_penalty), np.float32(1))
+            factor[:, : len(ids)] = np.where(
+                seen, np.float32(sampling.repetition_penalty), np.float32(1)
+            )
             present = np.float32(sampling.presence_penalty) * (counts > 0)
             penalty[:, : len(ids)] = np.float32(sampling.frequency_penalty) * counts + present
         if ids:  # The rest of the lists repeats the first entry: the same change of the same logit.
@@ -167,14 +195,18 @@ class Processors:
 
 
 def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
-    """Rows that change nothing, for a slot without processors in a pass in which others have some."""
+    """Rows that change nothing, for a slot without processors in a pass in which others have
+    some."""
     allowed = np.full((rows, (vocab_size + 7) // 8), 255, np.int32)
     empty = np.zeros(size, np.int64), np.zeros(size, np.float32)
-    return ProcessedRows(allowed, *empty, np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32))
+    return ProcessedRows(
+        allowed, *empty, np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
+    )
 
 
 def _restrict(allowed: Bits, listed: Bits) -> None:
-    """In each row of `allowed` [rows,V/32], forbid the tokens not in `listed` [V/32], if that leaves a token."""
+    """In each row of `allowed` [rows,V/32], forbid the tokens not in `listed` [V/32], if that
+    leaves a token."""
     fewer = allowed & listed
     some = fewer.any(-1)
     allowed[some] = fewer[some]

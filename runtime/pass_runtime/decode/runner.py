@@ -1,7 +1,9 @@
-"""The slots of a backend and what each holds: which sequence, how much of it is cached, which window.
+"""The slots of a backend and what each holds: which sequence, how much of it is cached, which
+window.
 
-Only what changed is written to the device. If a pass or an allocation fails or is interrupted, the host's state stays
-as it was before, and all windows are staged (written to the device) again from it.
+Only what changed is written to the device. If a pass or an allocation fails or is interrupted, the
+host's state stays as it was before, and all windows are staged (written to the device) again from
+it.
 """
 
 from __future__ import annotations
@@ -15,16 +17,24 @@ from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
 from pass_runtime.decode.prefix_cache import PrefixStore, SavedPrefix, common_prefix, whole_blocks
 from pass_runtime.decode.processors import no_processing
-from pass_runtime.decode.sequence import Request, SequenceState, Slot, Token, TokenLogprobs, TokenSource
+from pass_runtime.decode.sequence import (
+    Request,
+    SequenceState,
+    Slot,
+    Token,
+    TokenLogprobs,
+    TokenSource,
+)
 
 Drafts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a pass did for one sequence. drafted: how many drafts followed one another in its window; of a tree, its
-    depth. source: where the drafts came from. tokens: those that were emitted. chain: how many drafts were accepted
-    before the first one that was a second or later choice (in a tree). last_row: the row of the last accepted draft."""
+    """What a pass did for one sequence. drafted: how many drafts followed one another in its
+    window; of a tree, its depth. source: where the drafts came from. tokens: those that were
+    emitted. chain: how many drafts were accepted before the first one that was a second or later
+    choice (in a tree). last_row: the row of the last accepted draft."""
 
     sequence: SequenceState
     drafted: int
@@ -37,9 +47,13 @@ class StepResult:
 class Runner:
     """The slots of one backend. Only the thread that runs the scheduler may call it."""
 
-    def __init__(self, backend: Backend, *, processed_logprobs: bool = False, prefix_cache: bool = True) -> None:
-        """processed_logprobs: log-probabilities are those after the logits processors, not the model's own.
-        prefix_cache: reuse K/V of other sequences, on engines with which that changes no bit of the results."""
+    def __init__(
+        self, backend: Backend, *, processed_logprobs: bool = False, prefix_cache: bool = True
+    ) -> None:
+        """processed_logprobs: log-probabilities are those after the logits processors, not the
+        model's own.
+        prefix_cache: reuse K/V of other sequences, on engines with which that changes no bit of the
+        results."""
         self.backend, self.processed_logprobs = backend, processed_logprobs
         used = prefix_cache and backend.capabilities.same_entries
         self._store = PrefixStore(backend.cache, backend.memory) if used else None
@@ -63,15 +77,23 @@ class Runner:
 
     @property
     def room(self) -> int:
-        """Tokens of KV capacity left after the longest sequence, once the cache has grown to its full size."""
-        return self.backend.capabilities.max_capacity - max((slot.cached for slot in self.busy), default=0)
+        """Tokens of KV capacity left after the longest sequence, once the cache has grown to its
+        full size."""
+        return self.backend.capabilities.max_capacity - max(
+            (slot.cached for slot in self.busy), default=0
+        )
 
     def fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt leaves room for the first pass, which writes the K/V of the prompt's last token."""
-        return prompt_tokens - 1 + self.backend.capabilities.padded_width(1) <= self.backend.capabilities.max_capacity
+        """Whether a prompt leaves room for the first pass, which writes the K/V of the prompt's
+        last token."""
+        return (
+            prompt_tokens - 1 + self.backend.capabilities.padded_width(1)
+            <= self.backend.capabilities.max_capacity
+        )
 
     def admit(self, sequence: SequenceState) -> bool:
-        """Give `sequence` the free slot that holds most of its prompt already. Returns False if no slot is free."""
+        """Give `sequence` the free slot that holds most of its prompt already. Returns False if no
+        slot is free."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return False
@@ -82,7 +104,11 @@ class Runner:
         self._shrink(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
         slot.sequence, slot.prompt, slot.salt = sequence, prompt, sequence.request.cache_salt
-        slot.kept, sequence.cached, slot.exact_prefix_len = [], keep, min(slot.exact_prefix_len, keep)
+        slot.kept, sequence.cached, slot.exact_prefix_len = (
+            [],
+            keep,
+            min(slot.exact_prefix_len, keep),
+        )
         slot.num_drafts, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
         sequence.admission_number = self._admitted
@@ -91,12 +117,14 @@ class Runner:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same prefix."""
+        """Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same
+        prefix."""
         self._set_kept(slot, slot.current.tokens[: slot.cached])
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """If another slot, or a saved prefix, has more K/V of the prompt than `slot` itself, copy them into `slot`."""
+        """If another slot, or a saved prefix, has more K/V of the prompt than `slot` itself, copy
+        them into `slot`."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
         counts = [self._reusable(other, sequence.request) for other in others]
@@ -117,13 +145,16 @@ class Runner:
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, max_rows: int | None = None) -> int:
-        """Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens in it."""
+        """Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens
+        in it."""
         sequence, started = slot.current, time.perf_counter()
         prompt = sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, max_rows)
         self._reserve(sequence.cached + self.backend.capabilities.padded_width(width))
         begun = time.perf_counter()
-        self.backend.prefill(slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width)
+        self.backend.prefill(
+            slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width
+        )
         done = time.perf_counter()
         self._engine_seconds += done - begun
         slot.exact_prefix_len += count if slot.exact_prefix_len == sequence.cached else 0
@@ -133,21 +164,27 @@ class Runner:
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
-        """Make room for windows of `plan` in the first `batch` slots. The cache grows if a sequence needs it. A pass
-        also writes into free slots, after their kept tokens, which are dropped if they leave no room for the window."""
+        """Make room for windows of `plan` in the first `batch` slots. The cache grows if a sequence
+        needs it. A pass also writes into free slots, after their kept tokens, which are dropped if
+        they leave no room for the window."""
         width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
-        self._reserve(max((slot.cached for slot in slots if slot.sequence is not None), default=0) + width)
+        self._reserve(
+            max((slot.cached for slot in slots if slot.sequence is not None), default=0) + width
+        )
         for slot in slots:
             if slot.cached + width > self.backend.capacity:
                 self._set_kept(slot, slot.kept[: self.backend.capacity - width])
 
     def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[StepResult], float]:
-        """Run one pass over every decoding slot; `make_room` comes first. drafts: for each of these slots the n-gram
-        drafts that replace those in its window. Returns the result of each sequence, and the seconds of the pass."""
+        """Run one pass over every decoding slot; `make_room` comes first. drafts: for each of these
+        slots the n-gram drafts that replace those in its window. Returns the result of each
+        sequence, and the seconds of the pass."""
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
-            self.staged_plan = None  # the windows lack the draft probabilities that this sampler's tail needs
+            self.staged_plan = (
+                None  # the windows lack the draft probabilities that this sampler's tail needs
+            )
         self._sampler = kind.sampler
         self._stage(plan, active, drafts, kind.batch)
         if kind.touched:
@@ -156,25 +193,31 @@ class Runner:
         started = time.perf_counter()
         for sequence in (slot.current for slot in active):
             if sequence.decoding_since is None:
-                sequence.decoding_since, sequence.engine_seconds_before = started, self._engine_seconds
+                sequence.decoding_since, sequence.engine_seconds_before = (
+                    started,
+                    self._engine_seconds,
+                )
         emitted = self.backend.run(kind)
         self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
-        # All results are computed before any is counted: if one fails, the state is as it was before the pass.
+        # All results are computed before any is counted: if one fails, the state is as it was
+        # before the pass.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
             if slot.exact_prefix_len == result.sequence.cached:
                 chain_only = result.chain == len(result.tokens) - 1
                 slot.exact_prefix_len += len(result.tokens) if chain_only else 1 + result.chain
             result.sequence.cached += len(result.tokens)
-            result.sequence.stats.engine_seconds = self._engine_seconds - result.sequence.engine_seconds_before
+            result.sequence.stats.engine_seconds = (
+                self._engine_seconds - result.sequence.engine_seconds_before
+            )
             slot.num_drafts, slot.source = plan.next_draft_depth(result.last_row), "lookahead"
         self.staged_plan = plan.next
         return results, seconds
 
     def idle_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence. tail: whether to run
-        the tail; a prefill runs none."""
+        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
+        tail: whether to run the tail; a prefill runs none."""
         self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
@@ -204,12 +247,17 @@ class Runner:
             self._mask(slot)
 
     def compact(self) -> list[Slot]:
-        """Move sequences to lower free slots if that makes the batch smaller. Returns the decoding slots."""
+        """Move sequences to lower free slots if that makes the batch smaller. Returns the decoding
+        slots."""
         capabilities = self.backend.capabilities
         while active := self.decoding:
             source = active[-1]
-            target = next((slot for slot in self.slots[: source.number] if slot.sequence is None), None)
-            if target is None or capabilities.batch_size(len(active)) == capabilities.batch_size(source.number + 1):
+            target = next(
+                (slot for slot in self.slots[: source.number] if slot.sequence is None), None
+            )
+            if target is None or capabilities.batch_size(len(active)) == capabilities.batch_size(
+                source.number + 1
+            ):
                 break
             self._move(source, target)
         return active
@@ -219,24 +267,41 @@ class Runner:
         return self.backend.capabilities.batch_size(active[-1].number + 1)
 
     def sampler(self, active: Sequence[Slot]) -> Sampler:
-        """The cheapest sampler that serves all of `active`: each of SAMPLERS also computes what those before it do."""
+        """The cheapest sampler that serves all of `active`: each of SAMPLERS also computes what
+        those before it do."""
         return max((slot.current.request.sampling.sampler for slot in active), key=SAMPLERS.index)
 
     def _kind(self, plan: Plan, active: Sequence[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
         list_size = max(slot.current.list_size(plan.drafts) for slot in active)
-        return PassKind(plan, self.batch(active), self.sampler(active), logprobs, list_size, self.processed_logprobs)
+        return PassKind(
+            plan,
+            self.batch(active),
+            self.sampler(active),
+            logprobs,
+            list_size,
+            self.processed_logprobs,
+        )
 
     def _process(self, kind: PassKind, active: Sequence[Slot]) -> None:
         """Set what the logits processors do in a pass whose windows are staged."""
         drafts = self.backend.drafts(kind.plan, kind.batch)
-        nothing = no_processing(self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched)
+        nothing = no_processing(
+            self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched
+        )
         for slot in self.slots[: kind.batch]:
-            rows = slot.current.processor_rows(drafts[slot.number], kind.touched) if slot in active else None
+            rows = (
+                slot.current.processor_rows(drafts[slot.number], kind.touched)
+                if slot in active
+                else None
+            )
             self.backend.set_processors(slot.number, nothing if rows is None else rows)
 
-    def _stage(self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int) -> None:
-        """Write the windows that differ from those on the device, and mask the slots that take no part."""
+    def _stage(
+        self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int
+    ) -> None:
+        """Write the windows that differ from those on the device, and mask the slots that take no
+        part."""
         for slot in self.slots[:batch]:
             if slot not in active and not slot.masked:
                 self._mask(slot)
@@ -257,12 +322,21 @@ class Runner:
     def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
         """The result of a pass for the sequence of a slot. Changes nothing."""
         sequence, ids = slot.current, emitted.tokens
-        chain = sum(row == i for i, row in enumerate(emitted.rows)) - 1  # row i holds the first choice at depth i
+        chain = (
+            sum(row == i for i, row in enumerate(emitted.rows)) - 1
+        )  # row i holds the first choice at depth i
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
         else:
-            tokens = tuple(map(Token, ids, sources, _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)))
+            tokens = tuple(
+                map(
+                    Token,
+                    ids,
+                    sources,
+                    _logprobs(logprobs, slot.number, ids, sequence.request.logprobs),
+                )
+            )
         return StepResult(sequence, slot.num_drafts, slot.source, tokens, chain, emitted.rows[-1])
 
     def _reserve(self, tokens: int) -> None:
@@ -271,19 +345,23 @@ class Runner:
             self.resize(self.backend.capabilities.capacity(tokens))
 
     def _shrink(self, tokens: int, slot: Slot, keep: int) -> None:
-        """Shrink a cache that is longer than all sequences need, as every pass pays for its length. tokens: the length
-        of a sequence that joins in `slot` and reuses `keep` tokens there. Kept tokens that do not fit are dropped."""
+        """Shrink a cache that is longer than all sequences need, as every pass pays for its length.
+        tokens: the length of a sequence that joins in `slot` and reuses `keep` tokens there. Kept
+        tokens that do not fit are dropped."""
         self._set_kept(slot, slot.kept[:keep])
         busy = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
-        fitting = self.backend.capabilities.capacity(min(max(tokens, busy), self.backend.capabilities.max_capacity))
+        fitting = self.backend.capabilities.capacity(
+            min(max(tokens, busy), self.backend.capabilities.max_capacity)
+        )
         if fitting < self.backend.capacity:
             for other in self.slots:
                 self._set_kept(other, other.kept[:fitting])
             self.resize(fitting)
 
     def _set_kept(self, slot: Slot, tokens: list[int]) -> None:
-        """Set the tokens that a free slot keeps. If some are dropped, the first `exact_prefix_len` are saved. The slot
-        must be staged or masked again before the next pass, which would otherwise write at the old length."""
+        """Set the tokens that a free slot keeps. If some are dropped, the first `exact_prefix_len`
+        are saved. The slot must be staged or masked again before the next pass, which would
+        otherwise write at the old length."""
         if self._store and len(tokens) < len(slot.kept):
             self._store.save(slot.number, slot.kept[: slot.exact_prefix_len], slot.salt)
         slot.kept, slot.staged, slot.masked = tokens, False, False
@@ -293,9 +371,10 @@ class Runner:
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _reusable(self, slot: Slot, request: Request) -> int:
-        """How many tokens of the prompt of `request` have K/V in `slot` that it may use. On an engine with
-        `same_entries` they must be bit-identical to a prefill's. Requests that hold the same prompt object share all of
-        it. Others share whole blocks, if there is a prefix store or `request` has `reuse_prefix`."""
+        """How many tokens of the prompt of `request` have K/V in `slot` that it may use. On an
+        engine with `same_entries` they must be bit-identical to a prefill's. Requests that hold the
+        same prompt object share all of it. Others share whole blocks, if there is a prefix store or
+        `request` has `reuse_prefix`."""
         if slot.salt != request.cache_salt:
             return 0
         exact = self.backend.capabilities.same_entries
@@ -307,7 +386,8 @@ class Runner:
         return whole_blocks(min(usable, common_prefix(slot.held, request.prompt_ids[:-1])))
 
     def _saved_prefix(self, request: Request) -> tuple[SavedPrefix | None, int]:
-        """The saved prefix with the most tokens of the prompt of `request`, and their number, in whole blocks."""
+        """The saved prefix with the most tokens of the prompt of `request`, and their number, in
+        whole blocks."""
         if not self._store:
             return None, 0
         saved, count = self._store.match(request.prompt_ids[:-1], request.cache_salt)
@@ -319,16 +399,25 @@ class Runner:
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
         target.sequence, source.sequence = sequence, None
-        target.prompt, target.salt, target.exact_prefix_len = source.prompt, source.salt, source.exact_prefix_len
+        target.prompt, target.salt, target.exact_prefix_len = (
+            source.prompt,
+            source.salt,
+            source.exact_prefix_len,
+        )
         target.num_drafts = 0  # its drafts were in the window that it left
         self._set_kept(source, [])
 
     def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
-        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that has room for the rest
-        of the prompt if that fills three quarters of it, or if all narrower windows have one row. Otherwise it is the
-        widest that the rest fills."""
-        remaining, offered = stop - start, self.backend.capabilities.chunks(start, self.backend.capacity)
-        widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[-1:]
+        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that
+        has room for the rest of the prompt if that fills three quarters of it, or if all narrower
+        windows have one row. Otherwise it is the widest that the rest fills."""
+        remaining, offered = (
+            stop - start,
+            self.backend.capabilities.chunks(start, self.backend.capacity),
+        )
+        widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[
+            -1:
+        ]
         holding = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]
         if holding and (4 * remaining >= 3 * holding[-1] or filled[0] == 1):
@@ -336,11 +425,18 @@ class Runner:
         return filled[0], filled[0]
 
 
-def _logprobs(logprobs: Logprobs, slot: int, ids: Sequence[int], count: int | None) -> list[TokenLogprobs | None]:
-    """The log-probabilities of every token of a slot, each with the `count` likeliest; all None without count."""
+def _logprobs(
+    logprobs: Logprobs, slot: int, ids: Sequence[int], count: int | None
+) -> list[TokenLogprobs | None]:
+    """The log-probabilities of every token of a slot, each with the `count` likeliest; all None
+    without count."""
     if count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()
-    pairs = zip(logprobs.ids[slot, :, :count].tolist(), logprobs.values[slot, :, :count].tolist(), strict=True)
+    pairs = zip(
+        logprobs.ids[slot, :, :count].tolist(),
+        logprobs.values[slot, :, :count].tolist(),
+        strict=True,
+    )
     tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
     return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]

@@ -1,7 +1,9 @@
-"""Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is run.
+"""Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is
+run.
 
-One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over all sequences that
-decode: no sequence waits for the long prompt of another. An error ends only the sequences that it happened to.
+One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over
+all sequences that decode: no sequence waits for the long prompt of another. An error ends only the
+sequences that it happened to.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 MAX_PROMPT_TOKENS = 64
-"""While other sequences decode, a step begins no chunk after this many prompt tokens, and none with more rows."""
+"""While other sequences decode, a step begins no chunk after this many prompt tokens, and none with
+more rows."""
 
 
 class QueueFull(PassError):
@@ -28,16 +31,20 @@ class QueueFull(PassError):
 
     def __init__(self, waiting: int, max_queue: int, count: int) -> None:
         self.reason = (  # the message without the advice
-            f"{waiting} requests are waiting already, and the queue holds {max_queue}: no room for {count} more"
+            f"{waiting} requests are waiting already, and the queue holds {max_queue}: no room "
+            f"for {count} more"
         )
-        super().__init__(f"{self.reason}; try again later, or open the session with a larger max_queue")
+        super().__init__(
+            f"{self.reason}; try again later, or open the session with a larger max_queue"
+        )
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached: tokens of the
-    running ones in the KV cache. capacity: KV capacity of all slots in tokens. graphs_not_captured: ONNX graphs or
-    passes that could not be captured as CUDA graphs, and so run more slowly."""
+    """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached:
+    tokens of the running ones in the KV cache. capacity: KV capacity of all slots in tokens.
+    graphs_not_captured: ONNX graphs or passes that could not be captured as CUDA graphs, and so run
+    more slowly."""
 
     running: int
     waiting: int
@@ -53,18 +60,24 @@ class Usage:
 
 
 class Scheduler:
-    """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread calls everything
-    else."""
+    """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread
+    calls everything else."""
 
     def __init__(
-        self, runner: Runner, tuners: Tuners, max_queue: int, speculative_max_concurrency: int | None = None
+        self,
+        runner: Runner,
+        tuners: Tuners,
+        max_queue: int,
+        speculative_max_concurrency: int | None = None,
     ) -> None:
         self.runner, self.tuners = runner, tuners
         self._speculative_max_concurrency = speculative_max_concurrency
         self.waiting: deque[SequenceState] = deque()
         self._max_queue = max_queue
         self._reserved = 0
-        self._added = weakref.WeakSet[SequenceState]()  # not ended, or ended and still referenced by a reader
+        self._added = weakref.WeakSet[
+            SequenceState
+        ]()  # not ended, or ended and still referenced by a reader
 
     @property
     def idle(self) -> bool:
@@ -78,9 +91,9 @@ class Scheduler:
         self.release(len(sequences))
 
     def reserve(self, count: int, max_queue: int | None = None) -> None:
-        """Hold places for `count` sequences until `add` or `release`. There are as many places as slots, and
-        `max_queue` more (None: the session's max_queue). Every sequence takes one until its end. Raises QueueFull if
-        fewer are free."""
+        """Hold places for `count` sequences until `add` or `release`. There are as many places as
+        slots, and `max_queue` more (None: the session's max_queue). Every sequence takes one until
+        its end. Raises QueueFull if fewer are free."""
         taken = sum(sequence.finished is None for sequence in self._added) + self._reserved
         limit, slots = self._max_queue if max_queue is None else max_queue, len(self.runner.slots)
         if taken + count > slots + limit:
@@ -98,7 +111,9 @@ class Scheduler:
         slots = len(self.runner.slots)
         backend = self.runner.backend
         capacity = slots * backend.capabilities.max_capacity
-        return Usage(len(cached), len(self.waiting), slots, sum(cached), capacity, len(backend.uncaptured))
+        return Usage(
+            len(cached), len(self.waiting), slots, sum(cached), capacity, len(backend.uncaptured)
+        )
 
     def step(self) -> None:
         """Drop what was cancelled, admit, prefill, and run one pass."""
@@ -109,7 +124,9 @@ class Scheduler:
         try:
             if active := self.runner.compact():
                 self._decode(active)
-        except Exception as error:  # a pass runs all sequences together, so it fails for all of them
+        except (
+            Exception
+        ) as error:  # a pass runs all sequences together, so it fails for all of them
             for slot in self.runner.busy:
                 if slot.current in decoding:
                     self._finish(slot, _error_end(error))
@@ -144,7 +161,8 @@ class Scheduler:
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Prefill chunks of the oldest sequences, up to MAX_PROMPT_TOKENS; if none decodes, one chunk of any width."""
+        """Prefill chunks of the oldest sequences, up to MAX_PROMPT_TOKENS; if none decodes, one
+        chunk of any width."""
         prefilling = [slot for slot in self.runner.busy if not slot.current.prefilled]
         if not prefilling:
             return
@@ -152,7 +170,9 @@ class Scheduler:
         read = 0
         for slot in sorted(prefilling, key=lambda slot: slot.current.admission_number):
             try:
-                self.runner.share(slot)  # an older sequence may have prefilled the same prompt by now
+                self.runner.share(
+                    slot
+                )  # an older sequence may have prefilled the same prompt by now
                 while not slot.current.prefilled:
                     if read and (limit is None or read >= limit):
                         return  # end the step, so that requests can be admitted and cancelled
@@ -182,9 +202,12 @@ class Scheduler:
     def _choose_pass(
         self, active: Sequence[Slot], tuner: Tuner | None, batch: int, *, may_draft: bool
     ) -> NextPass | None:
-        """The next pass. It runs one plan for all: that of the oldest request that names one, else the fastest. A tree
-        becomes a chain (one draft at each depth) if one of the requests does not allow trees."""
-        sequences = sorted((slot.current for slot in active), key=lambda sequence: sequence.admission_number)
+        """The next pass. It runs one plan for all: that of the oldest request that names one, else
+        the fastest. A tree becomes a chain (one draft at each depth) if one of the requests does
+        not allow trees."""
+        sequences = sorted(
+            (slot.current for slot in active), key=lambda sequence: sequence.admission_number
+        )
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
         if not may_draft:
@@ -192,11 +215,17 @@ class Scheduler:
         elif cycle is None and tuner is not None:
             depth = max(sequence.request.lookahead_drafts for sequence in sequences)
             accepted = [
-                sequence.lookahead_acceptance for sequence in sequences if sequence.lookahead_acceptance is not None
+                sequence.lookahead_acceptance
+                for sequence in sequences
+                if sequence.lookahead_acceptance is not None
             ]
             decided = tuner.next_candidate(depth, batch, accepted)
             cycle, policy = decided.cycle, ExpectedRate(tuner, decided, batch)
-        if cycle is not None and cycle.is_tree and not all(_allows_tree(s.request) for s in sequences):
+        if (
+            cycle is not None
+            and cycle.is_tree
+            and not all(_allows_tree(s.request) for s in sequences)
+        ):
             cycle = cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
@@ -214,16 +243,19 @@ class Scheduler:
         return situation.next_pass()
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> Tuner | None:
-        """The tuner for these sequences; None if all of them name plans, or if they are to be decoded plainly.
+        """The tuner for these sequences; None if all of them name plans, or if they are to be
+        decoded plainly.
 
-        Sequences are decoded plainly until passes are timed: timing waits until each of them has its first token, and
-        until the KV cache has room for it.
+        Sequences are decoded plainly until passes are timed: timing waits until each of them has
+        its first token, and until the KV cache has room for it.
         """
         sequences = [slot.current for slot in active]
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
-        if not self.tuners.is_timed(sampler, batch) and not all(sequence.stats.passes for sequence in sequences):
+        if not self.tuners.is_timed(sampler, batch) and not all(
+            sequence.stats.passes for sequence in sequences
+        ):
             return None
         if (tuner := self.tuners.get(sampler, batch)) is None:
             return None
@@ -258,8 +290,9 @@ class Scheduler:
 
 
 def _allows_tree(request: Request) -> bool:
-    """Whether a request may be decoded with trees, whose second choices round differently from a chain: it names a tree
-    or "auto", and has no log-probabilities or processors, whose graphs read the rows of a chain."""
+    """Whether a request may be decoded with trees, whose second choices round differently from a
+    chain: it names a tree or "auto", and has no log-probabilities or processors, whose graphs read
+    the rows of a chain."""
     asked = request.cycle is None or request.cycle.is_tree
     return asked and request.logprobs is None and request.processing is None
 
@@ -269,7 +302,12 @@ def _error_end(error: Exception) -> End:
 
 
 def _observe(
-    tuner: Tuner, plan: Plan, batch: int, seconds: float, results: Sequence[StepResult], slots: Sequence[Slot]
+    tuner: Tuner,
+    plan: Plan,
+    batch: int,
+    seconds: float,
+    results: Sequence[StepResult],
+    slots: Sequence[Slot],
 ) -> None:
     """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)

@@ -1,4 +1,5 @@
-"""A request and its state: the tokens so far, the slot that it is decoded in, and the pieces for its reader."""
+"""A request and its state: the tokens so far, the slot that it is decoded in, and the pieces for
+its reader."""
 
 from __future__ import annotations
 
@@ -20,15 +21,16 @@ from pass_runtime.tuning.estimates import FORCED_MATCH, ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
-"""Where a token came from: the model alone (the bonus token), or an accepted draft of this source."""
+"""Where a token came from: the model alone (the bonus token), or an accepted draft of this
+source."""
 MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
 """The lengths of the n-grams that are indexed; the longest one that matches is used."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, before temperature and truncation: of the token written, and of the likeliest
-    ones as pairs (id, log-probability)."""
+    """Log-probabilities at one position, before temperature and truncation: of the token written,
+    and of the likeliest ones as pairs (id, log-probability)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -36,7 +38,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Token:
-    """One written token. text: the text that became final with it ("" for a request without text)."""
+    """One written token. text: the text that became final with it ("" for a request without
+    text)."""
 
     id: int
     source: TokenSource
@@ -60,7 +63,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class End:
-    """The last event of a sequence. stop: the token or string that ended it. error: what its reader raises."""
+    """The last event of a sequence. stop: the token or string that ended it. error: what its reader
+    raises."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -71,7 +75,7 @@ class TextReader(Protocol):
     """Turns tokens into text and finds stop strings (`pass_runtime.text.stream.TextStream`)."""
 
     def read(self, token: int) -> tuple[str, str | None]:
-        """-> (the text that became final with `token`, the stop string that ended the text or None)."""
+        """Return the text that is final with `token`, and the stop string that ended it or None."""
 
     def flush(self) -> str:
         """The text held back as a possible stop string, once no more tokens come."""
@@ -81,12 +85,14 @@ class TextReader(Protocol):
 class Request:
     """What to generate, and how; it never changes.
 
-    prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests with the same salt
-    share K/V. mode: its name in statistics. cycle: the plans to decode with; None for the fastest.
-    lookahead_drafts, ngram_drafts: the most look-ahead drafts of a pass, and the most n-gram drafts.
-    stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each token; None reports
-    no log-probabilities. processing: what is done to logits; None for nothing. shown_special_tokens: special tokens
-    that have a text.
+    prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests
+    with the same salt share K/V. mode: its name in statistics. cycle: the plans to decode with;
+    None for the fastest.
+    lookahead_drafts, ngram_drafts: the most look-ahead drafts of a pass, and the most n-gram
+    drafts.
+    stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each
+    token; None reports no log-probabilities. processing: what is done to logits; None for nothing.
+    shown_special_tokens: special tokens that have a text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -107,7 +113,8 @@ class Request:
 
 @dataclass(eq=False)
 class SequenceState:
-    """A request that waits or decodes. The runner sets `cached`. A reader learns of progress through `events` alone."""
+    """A request that waits or decodes. The runner sets `cached`. A reader learns of progress
+    through `events` alone."""
 
     request: Request
     text_reader: TextReader | None = None
@@ -119,8 +126,8 @@ class SequenceState:
     finished: End | None = None
     events: queue.SimpleQueue[Piece | End] = field(default_factory=queue.SimpleQueue)
     ended: threading.Event = field(default_factory=threading.Event)
-    """Set after the last event. A reader that only wants the end waits for this: waking it at every event would slow
-    decoding down."""
+    """Set after the last event. A reader that only wants the end waits for this: waking it at every
+    event would slow decoding down."""
     on_event: Callable[[], None] | None = None
     """Called after every event, from the thread that decodes."""
     ngram_index: NgramIndex | None = None
@@ -172,7 +179,8 @@ class SequenceState:
         return ()
 
     def list_size(self, drafts: int) -> int:
-        """The length of its processors' lists of tokens in a pass with so many draft rows; 0 without processors."""
+        """The length of its processors' lists of tokens in a pass with so many draft rows; 0
+        without processors."""
         if self.processors is None:
             return 0
         with self._keeping_errors():
@@ -180,8 +188,8 @@ class SequenceState:
         return self.processors.list_size(drafts)
 
     def processor_rows(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
-        """What its processors do in a pass with these `drafts` (the id V stands for no draft); None if it has none, or
-        they failed. size: the length of their lists of tokens."""
+        """What its processors do in a pass with these `drafts` (the id V stands for no draft); None
+        if it has none, or they failed. size: the length of their lists of tokens."""
         if self.processors is not None and self.processors_error is None:
             with self._keeping_errors():
                 return self.processors.rows(self.tokens, drafts, size)
@@ -189,7 +197,8 @@ class SequenceState:
 
     @contextmanager
     def _keeping_errors(self) -> Iterator[None]:
-        """Store an error of its processors instead of raising it, as it must end this sequence alone, not the pass."""
+        """Store an error of its processors instead of raising it, as it must end this sequence
+        alone, not the pass."""
         try:
             yield
         except PassError as error:
@@ -201,7 +210,8 @@ class SequenceState:
             self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are dropped."""
+        """Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it
+        are dropped."""
         kept: list[Token] = []
         end: End | None = None
         for token in tokens:
@@ -226,12 +236,17 @@ class SequenceState:
             self.finish(end)
 
     def finish(self, end: End) -> None:
-        """End the sequence. Text that was held back as a possible stop string comes before the last event."""
+        """End the sequence. Text that was held back as a possible stop string comes before the last
+        event."""
         if self.finished is not None:
             return
         self.leave_queue()
         self.finished = end
-        if self.text_reader is not None and not isinstance(end.stop, str) and (rest := self.text_reader.flush()):
+        if (
+            self.text_reader is not None
+            and not isinstance(end.stop, str)
+            and (rest := self.text_reader.flush())
+        ):
             self._put(Piece(rest, ()))
         self._put(end)
         self.ended.set()
@@ -246,12 +261,14 @@ class SequenceState:
 class Slot:
     """One row of the batch.
 
-    kept: of a free slot, the tokens whose K/V are still in the cache. prompt and salt: those of the slot's present or
-    last sequence; the cache begins with the K/V of that prompt. exact_prefix_len: how many of the first K/V entries are
-    bit-identical to those of a prefill. It may exceed `cached`, as it is not lowered if fewer tokens are kept.
-    num_drafts: drafts in its window, which came from `source`. staged: whether its window is on the device. masked:
-    whether the device leaves the slot out of passes. ngram: drafts for the next pass that need no model, from an n-gram
-    match or a grammar. matched: how many tokens match, or FORCED_MATCH.
+    kept: of a free slot, the tokens whose K/V are still in the cache. prompt and salt: those of the
+    slot's present or last sequence; the cache begins with the K/V of that prompt. exact_prefix_len:
+    how many of the first K/V entries are bit-identical to those of a prefill. It may exceed
+    `cached`, as it is not lowered if fewer tokens are kept.
+    num_drafts: drafts in its window, which came from `source`. staged: whether its window is on the
+    device. masked: whether the device leaves the slot out of passes. ngram: drafts for the next
+    pass that need no model, from an n-gram match or a grammar. matched: how many tokens match, or
+    FORCED_MATCH.
     """
 
     number: int
@@ -290,9 +307,15 @@ class Slot:
             return
         request = sequence.request
         if sequence.processors is not None and (forced := sequence.forced()):
-            self.ngram, self.matched = forced[: max(request.lookahead_drafts, request.ngram_drafts)], FORCED_MATCH
+            self.ngram, self.matched = (
+                forced[: max(request.lookahead_drafts, request.ngram_drafts)],
+                FORCED_MATCH,
+            )
         if not self.ngram and sequence.ngram_index is not None:
-            self.ngram, self.matched = sequence.ngram_index.propose(request.ngram_drafts), sequence.ngram_index.matched
+            self.ngram, self.matched = (
+                sequence.ngram_index.propose(request.ngram_drafts),
+                sequence.ngram_index.matched,
+            )
 
     @property
     def proposed_by(self) -> TokenSource:
@@ -301,15 +324,19 @@ class Slot:
 
 
 class NgramIndex:
-    """Every n-gram of a growing token sequence, with the index of the token that followed its newest occurrence.
+    """Every n-gram of a growing token sequence, with the index of the token that followed its
+    newest occurrence.
 
-    It proposes n-gram drafts (prompt lookup): what followed the newest earlier occurrence of the last tokens.
+    It proposes n-gram drafts (prompt lookup): what followed the newest earlier occurrence of the
+    last tokens.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
         self._following: dict[tuple[int, ...], int] = {}
-        self._match = 0  # the index after the newest earlier occurrence of the last tokens; 0 for none
+        self._match = (
+            0  # the index after the newest earlier occurrence of the last tokens; 0 for none
+        )
         self.matched = 0
         """The length of the present match in tokens, 0 for none."""
         self.extend(tokens)
@@ -321,7 +348,8 @@ class NgramIndex:
             self._index_end()
 
     def _index_end(self) -> None:
-        """Index the n-grams that end the sequence, and look up where the longest of them ended before."""
+        """Index the n-grams that end the sequence, and look up where the longest of them ended
+        before."""
         end = len(self._tokens)
         self._match = self.matched = 0
         for size in range(min(MAX_GRAM_TOKENS, end), MIN_GRAM_TOKENS - 1, -1):
@@ -331,9 +359,11 @@ class NgramIndex:
             self._following[gram] = end
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """`count` tokens that followed the longest match, the newest one of that length; () without a match.
+        """`count` tokens that followed the longest match, the newest one of that length; () without
+        a match.
 
-        If the match is closer to the end than `count`, the tokens after it are repeated, as in a text that loops.
+        If the match is closer to the end than `count`, the tokens after it are repeated, as in a
+        text that loops.
         """
         if not self._match or count < 1:
             return ()

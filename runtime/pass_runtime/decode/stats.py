@@ -7,9 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STATISTICS = (
-    *("plan", "lookahead", "prompt_tokens", "cached_tokens", "generated_tokens", "passes", "tau", "steps", "drafted"),
+    *(
+        "plan",
+        "lookahead",
+        "prompt_tokens",
+        "cached_tokens",
+        "generated_tokens",
+        "passes",
+        "tau",
+        "steps",
+        "drafted",
+    ),
     *("accepted", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"),
-    *("acceptance_per_position", "queue_seconds", "prefill_seconds", "decode_seconds", "engine_seconds"),
+    *(
+        "acceptance_per_position",
+        "queue_seconds",
+        "prefill_seconds",
+        "decode_seconds",
+        "engine_seconds",
+    ),
     "decode_tokens_per_second",
 )
 """The statistics in JSON, in this order."""
@@ -17,7 +33,8 @@ STATISTICS = (
 
 @dataclass
 class Stats:
-    """Counts of one generation. `steps` counts passes that verified drafts, `passes` all of them."""
+    """Counts of one generation. `steps` counts passes that verified drafts, `passes` all of
+    them."""
 
     plan: str = "ar"
     lookahead: int = 0
@@ -37,11 +54,12 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     engine_seconds: float = 0.0
-    """The part of `decode_seconds` in which the backend ran passes, prefill of other sequences included."""
+    """The part of `decode_seconds` in which the backend ran passes, prefill of other sequences
+    included."""
 
     def record(self, drafted: int, count: int) -> None:
-        """Count a pass that verified `drafted` drafts (of a tree: its depth) and emitted `count` tokens, those after a
-        stop or the limit included."""
+        """Count a pass that verified `drafted` drafts (of a tree: its depth) and emitted `count`
+        tokens, those after a stop or the limit included."""
         self.passes += 1
         self.emitted += count
         if drafted:
@@ -53,12 +71,14 @@ class Stats:
 
     @property
     def tau(self) -> float:
-        """Tokens emitted per pass, bonus tokens included. Passes that verify no drafts count, too."""
+        """Tokens emitted per pass, bonus tokens included. Passes that verify no drafts count,
+        too."""
         return self.emitted / self.passes if self.passes else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition)."""
+        """Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's
+        definition)."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
     @property
@@ -68,20 +88,27 @@ class Stats:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (it never rises with i)."""
+        """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (it never rises
+        with i)."""
         if not self.steps:
             return []
         steps = tuple(self.histogram.items())  # a copy, as another thread may be recording a pass
-        return [sum(times for accepted, times in steps if accepted > i) / self.steps for i in range(self.lookahead)]
+        return [
+            sum(times for accepted, times in steps if accepted > i) / self.steps
+            for i in range(self.lookahead)
+        ]
 
     @property
     def acceptance_of_tried(self) -> list[float | None]:
-        """[L]: the fraction of the steps that verified draft i in which it was accepted; None if no step did."""
+        """[L]: the fraction of the steps that verified draft i in which it was accepted; None if no
+        step did."""
         found: list[float | None] = []
         for i in range(self.lookahead):
             tried = sum(times for drafted, times in self.widths.items() if drafted > i)
             found.append(
-                sum(times for accepted, times in self.histogram.items() if accepted > i) / tried if tried else None
+                sum(times for accepted, times in self.histogram.items() if accepted > i) / tried
+                if tried
+                else None
             )
         return found
 
@@ -92,7 +119,8 @@ class Stats:
 
     @property
     def host_seconds(self) -> float:
-        """The part of `decode_seconds` between passes: scheduling, and finding text and stop strings."""
+        """The part of `decode_seconds` between passes: scheduling, and finding text and stop
+        strings."""
         return self.decode_seconds - self.engine_seconds
 
     @property

@@ -1,9 +1,11 @@
-"""The thread that decodes. It runs while there is work; callers wait for the events of their sequences.
+"""The thread that decodes. It runs while there is work; callers wait for the events of their
+sequences.
 
-One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the main thread) never stops a pass half-way.
+One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the main thread) never
+stops a pass half-way.
 
-On engines that repeat passes as CUDA graphs, `capture_graphs` captures them before requests need them: the first run
-and the capture take far longer than a repetition.
+On engines that repeat passes as CUDA graphs, `capture_graphs` captures them before requests need
+them: the first run and the capture take far longer than a repetition.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ RUNS_UNTIL_CAPTURED = 2
 """The runs after which an engine has captured a pass."""
 
 
-def capture_graphs(runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]) -> None:
-    """Run the passes of all MODES over `batch` slots, all masked, with a KV capacity of `capacity` tokens, and prompt
-    chunks in the slots that smaller batch sizes lack. Does nothing while a sequence runs. Windows that do not fit
-    after the tokens that free slots keep are left out."""
+def capture_graphs(
+    runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]
+) -> None:
+    """Run the passes of all MODES over `batch` slots, all masked, with a KV capacity of `capacity`
+    tokens, and prompt chunks in the slots that smaller batch sizes lack. Does nothing while a
+    sequence runs. Windows that do not fit after the tokens that free slots keep are left out."""
     capabilities, before = runner.backend.capabilities, runner.backend.capacity
     kept = max(slot.cached for slot in runner.slots)
     if runner.busy or kept >= capacity:
@@ -53,8 +57,12 @@ def capture_graphs(runner: Runner, capacity: int, batch: int, samplers: Collecti
             for width in capabilities.chunks(kept, capacity):
                 if kept + capabilities.padded_width(width) <= capacity:
                     runner.run_prefill(slot, width, RUNS_UNTIL_CAPTURED)
-    except PassError as error:  # A request that needs such a pass will meet the error, and report it.
-        log.warning("passes over %d slots were not all captured, and may be slow or fail: %s", batch, error)
+    except (
+        PassError
+    ) as error:  # A request that needs such a pass will meet the error, and report it.
+        log.warning(
+            "passes over %d slots were not all captured, and may be slow or fail: %s", batch, error
+        )
     finally:
         if before and runner.backend.failure is None:
             runner.resize(before)
@@ -71,8 +79,8 @@ T = TypeVar("T")
 
 
 class Places:
-    """`count` places that are held for sequences: until these begin, until the end of a `with` block, or until nobody
-    refers to this object."""
+    """`count` places that are held for sequences: until these begin, until the end of a `with`
+    block, or until nobody refers to this object."""
 
     def __init__(self, count: int, release: Callable[[int], None]) -> None:
         self.count, self._release = count, release
@@ -94,7 +102,9 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
         self._scheduler, self._backend = scheduler, backend
-        self._lock = threading.RLock()  # reentrant: the garbage collector may end `Places` while it is held
+        self._lock = (
+            threading.RLock()
+        )  # reentrant: the garbage collector may end `Places` while it is held
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
@@ -104,8 +114,8 @@ class Worker:
         _live_workers.add(self)
 
     def submit(self, sequences: Sequence[SequenceState], places: Places | None = None) -> None:
-        """Queue sequences, all of them or none. places: those that `reserve` held for them. Raises QueueFull if others
-        are needed and not free, or PassError if the session is closed."""
+        """Queue sequences, all of them or none. places: those that `reserve` held for them. Raises
+        QueueFull if others are needed and not free, or PassError if the session is closed."""
         with self._while_open():
             held = 0 if places is None else min(places.count, len(sequences))
             if held < len(sequences):
@@ -132,7 +142,8 @@ class Worker:
                 self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` between two steps, on the thread that owns the backend. Returns or raises what `task` does."""
+        """Run `task` between two steps, on the thread that owns the backend. Returns or raises what
+        `task` does."""
         future: Future[T] = Future()
         with self._while_open():
             self._tasks.append((task, future))
@@ -140,13 +151,15 @@ class Worker:
         return future.result()
 
     def close(self, release: Callable[[], None] | None = None) -> None:
-        """Cancel every sequence, wait for the pass in progress, then call `release`, which frees the backend. Repeated
-        calls are allowed. Does nothing in a forked process."""
+        """Cancel every sequence, wait for the pass in progress, then call `release`, which frees
+        the backend. Repeated calls are allowed. Does nothing in a forked process."""
         if os.getpid() != self._process:
             return
         with self._lock:
             self.closed, thread = True, self._thread
-            if thread is threading.current_thread():  # the garbage collector ran in the worker itself, within a pass
+            if (
+                thread is threading.current_thread()
+            ):  # the garbage collector ran in the worker itself, within a pass
                 self._free_backend = release
                 return
         if thread is not None:
@@ -164,8 +177,9 @@ class Worker:
             yield
 
     def _start(self) -> None:
-        """Start the thread if there is none; the lock is held. If an interrupt (Ctrl-C) comes before `self._thread` is
-        set, the new thread ends at once, and the next request starts another one."""
+        """Start the thread if there is none; the lock is held. If an interrupt (Ctrl-C) comes
+        before `self._thread` is set, the new thread ends at once, and the next request starts
+        another one."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
             thread.start()
@@ -202,7 +216,8 @@ class Worker:
         self._end_all(End("error", error=failure), failure)
 
     def _more(self) -> bool:
-        """Whether there is work. Otherwise the thread ends, and the next request starts another one."""
+        """Whether there is work. Otherwise the thread ends, and the next request starts another
+        one."""
         if self.closed:
             self._end_all(End("cancelled"), _closed())
         with self._lock:
@@ -232,19 +247,23 @@ _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close every worker before the process ends: a pass that still runs then can crash the process."""
+    """Close every worker before the process ends: a pass that still runs then can crash the
+    process."""
     for worker in list(_live_workers):
         worker.close()
 
 
 def _forget_all() -> None:
-    """Keep a forked child from freeing engines. The child lacks the engines' threads, so destructors would wait for
-    them for ever, or abort. If the C library has on_exit, no destructor runs at the child's end either."""
+    """Keep a forked child from freeing engines. The child lacks the engines' threads, so
+    destructors would wait for them for ever, or abort. If the C library has on_exit, no destructor
+    runs at the child's end either."""
     for worker in list(_live_workers):
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
     libc = ctypes.CDLL(None)
-    if _live_workers and hasattr(libc, "on_exit"):  # run after Python's own exit handlers, in reverse order
+    if _live_workers and hasattr(
+        libc, "on_exit"
+    ):  # run after Python's own exit handlers, in reverse order
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
 

@@ -1,1 +1,2 @@
-"""What benches, exports and training share: comparing texts, finding loops, counting passes, timing in turns."""
+"""What benches, exports and training share: comparing texts, finding loops, counting passes, timing
+in turns."""

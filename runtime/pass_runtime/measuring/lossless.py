@@ -1,8 +1,9 @@
-"""Whether two decodings are the same text, how close the scores are where they first differ, and where a text loops.
+"""Whether two decodings are the same text, how close the scores are where they first differ, and
+where a text loops.
 
-Windows of different widths round differently, so two tokens whose scores differ by less than the rounding can change
-places. A first difference is a near-tie if the margin between the two scores is at most a tolerance. Greedy text of
-small models loops, and loops are easy to draft.
+Windows of different widths round differently, so two tokens whose scores differ by less than the
+rounding can change places. A first difference is a near-tie if the margin between the two scores is
+at most a tolerance. Greedy text of small models loops, and loops are easy to draft.
 """
 
 from __future__ import annotations
@@ -20,25 +21,32 @@ from pass_runtime.session import Session
 
 MAX_PERIOD_TOKENS = 48
 LOOP_REPEATS, END_LOOP_REPEATS = 3, 2
-"""The fewest times in a row that the period of a loop occurs: within a text, and at its end, which may cut it off."""
+"""The fewest times in a row that the period of a loop occurs: within a text, and at its end, which
+may cut it off."""
 MIN_LOOP_TOKENS = 24
 """The fewest tokens of a loop, all repeats together: "no, no, no" is not a loop."""
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """The first index of `tokens` that belongs to a loop; None if there is no loop. Everything after it counts as
-    looping: a small model hardly ever leaves a loop, and tokens after one would make drafts look better than they are.
+    """The first index of `tokens` that belongs to a loop; None if there is no loop. Everything
+    after it counts as looping: a small model hardly ever leaves a loop, and tokens after one would
+    make drafts look better than they are.
 
-    A loop is a period of at most MAX_PERIOD_TOKENS tokens that occurs LOOP_REPEATS times in a row (END_LOOP_REPEATS
-    times at the end of the text), with MIN_LOOP_TOKENS tokens or more in all. It starts after the first occurrence of
-    its period.
+    A loop is a period of at most MAX_PERIOD_TOKENS tokens that occurs LOOP_REPEATS times in a row
+    (END_LOOP_REPEATS times at the end of the text), with MIN_LOOP_TOKENS tokens or more in all. It
+    starts after the first occurrence of its period.
     """
-    starts = [start for period in range(1, MAX_PERIOD_TOKENS + 1) if (start := _repeats(tokens, period)) is not None]
+    starts = [
+        start
+        for period in range(1, MAX_PERIOD_TOKENS + 1)
+        if (start := _repeats(tokens, period)) is not None
+    ]
     return min(starts, default=None)
 
 
 def _repeats(tokens: Sequence[int], period: int) -> int | None:
-    """The index at which the second occurrence of a repeated period of `period` tokens begins; None without repeats."""
+    """The index at which the second occurrence of a repeated period of `period` tokens begins; None
+    without repeats."""
     run, last = 0, len(tokens) - 1
     for i in range(period, len(tokens)):
         run = run + 1 if tokens[i] == tokens[i - period] else 0
@@ -49,12 +57,14 @@ def _repeats(tokens: Sequence[int], period: int) -> int | None:
 
 
 MARGIN_TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.8}
-"""Scores (logits / temperature, plus noise) closer than this are a near-tie, by the model's dtype."""
+"""Scores (logits / temperature, plus noise) closer than this are a near-tie, by the model's
+dtype."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two token sequences, and the margin between the scores of the two tokens there."""
+    """The first difference of two token sequences, and the margin between the scores of the two
+    tokens there."""
 
     index: int
     tokens: tuple[int | None, int | None]
@@ -73,7 +83,9 @@ class Difference:
         )
 
 
-def run_tokens(session: Session, prompt_ids: Sequence[int], options: GenerateOptions) -> TokenStream:
+def run_tokens(
+    session: Session, prompt_ids: Sequence[int], options: GenerateOptions
+) -> TokenStream:
     """Generate to the end, reading the tokens pass by pass, as a user would."""
     stream = session.generate_ids(prompt_ids, options)
     for _ in stream:
@@ -82,9 +94,14 @@ def run_tokens(session: Session, prompt_ids: Sequence[int], options: GenerateOpt
 
 
 def first_difference(
-    session: Session, prompt_ids: Sequence[int], options: GenerateOptions, a: Sequence[int], b: Sequence[int]
+    session: Session,
+    prompt_ids: Sequence[int],
+    options: GenerateOptions,
+    a: Sequence[int],
+    b: Sequence[int],
 ) -> Difference | None:
-    """The first difference of `a` and `b`, two continuations of `prompt_ids` by `options.sampling`; None if equal."""
+    """The first difference of `a` and `b`, two continuations of `prompt_ids` by `options.sampling`;
+    None if equal."""
     if list(a) == list(b):
         return None
     shared = min(len(a), len(b))
@@ -102,8 +119,11 @@ def first_difference(
 def token_scores(
     session: Session, prefix: Sequence[int], options: GenerateOptions
 ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """[V] scores of the token after `prefix`, from a plain autoregressive pass; the token drawn is their argmax."""
-    one_token = GenerateOptions(max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True)
+    """[V] scores of the token after `prefix`, from a plain autoregressive pass; the token drawn is
+    their argmax."""
+    one_token = GenerateOptions(
+        max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True
+    )
     run_tokens(session, prefix, one_token)
     logits = session.backend.logits(ar_plan())[0]
     scores: np.ndarray[tuple[int], np.dtype[np.float32]] = gumbel_scores(

@@ -1,8 +1,9 @@
-"""Measuring acceptance in real use: prompts of several kinds, and tokens per pass, with loops counted apart.
+"""Measuring acceptance in real use: prompts of several kinds, and tokens per pass, with loops
+counted apart.
 
-The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`) both measure with this
-module, so that their results can be compared. What is compared is measured in turns, so that a noisy machine affects
-all alike.
+The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`)
+both measure with this module, so that their results can be compared. What is compared is measured
+in turns, so that a noisy machine affects all alike.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ WARM_UP_PASSES, TIMED_PASSES = 2, 10
 """How many passes are run before some are timed, and how many are timed."""
 
 
-def in_turns(calls: Mapping[Name, Callable[[], Result]], rounds: int) -> Iterator[dict[Name, list[Result]]]:
+def in_turns(
+    calls: Mapping[Name, Callable[[], Result]], rounds: int
+) -> Iterator[dict[Name, list[Result]]]:
     """Run every call once in each round. After each round, yield the results of all rounds so far.
 
     A round for warming up comes first; its results are left out.
@@ -44,12 +47,16 @@ def in_turns(calls: Mapping[Name, Callable[[], Result]], rounds: int) -> Iterato
 
 
 def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-    """The seconds of trunk and tail of a pass over idle slots: medians of TIMED_PASSES consecutive passes.
+    """The seconds of trunk and tail of a pass over idle slots: medians of TIMED_PASSES consecutive
+    passes.
 
-    While decoding, too, passes of one kind follow one another in one thread. The first ones after another kind or in
-    another thread take longer, so they are not timed. tail: as for `Runner.idle_pass`.
+    While decoding, too, passes of one kind follow one another in one thread. The first ones after
+    another kind or in another thread take longer, so they are not timed. tail: as for
+    `Runner.idle_pass`.
     """
-    times = [runner.idle_pass(kind, tail=tail) for _ in range(WARM_UP_PASSES + TIMED_PASSES)][WARM_UP_PASSES:]
+    times = [runner.idle_pass(kind, tail=tail) for _ in range(WARM_UP_PASSES + TIMED_PASSES)][
+        WARM_UP_PASSES:
+    ]
     trunks, tails = zip(*times, strict=True)
     return statistics.median(trunks), statistics.median(tails)
 
@@ -58,17 +65,20 @@ if TYPE_CHECKING:
     from pass_runtime.session import Session
 
 FIRST_LOOK_PROMPTS = Path(__file__).with_name("first_look.jsonl")
-"""The default prompts of `pass-run bench`: three of each of CORE_KINDS, which no weights were trained on. The greedy
-texts of SmolLM2-135M and Qwen2.5-Coder-0.5B neither end nor repeat themselves in the first 64 tokens after them."""
+"""The default prompts of `pass-run bench`: three of each of CORE_KINDS, which no weights were
+trained on. The greedy texts of SmolLM2-135M and Qwen2.5-Coder-0.5B neither end nor repeat
+themselves in the first 64 tokens after them."""
 CORE_KINDS = ("chat", "text", "code")
 """The kinds that the runtime's scripts measure unless they are told otherwise."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
 CONTINUED_KINDS = ("text", "code")
-"""The kinds whose prompts the model continues as plain text. Prompts of other kinds are chat messages."""
+"""The kinds whose prompts the model continues as plain text. Prompts of other kinds are chat
+messages."""
 ALL_KINDS = "all"
 """The name of all kinds together, in results."""
 EXTRA_TOKENS = MAX_LOOKAHEAD + 1
-"""Tokens to generate after the counted ones, so that the last pass that begins among the counted ones is complete."""
+"""Tokens to generate after the counted ones, so that the last pass that begins among the counted
+ones is complete."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +116,20 @@ class PassCounts:
         return self.tokens / self.passes if self.passes else 0.0
 
 
-def read_prompt_set(path: Path, kinds: Collection[str] = KINDS, each: int | None = None) -> list[Prompt]:
-    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds, the first `each` of a kind (None:
-    all of them). Raises PassError, with the line number, for any other line."""
+def read_prompt_set(
+    path: Path, kinds: Collection[str] = KINDS, each: int | None = None
+) -> list[Prompt]:
+    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds, the first `each`
+    of a kind (None: all of them). Raises PassError, with the line number, for any other line."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
             values = line.object()
             found = [values.get(name) for name in ("id", "kind", "prompt")]
-            if not all(isinstance(value, str) and value for value in found) or found[1] not in KINDS:
+            if (
+                not all(isinstance(value, str) and value for value in found)
+                or found[1] not in KINDS
+            ):
                 raise PassError(f'it needs an "id", a "kind" ({", ".join(KINDS)}) and a "prompt"')
             prompt = Prompt(*map(str, found))
             if prompt.id in prompts:
@@ -163,7 +178,8 @@ def split_at_loop(written: Sequence[int], tokens: int) -> tuple[range, range]:
 
 
 def count_passes(sizes: Iterable[int], indices: range) -> PassCounts:
-    """Count the passes that begin at one of `indices`, each with all its tokens. sizes: tokens emitted by each pass."""
+    """Count the passes that begin at one of `indices`, each with all its tokens. sizes: tokens
+    emitted by each pass."""
     found, begin = PassCounts(), 0
     for size in sizes:
         if begin in indices:

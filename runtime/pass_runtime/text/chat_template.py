@@ -1,4 +1,5 @@
-"""Chat templates, rendered as Hugging Face's transformers renders them, and the messages that they take."""
+"""Chat templates, rendered as Hugging Face's transformers renders them, and the messages that they
+take."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def template_role(role: Role) -> str:
 
 
 class TextMessage(BaseModel):
-    """A message of `pass-run batch`, or of a saved chat: {"role", "content"}, and no other fields."""
+    """A message of `pass-run batch`, or of a saved chat: {"role", "content"}, and no other
+    fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     role: Role
@@ -36,30 +38,38 @@ class TextMessage(BaseModel):
 
 
 Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and other fields that the template reads. A
-called function may have `written_arguments`, a text, in place of `arguments`: templates write it as it is."""
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}, and other fields that the
+template reads. A called function may have `written_arguments`, a text, in place of `arguments`:
+templates write it as it is."""
 RENDER_LIMITS = Limits(cpu_seconds=5.0, memory_bytes=512 << 20)
 """Limits of rendering one prompt. Usual chat templates take milliseconds and few MiB."""
 MAX_CHILDREN = 2
-"""How many prompts may be rendered at a time: as many as the server has threads that read prompts."""
+"""How many prompts may be rendered at a time: as many as the server has threads that read
+prompts."""
 
 
 class ChatTemplate:
-    """The chat templates of a model, which render in child processes. The first call starts one. Any thread may call
-    its methods."""
+    """The chat templates of a model, which render in child processes. The first call starts one.
+    Any thread may call its methods."""
 
-    def __init__(self, sources: str | Mapping[str, str], tokens: Mapping[str, str] | None = None) -> None:
-        """sources: the template, or templates by their names in `CHAT_TEMPLATE_FILES`. tokens: the tokenizer's special
-        tokens by the variable that holds them, such as `bos_token`."""
+    def __init__(
+        self, sources: str | Mapping[str, str], tokens: Mapping[str, str] | None = None
+    ) -> None:
+        """sources: the template, or templates by their names in `CHAT_TEMPLATE_FILES`. tokens: the
+        tokenizer's special tokens by the variable that holds them, such as `bos_token`."""
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
         self.tokens = dict(tokens or {})
         by_file = {CHAT_TEMPLATE_FILES[name]: source for name, source in self.sources.items()}
         setup = {"sources": by_file, "tokens": self.tokens}
-        self._pool = ChildPool("pass_runtime.text.rendering:Renderer", setup, RENDER_LIMITS, size=MAX_CHILDREN)
+        self._pool = ChildPool(
+            "pass_runtime.text.rendering:Renderer", setup, RENDER_LIMITS, size=MAX_CHILDREN
+        )
 
     def reads(self, variable: str) -> bool:
         """Whether the source of a template contains this variable's name."""
-        return any(re.search(rf"\b{re.escape(variable)}\b", source) for source in self.sources.values())
+        return any(
+            re.search(rf"\b{re.escape(variable)}\b", source) for source in self.sources.values()
+        )
 
     @property
     def tool_use_source(self) -> str:
@@ -72,19 +82,28 @@ class ChatTemplate:
             self._call({"template": CHAT_TEMPLATE_FILES[name], "messages": None})
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt for the assistant's next turn. Raises PassError if the template refuses the messages or exceeds
-        its limits."""
+        """The prompt for the assistant's next turn. Raises PassError if the template refuses the
+        messages or exceeds its limits."""
         return self.render_at(time.time(), messages, variables)
 
-    def render_at(self, now: float, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    def render_at(
+        self, now: float, messages: Sequence[Message], variables: Mapping[str, Any]
+    ) -> str:
         """`render` at the time `now`, in seconds since 1970."""
         if not messages:
             raise PassError("a conversation needs at least one message")
         file = CHAT_TEMPLATE_FILES[self._name(tools=variables.get("tools") is not None)]
         try:
-            call = {"template": file, "time": now, "messages": _plain(messages), "variables": _plain(variables)}
+            call = {
+                "template": file,
+                "time": now,
+                "messages": _plain(messages),
+                "variables": _plain(variables),
+            }
         except (TypeError, RecursionError) as error:
-            raise PassError(f"the chat template cannot read these messages and variables: {error}") from None
+            raise PassError(
+                f"the chat template cannot read these messages and variables: {error}"
+            ) from None
         return self._call(call)
 
     def close(self) -> None:
@@ -94,7 +113,9 @@ class ChatTemplate:
     def _name(self, *, tools: bool) -> str:
         name = "tool_use" if tools and "tool_use" in self.sources else "default"
         if name not in self.sources:
-            raise PassError("the model's only chat template is for conversations with tools; pass tools")
+            raise PassError(
+                "the model's only chat template is for conversations with tools; pass tools"
+            )
         return name
 
     def _call(self, call: Mapping[str, Any]) -> str:
@@ -105,7 +126,8 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """`value` with mappings as dicts and sequences as lists. Raises TypeError if JSON cannot hold it."""
+    """`value` with mappings as dicts and sequences as lists. Raises TypeError if JSON cannot hold
+    it."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -130,10 +152,12 @@ def _read(path: Path) -> str:
 
 
 def template_tokens(model: ModelInfo, tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens that templates read, by variable. Bundles of older versions list none; for these, `bos_token`
-    and `eos_token` follow from the model's token ids."""
+    """The special tokens that templates read, by variable. Bundles of older versions list none; for
+    these, `bos_token` and `eos_token` follow from the model's token ids."""
     if model.special_tokens is not None:
         return model.special_tokens
     ids = {"bos_token": model.bos_token_id, "eos_token": next(iter(model.eos_token_ids), None)}
-    found = {name: tokenizer.id_to_token(number) for name, number in ids.items() if number is not None}
+    found = {
+        name: tokenizer.id_to_token(number) for name, number in ids.items() if number is not None
+    }
     return {name: text for name, text in found.items() if text is not None}

@@ -1,11 +1,13 @@
 """Runs functions in child processes, with limits of time, memory and stack.
 
-Chat templates are programs that come with a model, and constraints are programs that come with a request. Both may run
-for ever, take all memory, or recurse until the stack is used up, which no exception handler survives. So a function
-that reads one runs in a child process: if it exceeds a limit, the child ends and the caller gets `ChildStopped`.
+Chat templates are programs that come with a model, and constraints are programs that come with a
+request. Both may run for ever, take all memory, or recurse until the stack is used up, which no
+exception handler survives. So a function that reads one runs in a child process: if it exceeds a
+limit, the child ends and the caller gets `ChildStopped`.
 
-Messages are JSON, each after its length in 8 bytes. A child serves one call at a time, and ends with its parent. With
-`forks`, a fork of the child serves the call: if a limit ends the fork, the next call needs no new set-up.
+Messages are JSON, each after its length in 8 bytes. A child serves one call at a time, and ends
+with its parent. With `forks`, a fork of the child serves the call: if a limit ends the fork, the
+next call needs no new set-up.
 """
 
 from __future__ import annotations
@@ -40,14 +42,20 @@ START_SECONDS = 60
 """The wall-clock limit of the start and set-up of a child."""
 PYTHON_VARIABLE = "PASS_PYTHON"
 """The environment variable that names the interpreter of child processes."""
-ONE_THREAD_VARIABLES = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+ONE_THREAD_VARIABLES = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
+)
 """Environment variables that limit the libraries in a child to one thread each."""
-CHILD_PROGRAM = "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import serve; serve({target!r})"
+CHILD_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import "
+    "serve; serve({target!r})"
+)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call. memory_bytes: beyond the address space that the process has after its set-up."""
+    """Limits of one call. memory_bytes: beyond the address space that the process has after its
+    set-up."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -55,16 +63,21 @@ class Limits:
 
 
 class ChildStopped(PassError):
-    """The function exceeded a limit. The message is a clause, such as "it takes more than 2 seconds"."""
+    """The function exceeded a limit. The message is a clause, such as "it takes more than 2
+    seconds"."""
 
 
 class ChildPool:
-    """Child processes that run the same function, started when they are needed. Any thread may call its methods."""
+    """Child processes that run the same function, started when they are needed. Any thread may call
+    its methods."""
 
-    def __init__(self, target: str, setup: object, limits: Limits, size: int = 1, *, forks: bool = False) -> None:
-        """target: "module:name" of a function that takes `setup` and returns the function to call, which takes one
-        value. Values and results are JSON values. size: the most processes; further callers wait. forks:
-        every call runs in a fork of the process; `target` must then start no threads."""
+    def __init__(
+        self, target: str, setup: object, limits: Limits, size: int = 1, *, forks: bool = False
+    ) -> None:
+        """target: "module:name" of a function that takes `setup` and returns the function to call,
+        which takes one value. Values and results are JSON values. size: the most processes; further
+        callers wait. forks: every call runs in a fork of the process; `target` must then start no
+        threads."""
         self._target, self._setup, self._limits, self._forks = target, setup, limits, forks
         self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(size):
@@ -74,8 +87,9 @@ class ChildPool:
         self._finalizer = weakref.finalize(self, _end_all, self._children, self._owner)
 
     def call(self, value: object) -> Any:
-        """The function's result. Raises ChildStopped if a limit is exceeded or the child ends; PassError if it raises
-        one, if no child can be started, or in a fork of the pool's process; RuntimeError for its other errors."""
+        """The function's result. Raises ChildStopped if a limit is exceeded or the child ends;
+        PassError if it raises one, if no child can be started, or in a fork of the pool's process;
+        RuntimeError for its other errors."""
         check_process(self._owner)
         child = self._free.get()
         try:
@@ -99,9 +113,17 @@ def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
 class _Child:
     def __init__(self, target: str, setup: object, limits: Limits, *, forks: bool) -> None:
         self._limits = limits
-        package = str(Path(__file__).parents[2])  # may be missing in sys.path with an editable install
+        package = str(
+            Path(__file__).parents[2]
+        )  # may be missing in sys.path with an editable install
         self._process = subprocess.Popen(
-            [interpreter(), "-I", "-S", "-c", CHILD_PROGRAM.format(path=[*sys.path, package], target=target)],
+            [
+                interpreter(),
+                "-I",
+                "-S",
+                "-c",
+                CHILD_PROGRAM.format(path=[*sys.path, package], target=target),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -145,7 +167,8 @@ class _Child:
                     pipe.close()
 
     def _exchange(self, message: object, seconds: float) -> Any:
-        """Send a message and return the answer. Raises ChildStopped if the child ends or takes more than `seconds`."""
+        """Send a message and return the answer. Raises ChildStopped if the child ends or takes more
+        than `seconds`."""
         try:
             _write(self._to, message)
             return self._read(time.monotonic() + seconds)
@@ -168,8 +191,8 @@ class _Child:
         return json.loads(read[HEADER.size :])
 
     def _why_ended(self, signal_number: int) -> str:
-        """The message of ChildStopped. signal_number: the signal that ended the process, or minus its exit status; all
-        but SIGPROF and SIGSEGV count as a lack of memory."""
+        """The message of ChildStopped. signal_number: the signal that ended the process, or minus
+        its exit status; all but SIGPROF and SIGSEGV count as a lack of memory."""
         if signal_number == signal.SIGPROF:
             return f"it takes more than {self._limits.cpu_seconds:g} seconds"
         if signal_number == signal.SIGSEGV:
@@ -188,9 +211,12 @@ def _unwrapped(answer: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def interpreter() -> str:
-    """A Python interpreter of this process's version. (If Python is embedded, as in Triton's stub, `sys.executable` is
-    not one.) Raises PassError if none is found."""
-    version, prefix = f"{sys.version_info[0]}.{sys.version_info[1]}", Path(sys.base_exec_prefix, "bin")
+    """A Python interpreter of this process's version. (If Python is embedded, as in Triton's stub,
+    `sys.executable` is not one.) Raises PassError if none is found."""
+    version, prefix = (
+        f"{sys.version_info[0]}.{sys.version_info[1]}",
+        Path(sys.base_exec_prefix, "bin"),
+    )
     name = f"python{version}"
     names = (os.environ.get(PYTHON_VARIABLE), sys.executable, prefix / name, name, "python3")
     for each in names:
@@ -199,11 +225,15 @@ def interpreter() -> str:
         done = subprocess.run([path, "-I", "-S", "-V"], capture_output=True, text=True, check=False)
         if done.stdout.startswith(f"Python {version}."):
             return path
-    raise PassError(f"no interpreter of Python {version} is found for child processes; set {PYTHON_VARIABLE} to one")
+    raise PassError(
+        f"no interpreter of Python {version} is found for child processes; set "
+        f"{PYTHON_VARIABLE} to one"
+    )
 
 
 def serve(target: str) -> None:
-    """The child's main function: serves calls of `target` until the parent closes standard input."""
+    """The child's main function: serves calls of `target` until the parent closes standard
+    input."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between messages
     setup, seconds, memory, stack, forks = _next_message(source)
@@ -222,7 +252,9 @@ def serve(target: str) -> None:
             if exit_code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
                 _write(sink, {"signal": -exit_code})
             continue
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time, after which SIGPROF ends the process
+        signal.setitimer(
+            signal.ITIMER_PROF, seconds
+        )  # of CPU time, after which SIGPROF ends the process
         answer = _answer(function, message[0])
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sink, answer)

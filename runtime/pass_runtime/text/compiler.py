@@ -1,12 +1,14 @@
-"""Compiles constraints with llguidance, first in a child process with limits of time, memory and stack.
+"""Compiles constraints with llguidance, first in a child process with limits of time, memory and
+stack.
 
-A constraint can make llguidance recurse, multiply automata and try combinations without bound. Compilation is
-deterministic, so a constraint that stays within a child's limits also does so in this process, in a thread with a
-larger stack.
+A constraint can make llguidance recurse, multiply automata and try combinations without bound.
+Compilation is deterministic, so a constraint that stays within a child's limits also does so in
+this process, in a thread with a larger stack.
 
-llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would encode forced text (text
-to which the grammar has no alternative) with added tokens, so that `{"const": "<|im_end|>"}` ends the text, and it
-would refuse tokenizers that are neither byte-level nor byte-fallback.
+llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would encode
+forced text (text to which the grammar has no alternative) with added tokens, so that `{"const":
+"<|im_end|>"}` ends the text, and it would refuse tokenizers that are neither byte-level nor
+byte-fallback.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ MAX_ERROR_CHARACTERS = 300
 
 
 class PlainTokenizer:
-    """Has the attributes that `llguidance.LLTokenizer` reads: the bytes of all tokens, and which tokens are not text.
+    """Has the attributes that `llguidance.LLTokenizer` reads: the bytes of all tokens, and which
+    tokens are not text.
 
-    Added tokens are not text: a grammar can only name them by id (`<[7]>`), and text that spells one is written with
-    other tokens. Two kinds of added tokens are text, though, unless they are special or end a text: those of white
-    space, and those whose text the other tokens cannot write.
+    Added tokens are not text: a grammar can only name them by id (`<[7]>`), and text that spells
+    one is written with other tokens. Two kinds of added tokens are text, though, unless they are
+    special or end a text: those of white space, and those whose text the other tokens cannot write.
     """
 
     is_tokenizer_wrapper = True
@@ -46,11 +49,17 @@ class PlainTokenizer:
         self.eos_token_id = end_tokens[0]
         self.tokens = Vocabulary(tokenizer).all_bytes(vocab_size)
         self._encoder = _without_added_tokens(tokenizer)
-        added = {n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size}
+        added = {
+            n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size
+        }
         for n, token in added.items():  # special tokens, too, which `Vocabulary` gives no bytes
             self.tokens[n] = token.content.encode()
         self._no_text = {*added, *end_tokens}
-        self._by_bytes = {each: n for n, each in reversed([*enumerate(self.tokens)]) if each and n not in self._no_text}
+        self._by_bytes = {
+            each: n
+            for n, each in reversed([*enumerate(self.tokens)])
+            if each and n not in self._no_text
+        }
         self._longest = max(map(len, self._by_bytes), default=0)
         for n in [n for n, token in added.items() if not token.special and n not in end_tokens]:
             if self.tokens[n].isspace() or not self._is_written(self.tokens[n].decode()):
@@ -60,18 +69,24 @@ class PlainTokenizer:
         self.special_token_ids = sorted(self._no_text)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens that write `text`: those of the tokenizer if their bytes are the text's, else the longest ones
-        from left to right, up to the first byte that no token can write. Only MAX_FORCED_CHARACTERS are read, because
-        llguidance has the forced text tokenized again for every token."""
+        """The tokens that write `text`: those of the tokenizer if their bytes are the text's, else
+        the longest ones from left to right, up to the first byte that no token can write. Only
+        MAX_FORCED_CHARACTERS are read, because llguidance has the forced text tokenized again for
+        every token."""
         text = text[:MAX_FORCED_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
-        if self._no_text.isdisjoint(ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
+        if (
+            self._no_text.isdisjoint(ids)
+            and b"".join([self.tokens[i] for i in ids]) == text.encode()
+        ):
             return ids
         return self._longest_tokens(text.encode())
 
     def _is_written(self, text: str) -> bool:
         """Whether tokens that are text can write all of `text`."""
-        return b"".join(self.tokens[i] for i in self._longest_tokens(text.encode())) == text.encode()
+        return (
+            b"".join(self.tokens[i] for i in self._longest_tokens(text.encode())) == text.encode()
+        )
 
     def _longest_tokens(self, text: bytes) -> list[int]:
         ids: list[int] = []
@@ -88,7 +103,8 @@ class PlainTokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that adds nothing before or after a text, and encodes the text of added tokens as plain text."""
+    """A tokenizer that adds nothing before or after a text, and encodes the text of added tokens as
+    plain text."""
     written = json.loads(tokenizer.to_str())
     written |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     for name in ("normalizer", "pre_tokenizer"):
@@ -97,12 +113,15 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_prefix(step: Any) -> Any:
-    """`step`, a normalizer or pre-tokenizer, without adding a space before a text; None if nothing is left of it."""
+    """`step`, a normalizer or pre-tokenizer, without adding a space before a text; None if nothing
+    is left of it."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
         name = "normalizers" if "normalizers" in step else "pretokenizers"
-        return step | {name: [left for each in step[name] if (left := _without_prefix(each)) is not None]}
+        return step | {
+            name: [left for each in step[name] if (left := _without_prefix(each)) is not None]
+        }
     if step["type"] == "Metaspace":
         return step | {"prepend_scheme": "never"}
     return step | {"add_prefix_space": False} if "add_prefix_space" in step else step
@@ -114,7 +133,8 @@ STEP_LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-"""Limits of llguidance: two for one mask (about 10 ms), one for the states of a grammar's lexer (2 to 7 KB each)."""
+"""Limits of llguidance: two for one mask (about 10 ms), one for the states of a grammar's lexer (2
+to 7 KB each)."""
 NO_TOKEN = "NoExtension"
 """The beginning of llguidance's error if no token can follow and the text is not complete."""
 
@@ -123,7 +143,8 @@ class Compiler:
     """Compiles constraints for one model. Any thread may call it, but only one at a time."""
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """tokenizer: the content of tokenizer.json. end_tokens: the ids that end a text, at least one."""
+        """tokenizer: the content of tokenizer.json. end_tokens: the ids that end a text, at least
+        one."""
         from llguidance import LLParserLimits, LLTokenizer
 
         plain: Any = PlainTokenizer(Tokenizer.from_str(tokenizer), vocab_size, end_tokens)
@@ -131,11 +152,14 @@ class Compiler:
         self._limits = LLParserLimits(**STEP_LIMITS)
 
     def compile(self, constraint: Constraint) -> Any:
-        """An `llguidance.LLMatcher` in its first state. Raises PassError if the constraint is not valid."""
+        """An `llguidance.LLMatcher` in its first state. Raises PassError if the constraint is not
+        valid."""
         from llguidance import LLMatcher
 
         try:
-            matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0, limits=self._limits)
+            matcher = LLMatcher(
+                self._tokenizer, _grammar(constraint), log_level=0, limits=self._limits
+            )
         except (RuntimeError, ValueError) as error:
             raise _refused(constraint, str(error)) from None
         if matcher.is_error():
@@ -144,8 +168,9 @@ class Compiler:
 
 
 def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that child processes run. setup: the arguments of `Compiler`. It takes the fields of a `Constraint`,
-    and returns {"bytes": the memory that compiling took}, or {"refused": why it is not valid or cannot be followed}."""
+    """The function that child processes run. setup: the arguments of `Compiler`. It takes the
+    fields of a `Constraint`, and returns {"bytes": the memory that compiling took}, or {"refused":
+    why it is not valid or cannot be followed}."""
     compiler = Compiler(**setup)
 
     def check(fields: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +188,8 @@ def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _try(matcher: Any) -> None:
-    """Take the tokens that are forced at the beginning, and one more token. The caller checks `is_error`."""
+    """Take the tokens that are forced at the beginning, and one more token. The caller checks
+    `is_error`."""
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if not matcher.is_error() and mask:
@@ -192,7 +218,9 @@ def _grammar(constraint: Constraint) -> str:
         return str(LLMatcher.grammar_from_regex(constraint.regex))
     if constraint.choice:
         return str(LLMatcher.grammar_from_lark(constraint.lark("start")))
-    return str(LLMatcher.grammar_from_lark(_SCHEMA_RULE.sub(_without_dead_ends, constraint.grammar or "")))
+    return str(
+        LLMatcher.grammar_from_lark(_SCHEMA_RULE.sub(_without_dead_ends, constraint.grammar or ""))
+    )
 
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
@@ -211,15 +239,15 @@ def _finite(schema: Any) -> str:
     if (found := without_dead_ends(schema)) is False and schema is not False:
         title = f" of {schema['title']}" if isinstance(schema.get("title"), str) else ""
         raise PassError(
-            f"the json_schema{title} is not valid: no value of it ends, because a required part contains itself by "
-            "$ref; leave that part out of required"
+            f"the json_schema{title} is not valid: no value of it ends, because a required part "
+            "contains itself by $ref; leave that part out of required"
         )
     return json.dumps(found, ensure_ascii=False)
 
 
 def _refused(constraint: Constraint, why: str) -> PassError:
-    """The error of a constraint. A schema in a grammar is named by its title, and the place in it by its path: users
-    did not write the grammar."""
+    """The error of a constraint. A schema in a grammar is named by its title, and the place in it
+    by its path: users did not write the grammar."""
     kind, of_schema = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
     texts = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
     if of_schema and texts:
@@ -264,9 +292,17 @@ def _place(schema: Any, why: str) -> list[str] | None:
     if isinstance(schema, dict):
         if f"Unknown format: {schema.get('format')}" == why.strip():
             return ["format"]
-        if why.startswith("Unimplemented keys") and (key := next((k for k in schema if f'"{k}"' in why), None)):
+        if why.startswith("Unimplemented keys") and (
+            key := next((k for k in schema if f'"{k}"' in why), None)
+        ):
             return [key]
-    parts = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    parts = (
+        schema.items()
+        if isinstance(schema, dict)
+        else enumerate(schema)
+        if isinstance(schema, list)
+        else ()
+    )
     for key, part in parts:
         if (path := _place(part, why)) is not None:
             return [str(key), *path]

@@ -11,8 +11,8 @@ from pass_runtime.bundle.values import flag, short_repr, text
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The only format in which JSON is written: on one line, with ", " and ": ". Otherwise the model could write white
-space for ever, and no text between two values would be forced."""
+"""The only format in which JSON is written: on one line, with ", " and ": ". Otherwise the model
+could write white space for ever, and no text between two values would be forced."""
 MAX_GRAMMAR_BYTES = 1 << 20
 """The most bytes of a grammar, schema, regular expression or list of choices."""
 
@@ -21,12 +21,13 @@ MAX_GRAMMAR_BYTES = 1 << 20
 class Constraint:
     """What the whole text must match. Exactly one of the fields is set.
 
-    json_schema: a JSON schema (JSON text, or what `json.loads` makes of it). json_object: any JSON object. regex: a
-    regular expression in the syntax of Rust's crate regex. choice: the text is one of these. grammar: a context-free
-    grammar in llguidance's variant of Lark's EBNF.
+    json_schema: a JSON schema (JSON text, or what `json.loads` makes of it). json_object: any JSON
+    object. regex: a regular expression in the syntax of Rust's crate regex. choice: the text is one
+    of these. grammar: a context-free grammar in llguidance's variant of Lark's EBNF.
 
-    Raises PassError if none or several are set, or if one has the wrong type, more than MAX_GRAMMAR_BYTES, or a lone
-    surrogate. Whether a grammar is valid is checked when a request begins.
+    Raises PassError if none or several are set, or if one has the wrong type, more than
+    MAX_GRAMMAR_BYTES, or a lone surrogate. Whether a grammar is valid is checked when a request
+    begins.
     """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -51,7 +52,9 @@ class Constraint:
         given = [name for name, is_set in self._set.items() if is_set]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
-            raise PassError(f"a constraint has exactly one of {', '.join(self._set)}; this one has {found}")
+            raise PassError(
+                f"a constraint has exactly one of {', '.join(self._set)}; this one has {found}"
+            )
         parts = (self.regex or "", self.grammar or "", *self.choice, self.schema)
         try:
             size = sum(len(part.encode()) for part in parts)
@@ -82,12 +85,14 @@ class Constraint:
         return self.json_schema if isinstance(self.json_schema, str) else ""
 
     def lark(self, name: str) -> str:
-        """The constraint as rules in llguidance's variant of Lark, to put into a grammar. The first rule is `name`."""
+        """The constraint as rules in llguidance's variant of Lark, to put into a grammar. The first
+        rule is `name`."""
         if self.json_object or self.schema:
             schema = json.loads(self.schema or '{"type": "object"}')
             if isinstance(schema, bool):
                 schema = {} if schema else {"enum": []}
-            return f"{name}: %json {json.dumps({**schema, 'x-guidance': JSON_FORM}, ensure_ascii=False)}"
+            form = {**schema, "x-guidance": JSON_FORM}
+            return f"{name}: %json {json.dumps(form, ensure_ascii=False)}"
         if self.regex is not None:
             return f"{name}: {_lark_regex(self.regex)}"
         if self.choice:  # one terminal: a rule for every choice would be too complex
@@ -100,7 +105,9 @@ def _lark_regex(pattern: str) -> str:
     """The expression between slashes, with the slashes and line breaks in it escaped."""
     written, escaped = "", False
     for character in pattern:
-        written += "\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character
+        written += (
+            "\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character
+        )
         escaped = character == "\\" and not escaped
     return f"/(?:{written})/"
 
@@ -113,5 +120,7 @@ def _json_text(schema: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise PassError(f"the JSON schema is not valid JSON: {error}") from error
     if not isinstance(value, Mapping | bool):
-        raise PassError(f"a JSON schema must be a JSON object, true or false, not {short_repr(value)}")
+        raise PassError(
+            f"a JSON schema must be a JSON object, true or false, not {short_repr(value)}"
+        )
     return written

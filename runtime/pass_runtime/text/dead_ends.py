@@ -1,8 +1,9 @@
 """Takes dead ends out of JSON schemas: what a text may begin with, but never end.
 
-llguidance looks at a part of a schema when the text gets there. So it lets a text begin an optional property, an item
-or an alternative that has no finite value (a loop of `$ref`), and a comma before properties of a pattern whose only
-names are used already. Here such parts become `false`, and patterns with few names become properties.
+llguidance looks at a part of a schema when the text gets there. So it lets a text begin an optional
+property, an item or an alternative that has no finite value (a loop of `$ref`), and a comma before
+properties of a pattern whose only names are used already. Here such parts become `false`, and
+patterns with few names become properties.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ from urllib.parse import unquote, urldefrag, urljoin
 MAX_NAMES, MAX_NAME_BYTES = 64, 256
 """A pattern with more names, or longer ones, stays a pattern."""
 MAX_STEPS = 100_000
-"""How many parts of a schema are looked at, counting each time. Schemas can refer to one another without bound."""
+"""How many parts of a schema are looked at, counting each time. Schemas can refer to one another
+without bound."""
 PARTS = ("properties", "patternProperties", "$defs", "definitions")
 SINGLE = (
-    *("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames"),
+    *(
+        "additionalProperties",
+        "additionalItems",
+        "items",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "propertyNames",
+    ),
 )
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 OPTIONAL = ("additionalProperties", "additionalItems", "items")
@@ -27,8 +39,9 @@ OPTIONAL = ("additionalProperties", "additionalItems", "items")
 
 
 def without_dead_ends(schema: Any) -> Any:
-    """A schema with the same finite values; False if there are none. It is not changed itself. A schema that takes more
-    than MAX_STEPS, or is nested too deep, is returned as it is: llguidance has limits, too."""
+    """A schema with the same finite values; False if there are none. It is not changed itself. A
+    schema that takes more than MAX_STEPS, or is nested too deep, is returned as it is: llguidance
+    has limits, too."""
     try:
         found = _with_names_of_patterns(schema)
         finite = _Finite(found)
@@ -44,7 +57,8 @@ class _TooMuch(Exception):
 
 
 class _Finite:
-    """Which schemas have a finite value, by the `$ref` targets that have one. endless: whether a target has none."""
+    """Which schemas have a finite value, by the `$ref` targets that have one. endless: whether a
+    target has none."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -77,8 +91,16 @@ class _Finite:
 
     def _has_object(self, schema: Mapping[str, Any]) -> bool:
         properties = _dict(schema, "properties")
-        other = schema.get("additionalProperties", True) if not schema.get("patternProperties") else True
-        return all(self.has(properties.get(name, other)) for name in _list(schema, "required") if isinstance(name, str))
+        other = (
+            schema.get("additionalProperties", True)
+            if not schema.get("patternProperties")
+            else True
+        )
+        return all(
+            self.has(properties.get(name, other))
+            for name in _list(schema, "required")
+            if isinstance(name, str)
+        )
 
     def _has_array(self, schema: Mapping[str, Any]) -> bool:
         least, (first_name, rest_name) = schema.get("minItems", 0), _item_keywords(schema)
@@ -112,7 +134,9 @@ def _first_part(schema: Any, is_it: Callable[[Any], bool]) -> Any:
     """The first part of a schema that is sought; True if there is none."""
     if isinstance(schema, dict) and is_it(schema):
         return schema
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    parts = (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    )
     return next((found for part in parts if (found := _first_part(part, is_it)) is not True), True)
 
 
@@ -121,8 +145,13 @@ def _text(schema: Any, name: str) -> str:
 
 
 def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """The keywords of an array's first items, one by one, and of the others: those of JSON Schema 2019, or 2020."""
-    return ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("prefixItems", "items")
+    """The keywords of an array's first items, one by one, and of the others: those of JSON Schema
+    2019, or 2020."""
+    return (
+        ("items", "additionalItems")
+        if isinstance(schema.get("items"), list)
+        else ("prefixItems", "items")
+    )
 
 
 def _without_endless(schema: Any, finite: _Finite) -> Any:
@@ -139,7 +168,8 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
         if isinstance(schema.get(name), dict):
             of_objects = name in ("properties", "patternProperties")
             found[name] = {
-                key: part(each, optional=of_objects and key not in required) for key, each in schema[name].items()
+                key: part(each, optional=of_objects and key not in required)
+                for key, each in schema[name].items()
             }
     for name in SINGLE:
         if isinstance(schema.get(name), dict):
@@ -147,9 +177,15 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
     for name in LISTS:
         if isinstance(schema.get(name), list):
             parts = [part(each, optional=name in ("anyOf", "oneOf")) for each in schema[name]]
-            found[name] = [each for each in parts if each is not False or name not in ("anyOf", "oneOf")] or [False]
+            found[name] = [
+                each for each in parts if each is not False or name not in ("anyOf", "oneOf")
+            ] or [False]
     first, rest = _item_keywords(schema)
-    if (end := next((i for i, each in enumerate(_list(schema, first)) if not finite.has(each)), None)) is not None:
+    if (
+        end := next(
+            (i for i, each in enumerate(_list(schema, first)) if not finite.has(each)), None
+        )
+    ) is not None:
         found |= {first: found[first][:end], rest: False}  # an array ends before it
     return found
 
@@ -161,7 +197,9 @@ def _with_names_of_patterns(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = {
-        key: each if key in ("enum", "const", "default", "examples") else _with_names_of_patterns(each)
+        key: each
+        if key in ("enum", "const", "default", "examples")
+        else _with_names_of_patterns(each)
         for key, each in schema.items()
     }
     patterns = _dict(found, "patternProperties")
@@ -179,12 +217,15 @@ def _with_names_of_patterns(schema: Any) -> Any:
 
 @lru_cache(1024)
 def _names(pattern: str) -> list[str] | None:
-    """All names that a pattern matches; None if there are more than MAX_NAMES, or a longer one than MAX_NAME_BYTES.
-    llguidance itself writes them, byte by byte, so they are those that it would let a text have."""
+    """All names that a pattern matches; None if there are more than MAX_NAMES, or a longer one than
+    MAX_NAME_BYTES. llguidance itself writes them, byte by byte, so they are those that it would let
+    a text have."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(
-        _bytes(), LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}), log_level=0
+        _bytes(),
+        LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}),
+        log_level=0,
     )
     if matcher.is_error():
         return [] if "Regex is empty" in matcher.get_error() else None

@@ -1,10 +1,13 @@
-"""Tokens to text and back: the bytes of each token, the characters of those bytes, and the token ids of a text.
+"""Tokens to text and back: the bytes of each token, the characters of those bytes, and the token
+ids of a text.
 
-`Tokenizer.encode` and `decode` hold Python's GIL, for about a second per megabyte. Their batch versions release it.
+`Tokenizer.encode` and `decode` hold Python's GIL, for about a second per megabyte. Their batch
+versions release it.
 
-The tokenizers library decodes whole lists of tokens. But its decoders treat every token alone, with three exceptions:
-the first token, white space that is stripped from the text's beginning, and characters whose bytes are several tokens.
-So a text is the bytes of its tokens, one after the other.
+The tokenizers library decodes whole lists of tokens. But its decoders treat every token alone, with
+three exceptions: the first token, white space that is stripped from the text's beginning, and
+characters whose bytes are several tokens. So a text is the bytes of its tokens, one after the
+other.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from tokenizers import Tokenizer
 from pass_runtime.errors import PassError
 
 MAX_UNBATCHED_LENGTH = 1 << 10
-"""Up to this many characters or tokens, the call that holds the GIL takes less time than its batch version."""
+"""Up to this many characters or tokens, the call that holds the GIL takes less time than its batch
+version."""
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -41,7 +45,8 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: boo
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKENWISE_DECODERS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
-"""Decoders that treat every token alone and may be combined. (`ByteLevel` does so, too, as the only decoder.)"""
+"""Decoders that treat every token alone and may be combined. (`ByteLevel` does so, too, as the only
+decoder.)"""
 _PRECEDING_TOKEN = "a"
 """A token that is decoded before another one, so that the other one is not the first."""
 
@@ -50,7 +55,9 @@ def _byte_alphabet() -> dict[str, int]:
     """By character, the byte that it stands for in byte-level tokenizers such as GPT-2's."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
 
 
 _ALPHABET = _byte_alphabet()
@@ -59,25 +66,40 @@ _ALPHABET = _byte_alphabet()
 class Vocabulary:
     """The tokens of a tokenizer as bytes of a text. Any thread may call its methods.
 
-    strip: content that is removed from a text's beginning, and how many times at most. byte_fallback: whether each byte
-    of an incomplete character is shown as U+FFFD (Llama 2's tokenizer), or all of them as one U+FFFD (GPT-2's).
+    strip: content that is removed from a text's beginning, and how many times at most.
+    byte_fallback: whether each byte of an incomplete character is shown as U+FFFD (Llama 2's
+    tokenizer), or all of them as one U+FFFD (GPT-2's).
 
     Raises PassError if the tokenizer's decoder does not treat every token alone.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._decoder = tokenizer, tokenizer.decoder
-        self._special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        self._special = {
+            token.content
+            for token in tokenizer.get_added_tokens_decoder().values()
+            if token.special
+        }
         steps = _steps(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
-        strips_end = any(step["type"] == "Strip" and step["stop"] for step in steps)  # a stream does not know its end
+        strips_end = any(
+            step["type"] == "Strip" and step["stop"] for step in steps
+        )  # a stream does not know its end
         if strips_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
-            raise PassError(f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another model")
+            raise PassError(
+                f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another model"
+            )
         self.strip: tuple[bytes, int] = (b"", 0)
         self.byte_fallback = "ByteFallback" in kinds
-        self._first_differs = self._decoder is None or not {"Metaspace", "WordPiece"}.isdisjoint(kinds)
-        strips = [step for step in steps[kinds.index("Fuse") :] if step["type"] == "Strip"] if "Fuse" in kinds else []
+        self._first_differs = self._decoder is None or not {"Metaspace", "WordPiece"}.isdisjoint(
+            kinds
+        )
+        strips = (
+            [step for step in steps[kinds.index("Fuse") :] if step["type"] == "Strip"]
+            if "Fuse" in kinds
+            else []
+        )
         if strips:
             self.strip = strips[0]["content"].encode(), int(strips[0]["start"])
         self.bytes = lru_cache(maxsize=1 << 16)(self._bytes)
@@ -88,7 +110,9 @@ class Vocabulary:
 
     def is_text(self, token: int) -> bool:
         """Whether `token` is an id of the tokenizer and not a special token."""
-        return (piece := self._tokenizer.id_to_token(token)) is not None and piece not in self._special
+        return (
+            piece := self._tokenizer.id_to_token(token)
+        ) is not None and piece not in self._special
 
     def special(self, text: str) -> int | None:
         """The id of the special token whose text is `text`; None if there is none."""
@@ -108,7 +132,8 @@ class Vocabulary:
         return [self._bytes(token) for token in range(count)]
 
     def _bytes(self, token: int, *, first: bool = False) -> bytes:
-        """What `token` adds to a text that has other tokens before it; b"" if it is special or not a token."""
+        """What `token` adds to a text that has other tokens before it; b"" if it is special or not
+        a token."""
         piece = self._tokenizer.id_to_token(token)
         if piece is None or piece in self._special:
             return b""
@@ -120,7 +145,11 @@ class Vocabulary:
         if self.byte_fallback and (match := _BYTE.fullmatch(piece)):
             return bytes([int(match[1], 16)])
         before = [] if first else [_PRECEDING_TOKEN]
-        text = " ".join([*before, piece]) if self._decoder is None else self._decoder.decode([*before, piece])
+        text = (
+            " ".join([*before, piece])
+            if self._decoder is None
+            else self._decoder.decode([*before, piece])
+        )
         return text.removeprefix("".join(before)).encode()
 
 
@@ -141,7 +170,8 @@ _PARTIAL_CHARACTER = re.compile(
     rb"(?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|\xed[\x80-\x9f]?|[\xe1-\xec\xee\xef][\x80-\xbf]?"
     rb"|\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2})\Z"
 )
-"""The last bytes of a text if they are the beginning of a character (table 3-7 of the Unicode standard)."""
+"""The last bytes of a text if they are the beginning of a character (table 3-7 of the Unicode
+standard)."""
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -155,19 +185,25 @@ codecs.register_error(_EACH_BYTE_HANDLER, _replace_each_byte)
 class Detokenizer:
     """The text of tokens that follow a prompt.
 
-    Bytes that are part of no character are shown as U+FFFD, as the tokenizer's decoder shows them. The beginning of a
-    character is held back until it is clear whether the next tokens complete it; if the text ends first, it is dropped.
-    A character that begins in the prompt belongs to the text if the text completes it.
+    Bytes that are part of no character are shown as U+FFFD, as the tokenizer's decoder shows them.
+    The beginning of a character is held back until it is clear whether the next tokens complete it;
+    if the text ends first, it is dropped. A character that begins in the prompt belongs to the text
+    if the text completes it.
 
-    place: the offset in characters at which the newest token's text begins. If the token continues a character, this is
-    the offset of that character.
+    place: the offset in characters at which the newest token's text begins. If the token continues
+    a character, this is the offset of that character.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, prompt: Sequence[int] = (), shown_special_tokens: Sequence[int] = ()
+        self,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int] = (),
+        shown_special_tokens: Sequence[int] = (),
     ) -> None:
         self._vocabulary = vocabulary
-        self._shown = {token: vocabulary.special_text(token) or "" for token in shown_special_tokens}
+        self._shown = {
+            token: vocabulary.special_text(token) or "" for token in shown_special_tokens
+        }
         self._strip, self._strips_left = vocabulary.strip
         self._first = True
         """Whether prompt and text have no token yet that is text."""
@@ -179,9 +215,13 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Take the next token. Returns the text that is final now."""
         self.place = self._length
-        if not (found := self._shown[token].encode() if token in self._shown else self._bytes(token)):
+        if not (
+            found := self._shown[token].encode() if token in self._shown else self._bytes(token)
+        ):
             return ""
-        if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:  # `token` does not continue it
+        if (
+            self._held and len((self._held + found[:1]).decode(errors="replace")) > 1
+        ):  # `token` does not continue it
             self.place += len(self._held.decode(errors=self._errors)) - len(self._shown_before)
         text = self._decode(found)
         if self._shown_before and text:
@@ -209,8 +249,9 @@ class Detokenizer:
         return found
 
     def _read_prompt(self, prompt: Sequence[int]) -> str:
-        """Find whether the text's beginning is still to be stripped, and hold the bytes of a character that the prompt
-        does not complete. Returns how the prompt's own text shows these bytes: as U+FFFD, or "" if there are none."""
+        """Find whether the text's beginning is still to be stripped, and hold the bytes of a
+        character that the prompt does not complete. Returns how the prompt's own text shows these
+        bytes: as U+FFFD, or "" if there are none."""
         for token in prompt:
             if not self._first and not self._strips_left:
                 break

@@ -1,8 +1,9 @@
 """Compiles constraints to grammars, and keeps the state of a text in its grammar.
 
-There are three queues. A constraint is first compiled in a child process within QUICK_LIMITS. If it exceeds them,
-it is compiled in another child within LONG_LIMITS. If a child succeeds, a thread of this process compiles it. So
-constraints that compile quickly, as nearly all do, do not wait for slow ones, and texts without one never wait.
+There are three queues. A constraint is first compiled in a child process within QUICK_LIMITS. If it
+exceeds them, it is compiled in another child within LONG_LIMITS. If a child succeeds, a thread of
+this process compiles it. So constraints that compile quickly, as nearly all do, do not wait for
+slow ones, and texts without one never wait.
 
 A state computes which tokens may follow, within a budget of CPU time.
 """
@@ -33,8 +34,9 @@ from pass_runtime.text.constraint import Constraint
 
 START_CPU_SECONDS = 0.1
 ROW_CPU_SECONDS = 0.002
-"""A text may take CPU time of START_CPU_SECONDS + ROW_CPU_SECONDS * (rows of its masks so far). `compiler.STEP_LIMITS`
-bound each mask. This bounds their sum, because the thread that computes the masks decodes all other texts, too."""
+"""A text may take CPU time of START_CPU_SECONDS + ROW_CPU_SECONDS * (rows of its masks so far).
+`compiler.STEP_LIMITS` bound each mask. This bounds their sum, because the thread that computes the
+masks decodes all other texts, too."""
 
 
 class ConstraintStopped(PassError):
@@ -43,14 +45,15 @@ class ConstraintStopped(PassError):
 
 @dataclass
 class CpuUsage:
-    """seconds: the CPU time of all masks that were computed with one compiled grammar. The grammar's memory grows with
-    it: the states of its lexer are kept, and all texts share them."""
+    """seconds: the CPU time of all masks that were computed with one compiled grammar. The
+    grammar's memory grows with it: the states of its lexer are kept, and all texts share them."""
 
     seconds: float = 0.0
 
 
 class GrammarState:
-    """The state of one text in its grammar. Every method raises ConstraintStopped if the text cannot go on."""
+    """The state of one text in its grammar. Every method raises ConstraintStopped if the text
+    cannot go on."""
 
     def __init__(self, matcher: Any, end_tokens: Sequence[int], usage: CpuUsage) -> None:
         self._matcher, self._end_tokens, self._usage = matcher, end_tokens, usage
@@ -67,8 +70,9 @@ class GrammarState:
                 raise self._stopped()
 
     def fill(self, allowed: npt.NDArray[np.uint32], drafts: Sequence[int]) -> None:
-        """Set in row i of `allowed` [len(drafts)+1,V/32] the bits of the tokens that may follow the text and
-        drafts[:i]. Rows after a draft that the grammar forbids, or that ends the text, are left as they are."""
+        """Set in row i of `allowed` [len(drafts)+1,V/32] the bits of the tokens that may follow the
+        text and drafts[:i]. Rows after a draft that the grammar forbids, or that ends the text, are
+        left as they are."""
         with self._timed():
             self._fill(allowed, drafts)
 
@@ -95,11 +99,14 @@ class GrammarState:
             return tuple(self._matcher.compute_ff_tokens())
 
     def _stopped(self) -> ConstraintStopped:
-        return ConstraintStopped(f"the constraint cannot be followed further: {problem(self._matcher.get_error())}")
+        return ConstraintStopped(
+            f"the constraint cannot be followed further: {problem(self._matcher.get_error())}"
+        )
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count the CPU time of a `with` block. Raises ConstraintStopped if the budget is exceeded."""
+        """Count the CPU time of a `with` block. Raises ConstraintStopped if the budget is
+        exceeded."""
         started = time.thread_time()
         yield
         spent = time.thread_time() - started
@@ -107,8 +114,8 @@ class GrammarState:
         self._usage.seconds += spent
         if self._seconds > START_CPU_SECONDS + ROW_CPU_SECONDS * self._rows:
             raise ConstraintStopped(
-                f"the constraint takes more than {1000 * ROW_CPU_SECONDS:g} ms a token to follow, which would slow "
-                "other requests down; simplify it"
+                f"the constraint takes more than {1000 * ROW_CPU_SECONDS:g} ms a token to follow, "
+                "which would slow other requests down; simplify it"
             )
 
 
@@ -119,7 +126,8 @@ QUICK_LIMITS = Limits(0.25, 256 * MIB, CHILD_STACK_BYTES)
 LONG_LIMITS = Limits(2.0, 256 * MIB, CHILD_STACK_BYTES)
 """What the two children may take for a constraint."""
 THREAD_STACK_BYTES = 8 * CHILD_STACK_BYTES
-"""The stack of the thread that compiles after a child has. It is larger, so that it suffices if the child's did."""
+"""The stack of the thread that compiles after a child has. It is larger, so that it suffices if the
+child's did."""
 MAX_QUICK_JOBS, MAX_LONG_JOBS = 128, 16
 """The most constraints in the queues of the two children."""
 MAX_GRAMMARS, MAX_CACHE_BYTES = 64, 128 * MIB
@@ -150,7 +158,8 @@ class _Job:
 
 @dataclass(frozen=True)
 class _CachedGrammar:
-    """A compiled grammar, as a future that is done. size: the bytes of memory that compiling it took."""
+    """A compiled grammar, as a future that is done. size: the bytes of memory that compiling it
+    took."""
 
     future: Future[GrammarState]
     size: int
@@ -163,7 +172,8 @@ class _CachedGrammar:
 
 
 class _Queue:
-    """Jobs for one thread. waiting: how many there are, including the running one. most: how many there may be."""
+    """Jobs for one thread. waiting: how many there are, including the running one. most: how many
+    there may be."""
 
     def __init__(self, most: int, stack: int = 0) -> None:
         """stack: the bytes of the thread's stack; 0 is Python's default."""
@@ -182,29 +192,37 @@ _STACK_SIZE_LOCK = threading.Lock()
 
 
 class Grammars:
-    """Compiles the constraints of one model's texts. Any thread may call its methods. Processes and threads are started
-    with the first constraint."""
+    """Compiles the constraints of one model's texts. Any thread may call its methods. Processes and
+    threads are started with the first constraint."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """end_tokens: the ids that end a text. They are allowed if the text is complete."""
-        self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, list(end_tokens)
+        self._tokenizer, self._vocab_size, self._end_tokens = (
+            tokenizer,
+            vocab_size,
+            list(end_tokens),
+        )
         self._lock = threading.Lock()  # never held while something is compiled
         self._cached: OrderedDict[bytes, _CachedGrammar] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._known = WeakValueDictionary[bytes, Future[GrammarState]]()
-        """The futures of constraints that are being compiled or are kept, or that a caller of `prepare` holds."""
+        """The futures of constraints that are being compiled or are kept, or that a caller of
+        `prepare` holds."""
         self._started = False
         self._closed, self._owner = False, os.getpid()
 
     def start(self, constraint: Constraint) -> GrammarState:
-        """The state of a text without tokens. Raises what `prepare` raises, and the error of its future."""
+        """The state of a text without tokens. Raises what `prepare` raises, and the error of its
+        future."""
         return self.prepare(constraint).result().copy()
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """A future of the state that `start` copies. Do not cancel it: equal constraints share one future.
+        """A future of the state that `start` copies. Do not cancel it: equal constraints share one
+        future.
 
-        The future has a PassError if the constraint is not valid or too complex. Raises TooManyConstraints if the
-        queues are full, and PassError if the session is closed or belongs to another process.
+        The future has a PassError if the constraint is not valid or too complex. Raises
+        TooManyConstraints if the queues are full, and PassError if the session is closed or belongs
+        to another process.
         """
         check_process(self._owner)
         if not self._end_tokens:
@@ -293,7 +311,11 @@ class Grammars:
         except ChildStopped as error:
             if self._closed:
                 raise
-            answer = {"refused": f"the {job.constraint.kind} is too complex to compile: {error}; simplify it"}
+            answer = {
+                "refused": (
+                    f"the {job.constraint.kind} is too complex to compile: {error}; simplify it"
+                )
+            }
         self._go_on(job, answer)
 
     def _go_on(self, job: _Job, answer: dict[str, Any]) -> None:
@@ -316,7 +338,10 @@ class Grammars:
         with self._lock:
             self._cached[job.key] = _CachedGrammar(job.future, max(size, MIN_GRAMMAR_BYTES), usage)
             cached = self._cached
-            while len(cached) > MAX_GRAMMARS or sum(each.bytes for each in cached.values()) > MAX_CACHE_BYTES:
+            while (
+                len(cached) > MAX_GRAMMARS
+                or sum(each.bytes for each in cached.values()) > MAX_CACHE_BYTES
+            ):
                 cached.popitem(last=False)
 
 

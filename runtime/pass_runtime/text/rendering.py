@@ -1,7 +1,9 @@
-"""What the child process of a chat template runs: jinja, with all that transformers adds to it for chat templates.
+"""What the child process of a chat template runs: jinja, with all that transformers adds to it for
+chat templates.
 
-The environment, the variables and the form of messages are those of transformers' `apply_chat_template`. jinja's
-sandbox keeps Python out of a template's reach; time and memory are the child's limits (`pass_runtime.text.child`).
+The environment, the variables and the form of messages are those of transformers'
+`apply_chat_template`. jinja's sandbox keeps Python out of a template's reach; time and memory are
+the child's limits (`pass_runtime.text.child`).
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from pass_runtime.errors import PassError
 MAX_BYTES = 1 << 25
 """The most bytes of UTF-8 that a template may write: more than any model reads."""
 WRITTEN_ARGUMENTS = "written_arguments"
-"""The field of a called function that may stand in place of `arguments`: templates get `WrittenArguments` for it."""
+"""The field of a called function that may stand in place of `arguments`: templates get
+`WrittenArguments` for it."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of the field with a message's reasoning. A message that has one of them gets the first two."""
+"""Names of the field with a message's reasoning. A message that has one of them gets the first
+two."""
 
 
 class Renderer:
-    """The templates of a model. setup: `sources`, by file, and `tokens`, the special tokens by variable."""
+    """The templates of a model. setup: `sources`, by file, and `tokens`, the special tokens by
+    variable."""
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]
@@ -52,9 +57,9 @@ class Renderer:
         self._compiled = cache(self._compile)
 
     def __call__(self, call: Mapping[str, Any]) -> str:
-        """call: `template`, a file; `time`, the template's current time in seconds since 1970; `messages` and
-        `variables`. If `messages` is None, the template is only compiled. Raises PassError if the template does not
-        compile, refuses the messages, or writes too much."""
+        """call: `template`, a file; `time`, the template's current time in seconds since 1970;
+        `messages` and `variables`. If `messages` is None, the template is only compiled. Raises
+        PassError if the template does not compile, refuses the messages, or writes too much."""
         template = self._compiled(call["template"])
         if call["messages"] is None:
             return ""
@@ -72,9 +77,13 @@ class Renderer:
         except MemoryError:
             raise
         except Exception as error:  # a template is a program, and may raise anything
-            raise PassError(f"the chat template refuses these messages: {_one_line(error)}") from None
+            raise PassError(
+                f"the chat template refuses these messages: {_one_line(error)}"
+            ) from None
         if len(text.encode(errors="replace")) > MAX_BYTES:
-            raise PassError(f"the chat template cannot be used: it writes more than {MAX_BYTES >> 20} MiB")
+            raise PassError(
+                f"the chat template cannot be used: it writes more than {MAX_BYTES >> 20} MiB"
+            )
         return text
 
     def _tojson(
@@ -85,11 +94,14 @@ class Renderer:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Plain JSON; jinja's own filter escapes it for HTML. `WrittenArguments` are written as they are."""
+        """Plain JSON; jinja's own filter escapes it for HTML. `WrittenArguments` are written as
+        they are."""
         found: dict[str, WrittenArguments] = {}
         if self._written:
             x = _without_written(x, found)
-        text = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        text = json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
         for stand_in, arguments in found.items():
             text = text.replace(f'"{stand_in}"', arguments)
         return text
@@ -104,9 +116,9 @@ class Renderer:
 
 
 class WrittenArguments(str):
-    """The arguments of a call as a model wrote them: a text that need not be JSON, because it may have been cut off.
-    Templates may take it for a text or for an object: `tojson` writes it as it is, and it has one pair, whose value is
-    the text."""
+    """The arguments of a call as a model wrote them: a text that need not be JSON, because it may
+    have been cut off. Templates may take it for a text or for an object: `tojson` writes it as it
+    is, and it has one pair, whose value is the text."""
 
     KEY = "arguments"
 
@@ -126,15 +138,21 @@ Mapping.register(WrittenArguments)  # for jinja's `is mapping` and `items`
 
 
 def _message(message: Any, written: list[WrittenArguments]) -> Any:
-    """A message as transformers hands it to a template: without fields that are None, and with the reasoning under the
-    names that templates read. Its `WrittenArguments` are added to `written`."""
+    """A message as transformers hands it to a template: without fields that are None, and with the
+    reasoning under the names that templates read. Its `WrittenArguments` are added to `written`."""
     if not isinstance(message, dict):
-        raise PassError(f"a message must be an object with a role and content, not {str(message)[:40]!r}")
+        raise PassError(
+            f"a message must be an object with a role and content, not {str(message)[:40]!r}"
+        )
     found = {name: value for name, value in message.items() if value is not None}
     reasoning = next((found[name] for name in REASONING_FIELDS if name in found), None)
     if isinstance(found.get("tool_calls"), list):
         found["tool_calls"] = [_call(call, written) for call in found["tool_calls"]]
-    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    return (
+        found
+        if reasoning is None
+        else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    )
 
 
 def _call(call: Any, written: list[WrittenArguments]) -> Any:
@@ -155,17 +173,23 @@ def _raise(message: str) -> NoReturn:
 
 
 def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:
-    """`value` with stand-ins in place of `WrittenArguments`, which are added to `found`, by their stand-ins."""
+    """`value` with stand-ins in place of `WrittenArguments`, which are added to `found`, by their
+    stand-ins."""
     if isinstance(value, WrittenArguments):
         found[stand_in := secrets.token_hex(16)] = value
         return stand_in
     if isinstance(value, dict):
         return {key: _without_written(item, found) for key, item in value.items()}
-    return [_without_written(item, found) for item in value] if isinstance(value, list | tuple) else value
+    return (
+        [_without_written(item, found) for item in value]
+        if isinstance(value, list | tuple)
+        else value
+    )
 
 
 class _Generation(Extension):
-    """The tag `{% generation %}`, which marks the assistant's text for training. Only its content is rendered."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. Only its content
+    is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the name is jinja's
 

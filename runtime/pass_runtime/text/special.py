@@ -1,18 +1,21 @@
-"""Encodes conversations as token ids. Special tokens come from the chat template and never from a message.
+"""Encodes conversations as token ids. Special tokens come from the chat template and never from a
+message.
 
-A template writes a single string, in which `<|im_end|>` ends a turn, whether it comes from the template or from a
-message. So messages that may spell special tokens are rendered a second time, with the places that may do so changed.
-Only the first text is encoded, because templates may slice, measure and compare the changed messages, and so write
-something else. The second text shows which parts of the first come from messages:
+A template writes a single string, in which `<|im_end|>` ends a turn, whether it comes from the
+template or from a message. So messages that may spell special tokens are rendered a second time,
+with the places that may do so changed. Only the first text is encoded, because templates may slice,
+measure and compare the changed messages, and so write something else. The second text shows which
+parts of the first come from messages:
 
-1. The letters of the places are exchanged for others of their kind, so that lengths, cases and spaces stay. A special
-   token that has the same letters in both texts comes from the template.
-2. A template that looks for a special token's text in messages does not find it in exchanged ones. So, if the texts
-   differ elsewhere, too, the places get marks around them instead. A special token without marks is the template's.
+1. The letters of the places are exchanged for others of their kind, so that lengths, cases and
+   spaces stay. A special token that has the same letters in both texts comes from the template.
+2. A template that looks for a special token's text in messages does not find it in exchanged ones.
+   So, if the texts differ elsewhere, too, the places get marks around them instead. A special token
+   without marks is the template's.
 3. If these texts differ in more than the marks, messages that spell a special token are refused.
 
-If all special tokens come from the template, the ids are those of Hugging Face's tokenizer. Otherwise everything except
-the template's special tokens is encoded as plain text.
+If all special tokens come from the template, the ids are those of Hugging Face's tokenizer.
+Otherwise everything except the template's special tokens is encoded as plain text.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _PlainTextTokenizer:
-    """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id, a secret text that
-    replaces the template's own special tokens, and that the tokenizer encodes as one token. ids: by the id of that
-    token, the special token id. unknown: the id for characters that have no token."""
+    """tokenizer: encodes the text of special tokens as plain text. stand_ins: by special token id,
+    a secret text that replaces the template's own special tokens, and that the tokenizer encodes as
+    one token. ids: by the id of that token, the special token id. unknown: the id for characters
+    that have no token."""
 
     tokenizer: Tokenizer
     stand_ins: Mapping[int, str]
@@ -59,18 +63,25 @@ class ChatEncoder:
         self._special = {number: token for number, token in added.items() if token.special}
         contents = [token.content for token in self._special.values()]
         self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
-        self._endings = {content[start:] for content in contents for start in range(1, len(content))}
+        self._endings = {
+            content[start:] for content in contents for start in range(1, len(content))
+        }
         self._longest = max(map(len, self._beginnings), default=0)
         # Finds special tokens in a text: all other text becomes the token 0.
         self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
-        self._finder.add_special_tokens([AddedToken(content, normalized=False) for content in contents])
-        self._found = {self._finder.token_to_id(token.content): number for number, token in self._special.items()}
+        self._finder.add_special_tokens(
+            [AddedToken(content, normalized=False) for content in contents]
+        )
+        self._found = {
+            self._finder.token_to_id(token.content): number
+            for number, token in self._special.items()
+        }
         self._lock = Lock()
 
     def encode(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
-        """The ids of a conversation. messages: all input that is not trusted. render: makes the prompt from it. Raises
-        PassError if a message holds the text of a special token that cannot be encoded as plain text, or that cannot be
-        distinguished from the template's."""
+        """The ids of a conversation. messages: all input that is not trusted. render: makes the
+        prompt from it. Raises PassError if a message holds the text of a special token that cannot
+        be encoded as plain text, or that cannot be distinguished from the template's."""
         text = render(messages)
         strings = list(_strings(messages))
         places = self._places(strings)
@@ -101,26 +112,36 @@ class ChatEncoder:
             found = variant.kept(text, other, self._spans(other))
             if found is not None:
                 return found
-        spelled = next((self._special[number].content for each in places for _, _, number in each.whole), None)
+        spelled = next(
+            (self._special[number].content for each in places for _, _, number in each.whole), None
+        )
         if spelled is not None:
             raise PassError(
-                f"a message holds the text of the special token {spelled}, and the chat template reads the message in "
-                "a way that hides its place in the prompt; leave that text out"
+                f"a message holds the text of the special token {spelled}, and the chat template "
+                "reads the message in a way that hides its place in the prompt; leave that text "
+                "out"
             )
         return self._spans(text)
 
     def _without_absent(self, places: _Places, spans: Sequence[Span]) -> _Places:
-        """`places` without the special tokens of which the prompt has no part: they need no change, and a template that
-        looks for them in messages still finds them."""
+        """`places` without the special tokens of which the prompt has no part: they need no change,
+        and a template that looks for them in messages still finds them."""
         present = {self._special[number].content for _, _, number in spans}
-        kept = [span for span in places.whole if any(each in self._special[span[2]].content for each in present)]
+        kept = [
+            span
+            for span in places.whole
+            if any(each in self._special[span[2]].content for each in present)
+        ]
         return replace(places, whole=kept)
 
     def _places(self, strings: Sequence[str]) -> list[_Places]:
-        """By string, the places that spell special tokens, or may form one with text that the template puts next to it.
-        Identifiers, such as roles and names of fields, get no places at their ends, because templates compare them."""
+        """By string, the places that spell special tokens, or may form one with text that the
+        template puts next to it. Identifiers, such as roles and names of fields, get no places at
+        their ends, because templates compare them."""
         between = _unguessable(4)
-        joined = between.join(strings).encode(errors="replace").decode()  # the finder refuses lone surrogates
+        joined = (
+            between.join(strings).encode(errors="replace").decode()
+        )  # the finder refuses lone surrogates
         spans = iter(self._spans(joined))
         found, start, span = [], 0, next(spans, None)
         for text in strings:
@@ -131,7 +152,9 @@ class ChatEncoder:
             longest = 0 if text.isidentifier() else min(len(text), self._longest)
             sizes = range(1, 1 + longest)
             before = any(text[:size] in self._endings for size in sizes)
-            found.append(_Places(whole, before, any(text[-size:] in self._beginnings for size in sizes)))
+            found.append(
+                _Places(whole, before, any(text[-size:] in self._beginnings for size in sizes))
+            )
             start = end + len(between)
         return found
 
@@ -144,8 +167,8 @@ class ChatEncoder:
             if token in self._special and token != plain.unknown:
                 spelled = self._special[token].content
                 raise PassError(
-                    f"a message holds the text of the special token {spelled}, which the tokenizer cannot encode as "
-                    "plain text; leave that text out"
+                    f"a message holds the text of the special token {spelled}, which the tokenizer "
+                    "cannot encode as plain text; leave that text out"
                 )
         return [plain.ids.get(token, token) for token in ids]
 
@@ -158,12 +181,16 @@ class ChatEncoder:
         tokenizer.encode_special_tokens = True
         secret = _unguessable(8)
         stand_ins = {
-            number: secret + chr(PRIVATE_USE_START + place // 1024) + chr(PRIVATE_USE_START + place % 1024)
+            number: secret
+            + chr(PRIVATE_USE_START + place // 1024)
+            + chr(PRIVATE_USE_START + place % 1024)
             for place, number in enumerate(self._special)
         }
         tokenizer.add_tokens(
             [
-                AddedToken(stand_ins[number], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+                AddedToken(
+                    stand_ins[number], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False
+                )
                 for number, token in self._special.items()
             ]
         )
@@ -173,13 +200,18 @@ class ChatEncoder:
 
     def _spans(self, text: str) -> list[Span]:
         found = self._finder.encode(text)
-        return [(*span, self._found[token]) for span, token in zip(found.offsets, found.ids, strict=True) if token]
+        return [
+            (*span, self._found[token])
+            for span, token in zip(found.offsets, found.ids, strict=True)
+            if token
+        ]
 
 
 @dataclass(frozen=True)
 class _Places:
-    """The places in a message's string to change: the special tokens that it spells (`whole`), and its first (`before`)
-    or last (`after`) character, if that may form a special token with text of the template."""
+    """The places in a message's string to change: the special tokens that it spells (`whole`), and
+    its first (`before`) or last (`after`) character, if that may form a special token with text of
+    the template."""
 
     whole: Sequence[Span]
     before: bool
@@ -207,18 +239,23 @@ class _ExchangedCharacters:
         return "".join(written)
 
     def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Those of the special tokens in `other`, the prompt of changed messages, that are the same in `text`; None if
-        the two texts differ in more than exchanged characters."""
+        """Those of the special tokens in `other`, the prompt of changed messages, that are the same
+        in `text`; None if the two texts differ in more than exchanged characters."""
         if len(text) != len(other):
             return None
         exchanged = text.translate(self._others)
         if any(b not in (a, c) for a, b, c in zip(text, other, exchanged, strict=True)):
             return None
-        return [(start, end, number) for start, end, number in spans if text[start:end] == other[start:end]]
+        return [
+            (start, end, number)
+            for start, end, number in spans
+            if text[start:end] == other[start:end]
+        ]
 
 
 class _OtherCharacters(dict[int, int]):
-    """By character, another one of the same kind, for `str.translate`. It is random, so that nobody can guess it."""
+    """By character, another one of the same kind, for `str.translate`. It is random, so that nobody
+    can guess it."""
 
     def __init__(self) -> None:
         for characters in (string.ascii_lowercase, string.ascii_uppercase, string.digits, "<>"):
@@ -237,8 +274,9 @@ class _MarkedPlaces:
         self._begin, self._end = _unguessable(4), _unguessable(4)
 
     def change(self, text: str, places: _Places) -> str:
-        """The string with marks. Its start gets `_begin` and its end `_end`, so that a special token that the template
-        writes between two strings does not stand between `_begin` and `_end`."""
+        """The string with marks. Its start gets `_begin` and its end `_end`, so that a special
+        token that the template writes between two strings does not stand between `_begin` and
+        `_end`."""
         parts, done = [self._begin] if places.before else [], 0
         for start, end, _ in places.whole:
             parts += [text[done:start], self._begin, text[start:end], self._end]
@@ -246,8 +284,8 @@ class _MarkedPlaces:
         return "".join([*parts, text[done:], self._end if places.after else ""])
 
     def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Those of the special tokens in `other` that have no marks, with their places in `text`; None if the two texts
-        differ in more than marks."""
+        """Those of the special tokens in `other` that have no marks, with their places in `text`;
+        None if the two texts differ in more than marks."""
         found, place, done = [], 0, 0
         for start, end, number in spans:
             place += len(self._without(other[done:start]))
@@ -271,7 +309,9 @@ def _parts(text: str, spans: Sequence[Span]) -> list[str | int]:
 
 
 def _unguessable(length: int) -> str:
-    return "".join(chr(PRIVATE_USE_START + secrets.randbelow(PRIVATE_USE_SIZE)) for _ in range(length))
+    return "".join(
+        chr(PRIVATE_USE_START + secrets.randbelow(PRIVATE_USE_SIZE)) for _ in range(length)
+    )
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -293,4 +333,6 @@ def _replaced(value: Any, strings: Iterator[str]) -> Any:
         return next(strings)
     if isinstance(value, Mapping):
         return {_replaced(key, strings): _replaced(item, strings) for key, item in value.items()}
-    return [_replaced(item, strings) for item in value] if isinstance(value, list | tuple) else value
+    return (
+        [_replaced(item, strings) for item in value] if isinstance(value, list | tuple) else value
+    )

@@ -19,11 +19,12 @@ ROOT = 0
 
 
 class Automaton:
-    """Aho and Corasick's automaton (1975). Its state stands for the longest suffix of a sequence that begins a word.
+    """Aho and Corasick's automaton (1975). Its state stands for the longest suffix of a sequence
+    that begins a word.
 
-    words: sequences of symbols, none empty. depth: by state, the length of that suffix. found: by state, the length of
-    the longest word that the sequence ends with; 0 if there is none. shorter: by state, the state of the next shorter
-    suffix that begins a word.
+    words: sequences of symbols, none empty. depth: by state, the length of that suffix. found: by
+    state, the length of the longest word that the sequence ends with; 0 if there is none. shorter:
+    by state, the state of the next shorter suffix that begins a word.
     """
 
     def __init__(self, words: Iterable[Sequence[Hashable]]) -> None:
@@ -39,13 +40,16 @@ class Automaton:
                     self.shorter.append(ROOT)
                 state = following
             self.found[state] = len(word)
-        for (before, symbol), state in sorted(self._next.items(), key=lambda edge: self.depth[edge[1]]):
+        for (before, symbol), state in sorted(
+            self._next.items(), key=lambda edge: self.depth[edge[1]]
+        ):
             if before != ROOT:
                 self.shorter[state] = self.step(self.shorter[before], symbol)
             self.found[state] = self.found[state] or self.found[self.shorter[state]]
 
     def step(self, state: int, symbol: Hashable) -> int:
-        """The state after one more symbol. Over a whole sequence, this takes at most two look-ups a symbol."""
+        """The state after one more symbol. Over a whole sequence, this takes at most two look-ups a
+        symbol."""
         while (following := self._next.get((state, symbol))) is None:
             if state == ROOT:
                 return ROOT
@@ -63,8 +67,10 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
-        """-> (text to show, the stop string that ended it). The stop string that is complete first ends the text, and
-        is not shown. may_end: whether a stop string that `text` completes ends it."""
+        """Return the text to show, and the stop string that ended it or None. The stop string that
+        is complete first ends the text, and is not shown.
+
+        may_end: whether a stop string that `text` completes ends it."""
         if self._state == ROOT and self._beginnings.isdisjoint(text):  # the usual case
             return text, None
         automaton, state = self._automaton, self._state
@@ -94,9 +100,9 @@ def _automaton(stops: tuple[str, ...]) -> Automaton:
 class TextStream:
     """The text of one request, token by token.
 
-    stop: strings that end the text and are not part of it. A stop string that is the text of a special token ends the
-    text at that token, although special tokens are not shown, but for shown_special_tokens. min_tokens: how many tokens
-    do not end the text at first.
+    stop: strings that end the text and are not part of it. A stop string that is the text of a
+    special token ends the text at that token, although special tokens are not shown, but for
+    shown_special_tokens. min_tokens: how many tokens do not end the text at first.
     """
 
     def __init__(
@@ -107,10 +113,13 @@ class TextStream:
         min_tokens: int = 0,
         shown_special_tokens: Sequence[int] = (),
     ) -> None:
-        """tokenizer: a tokenizer, from which a vocabulary is made in milliseconds, or a vocabulary."""
+        """tokenizer: a tokenizer, from which a vocabulary is made in milliseconds, or a
+        vocabulary."""
         self._vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
         self._filter = StopFilter(stop)
-        self._special = {token for string in stop if (token := self._vocabulary.special(string)) is not None}
+        self._special = {
+            token for string in stop if (token := self._vocabulary.special(string)) is not None
+        }
         self._detokenizer = Detokenizer(self._vocabulary, prompt_ids, shown_special_tokens)
         self._tokens_before_stop = min_tokens
         """How many more tokens do not end the text."""
@@ -134,7 +143,8 @@ MAX_CACHED_MASKS = 64
 
 
 class TokenIndex:
-    """Finds the tokens that begin with some bytes, or contain them. Its memory is about 120 bytes a token.
+    """Finds the tokens that begin with some bytes, or contain them. Its memory is about 120 bytes a
+    token.
 
     texts: by id, the bytes that a token adds to a text. order: the ids, sorted by these bytes.
     """
@@ -147,11 +157,19 @@ class TokenIndex:
         self._sizes = np.array([len(text) for text in texts])
         self.longest = int(self._sizes.max(initial=0))
         self._ends = np.cumsum(self._sizes)  # by id, where its bytes end in `_bytes`
-        self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)  # by place in `_bytes`, the id
-        self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)  # the last byte has a pair, too
+        self._token = np.repeat(
+            np.arange(len(texts), dtype=np.int32), self._sizes
+        )  # by place in `_bytes`, the id
+        self._bytes = np.frombuffer(
+            b"".join(texts) + b"\0", np.uint8
+        )  # the last byte has a pair, too
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
-        self._places = np.argsort(pairs, kind="stable").astype(np.int32)  # in `_bytes`, sorted by the pairs there
-        self._first = np.append(np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)).tolist()
+        self._places = np.argsort(pairs, kind="stable").astype(
+            np.int32
+        )  # in `_bytes`, sorted by the pairs there
+        self._first = np.append(
+            np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)
+        ).tolist()
         """By pair of bytes, the index in `_places` at which the pair's places begin."""
 
     def beginning_with(self, text: bytes) -> tuple[int, int]:
@@ -162,12 +180,19 @@ class TokenIndex:
     def containing(self, text: bytes) -> npt.NDArray[np.int32]:
         """The ids of the tokens that contain `text`. An id may be repeated."""
         if len(text) == 1:
-            return self._token[self._places[self._first[text[0] << 8] : self._first[text[0] + 1 << 8]]]
+            return self._token[
+                self._places[self._first[text[0] << 8] : self._first[text[0] + 1 << 8]]
+            ]
         pairs = [before << 8 | after for before, after in pairwise(text)]
-        rarest = min(range(len(pairs)), key=lambda place: self._first[pairs[place] + 1] - self._first[pairs[place]])
+        rarest = min(
+            range(len(pairs)),
+            key=lambda place: self._first[pairs[place] + 1] - self._first[pairs[place]],
+        )
         places = self._places[self._first[pairs[rarest]] : self._first[pairs[rarest] + 1]] - rarest
         tokens = self._token[places + rarest]
-        inside = (places >= self._ends[tokens] - self._sizes[tokens]) & (places + len(text) <= self._ends[tokens])
+        inside = (places >= self._ends[tokens] - self._sizes[tokens]) & (
+            places + len(text) <= self._ends[tokens]
+        )
         places = places[inside]
         for offset, symbol in enumerate(text):
             places = places[self._bytes[places + offset] == symbol]
@@ -175,8 +200,8 @@ class TokenIndex:
 
 
 class BadWords:
-    """The bad words of a request. The state of a text is a number, at first ROOT. Only one thread, the one that
-    decodes, may ask for masks.
+    """The bad words of a request. The state of a text is a number, at first ROOT. Only one thread,
+    the one that decodes, may ask for masks.
 
     words: bytes, none empty.
     """
@@ -185,7 +210,8 @@ class BadWords:
         self._index, self._automaton = index, Automaton(words)
         self._containing = np.zeros(len(index.texts), np.bool_)
         self._completing: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """By state, which is the beginning of a word: ranges in `order` of tokens that begin with its rest."""
+        """By state, which is the beginning of a word: ranges in `order` of tokens that begin with
+        its rest."""
         for word in dict.fromkeys(words):
             state = ROOT
             for size, symbol in enumerate(word, 1):
@@ -205,7 +231,8 @@ class BadWords:
         return state
 
     def _forbidden(self, state: int) -> npt.NDArray[np.uint32]:
-        """[V/32] uint32: the bits of the tokens after which a text in this state would contain a word."""
+        """[V/32] uint32: the bits of the tokens after which a text in this state would contain a
+        word."""
         mask = np.zeros(-(-len(self._containing) // 32) * 32, np.bool_)
         mask[: len(self._containing)] = self._containing
         ranges = set[tuple[int, int]]()
@@ -214,7 +241,9 @@ class BadWords:
             state = self._automaton.shorter[state]
         taken = 0
         for first, end in sorted(ranges, key=lambda tokens: (tokens[0], -tokens[1])):
-            if first >= taken:  # else it lies within the one before: ranges are apart, or one within the other
+            if (
+                first >= taken
+            ):  # else it lies within the one before: ranges are apart, or one within the other
                 mask[self._index.order[first:end]] = True
                 taken = end
         return np.packbits(mask, bitorder="little").view("<u4").astype(np.uint32)

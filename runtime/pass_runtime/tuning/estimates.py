@@ -23,7 +23,8 @@ FORCED_MATCH = -1
 
 
 def cumulative_acceptance(rates: Sequence[float]) -> Floats:
-    """[L] conditional acceptance rates -> [L+1]: the probabilities that the first i drafts are all accepted."""
+    """[L] conditional acceptance rates -> [L+1]: the probabilities that the first i drafts are all
+    accepted."""
     cumulative: Floats = np.cumprod(np.array([1.0, *rates]))
     return cumulative
 
@@ -41,17 +42,20 @@ class ConditionalAcceptance:
         return [hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)]
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades."""
+        """Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes
+        fades."""
         drafted = min(drafted, len(self._prior))
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
             self._trials[i] = (self._trials[i] + 1) * (1 - 1 / AVERAGED_PASSES)
-        if drafted == accepted < len(self._prior):  # all were accepted, so the next one is likelier to be accepted, too
+        if (
+            drafted == accepted < len(self._prior)
+        ):  # all were accepted, so the next one is likelier to be accepted, too
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
-        """Count a pass without these drafts: the rates drift slowly back to the initial ones, so that drafts are tried
-        again."""
+        """Count a pass without these drafts: the rates drift slowly back to the initial ones, so
+        that drafts are tried again."""
         for i, rate in enumerate(self._prior):
             self._pull(i, rate, 1 / (8 * AVERAGED_PASSES))
 
@@ -63,17 +67,21 @@ class ConditionalAcceptance:
 AGREEMENT_RATIO = 1.1
 """A pass is timed until its second shortest time is at most this many times its shortest."""
 TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
-"""The most timings of a pass, and of one with more than WIDE_WINDOW_ROWS rows, which takes long and matters little."""
+"""The most timings of a pass, and of one with more than WIDE_WINDOW_ROWS rows, which takes long and
+matters little."""
 MAX_TIMED_ROWS = 64
-"""Passes with more rows, of all slots together, are not timed: on no machine did they make decoding faster."""
+"""Passes with more rows, of all slots together, are not timed: on no machine did they make decoding
+faster."""
 TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
-"""Group sizes of the fused windows with 8 and 16 rows, which are timed because processors multiply in tiles of so many
-rows: one more row takes another tile."""
+"""Group sizes of the fused windows with 8 and 16 rows, which are timed because processors multiply
+in tiles of so many rows: one more row takes another tile."""
 
 LATEST_PASSES, SHAPE_PASSES = 4, 32
-"""How many passes two moving averages span: the slowness of all passes, and the ratio of one shape to the others."""
+"""How many passes two moving averages span: the slowness of all passes, and the ratio of one shape
+to the others."""
 MAX_RATIO = 1.2
-"""A pass counts as at most this many times slower or faster than expected: a pause says nothing about later passes."""
+"""A pass counts as at most this many times slower or faster than expected: a pause says nothing
+about later passes."""
 MIN_PASS_SECONDS = 1e-9
 FAR_ROWS = 1_000_000  # how far a line is extended beyond the last point
 
@@ -82,8 +90,8 @@ TimePass = Callable[[Plan], tuple[float, float]]
 
 
 class PassShape(NamedTuple):
-    """What the time of a pass depends on, for all slots together: rows of the windows, rows that tokens are sampled
-    from, and drafts that are made."""
+    """What the time of a pass depends on, for all slots together: rows of the windows, rows that
+    tokens are sampled from, and drafts that are made."""
 
     rows: int
     sampled: int
@@ -96,44 +104,73 @@ def shape_of(plan: Plan, batch: int = 1) -> PassShape:
 
 
 def _line(points: Mapping[int, float], *, flat: bool = False) -> Callable[[int], float]:
-    """A piecewise linear function through `points`, raised if need be so that it never falls. It is constant before the
-    first. Beyond the last, it has the slope of the last piece or the mean slope, whichever is steeper; 0 if `flat`."""
+    """A piecewise linear function through `points`, raised if need be so that it never falls. It is
+    constant before the first. Beyond the last, it has the slope of the last piece or the mean
+    slope, whichever is steeper; 0 if `flat`."""
     xs = sorted(points)
     ys = list(accumulate((points[x] for x in xs), max))
-    rises = [] if flat else [(ys[-1] - ys[i]) / (xs[-1] - xs[i]) for i in {0, len(xs) - 2} if len(xs) > 1]
+    rises = (
+        []
+        if flat
+        else [(ys[-1] - ys[i]) / (xs[-1] - xs[i]) for i in {0, len(xs) - 2} if len(xs) > 1]
+    )
     xs, ys = [*xs, xs[-1] + FAR_ROWS], [*ys, ys[-1] + FAR_ROWS * max(rises, default=0.0)]
     return lambda x: float(np.interp(x, xs, ys))
 
 
 class PassTimes:
-    """Seconds of a pass by its shape: an estimate from timed passes, times a correction for this shape, times the
-    slowness that all passes have in common, on a busy machine or in a longer text.
+    """Seconds of a pass by its shape: an estimate from timed passes, times a correction for this
+    shape, times the slowness that all passes have in common, on a busy machine or in a longer text.
 
-    The estimate is the sum of four piecewise linear functions: the trunk by rows, its extra time with look-ahead rows,
-    the tail by sampled rows, and its extra time by drafts.
+    The estimate is the sum of four piecewise linear functions: the trunk by rows, its extra time
+    with look-ahead rows, the tail by sampled rows, and its extra time by drafts.
     """
 
-    def __init__(self, timed: Mapping[PassShape, tuple[float, float]], other_sampler: PassTimes | None = None) -> None:
-        """timed: seconds of trunk and tail by shape. other_sampler: the times for another one, from which the trunk's
-        are taken, times a factor, as the machine's speed may have changed. Few shapes need be timed then."""
+    def __init__(
+        self, timed: Mapping[PassShape, tuple[float, float]], other_sampler: PassTimes | None = None
+    ) -> None:
+        """timed: seconds of trunk and tail by shape. other_sampler: the times for another one, from
+        which the trunk's are taken, times a factor, as the machine's speed may have changed. Few
+        shapes need be timed then."""
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
-        self.slowness, self._ratios, self._expected = 1.0, dict[PassShape, float](), dict[PassShape, float]()
+        self.slowness, self._ratios, self._expected = (
+            1.0,
+            dict[PassShape, float](),
+            dict[PassShape, float](),
+        )
         self.passes: dict[PassShape, int] = {}  # how many ran
         if other_sampler is None:
             self.rows = sorted({shape.rows for shape in timed})
             rows = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
-            more = {s.rows: max(t - rows[s.rows], 0.0) for s, (t, _) in drafting.items() if s.rows in rows}
-            self._adapter = _line(more or {0: 0.0}, flat=True)  # extra seconds of a trunk with look-ahead rows
-            rows = {shape.rows: trunk - self._adapter(shape.rows) for shape, (trunk, _) in drafting.items()} | rows
-            # If one width alone was timed, half of its time counts as due to its rows: more rows must not look free.
+            more = {
+                s.rows: max(t - rows[s.rows], 0.0)
+                for s, (t, _) in drafting.items()
+                if s.rows in rows
+            }
+            self._adapter = _line(
+                more or {0: 0.0}, flat=True
+            )  # extra seconds of a trunk with look-ahead rows
+            rows = {
+                shape.rows: trunk - self._adapter(shape.rows)
+                for shape, (trunk, _) in drafting.items()
+            } | rows
+            # If one width alone was timed, half of its time counts as due to its rows: more rows
+            # must not look free.
             self._trunk = _line(rows if len(rows) > 1 else {0: sum(rows.values()) / 2, **rows})
         else:
             self.rows, self._trunk = other_sampler.rows, other_sampler._trunk
             self._adapter, self._ratios = other_sampler._adapter, dict(other_sampler._ratios)
-            self.slowness = sum(trunk for trunk, _ in timed.values()) / sum(map(self._trunk_seconds, timed))
-        self._tail = _line({shape.sampled: tail / self.slowness for shape, (_, tail) in plain.items()})
-        more = {shape.drafts: tail / self.slowness - self._tail(shape.sampled) for shape, (_, tail) in drafting.items()}
+            self.slowness = sum(trunk for trunk, _ in timed.values()) / sum(
+                map(self._trunk_seconds, timed)
+            )
+        self._tail = _line(
+            {shape.sampled: tail / self.slowness for shape, (_, tail) in plain.items()}
+        )
+        more = {
+            shape.drafts: tail / self.slowness - self._tail(shape.sampled)
+            for shape, (_, tail) in drafting.items()
+        }
         self._drafts = _line({0: 0.0, **more})
 
     def _trunk_seconds(self, shape: PassShape) -> float:
@@ -147,39 +184,55 @@ class PassTimes:
         return self._expected[shape] * self._ratios.get(shape, 1.0) * self.slowness
 
     def record(self, shape: PassShape, seconds: float) -> None:
-        """Correct the estimate by a pass that took `seconds`: in the first passes of a shape mostly its ratio, relative
-        to the other shapes that ran, and later mostly the slowness of all."""
+        """Correct the estimate by a pass that took `seconds`: in the first passes of a shape mostly
+        its ratio, relative to the other shapes that ran, and later mostly the slowness of all."""
         deviation = min(max(seconds / self.seconds(shape), 1 / MAX_RATIO), MAX_RATIO) - 1.0
         self.passes[shape] = self.passes.get(shape, 0) + 1
         change = 1.0 + deviation / min(self.passes[shape] + LATEST_PASSES - 1, SHAPE_PASSES)
         self._ratios[shape] = self._ratios.get(shape, 1.0) * change
         mean = change ** (1 / len(self._ratios))
-        self._ratios = {ran: ratio / mean for ran, ratio in self._ratios.items()}  # their product is 1
+        self._ratios = {
+            ran: ratio / mean for ran, ratio in self._ratios.items()
+        }  # their product is 1
         self.slowness *= (1.0 + deviation / LATEST_PASSES) / change * mean
 
 
 def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
-    """The plans to time: a few from the narrowest to the widest of a bundle with look-ahead `lookahead`, since pass
-    times are nearly linear in between."""
-    lengths, tiles = ([1, 4, lookahead], TILE_GROUPS[1:]) if lookahead > 5 else ([1, lookahead], TILE_GROUPS)
+    """The plans to time: a few from the narrowest to the widest of a bundle with look-ahead
+    `lookahead`, since pass times are nearly linear in between."""
+    lengths, tiles = (
+        ([1, 4, lookahead], TILE_GROUPS[1:]) if lookahead > 5 else ([1, lookahead], TILE_GROUPS)
+    )
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
     widest = [plan for plan in fused if plan.width * batch <= MAX_TIMED_ROWS][-1:]
     shapes = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_plan, (1, lookahead))
     plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *shapes, *widest]
-    return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= MAX_TIMED_ROWS or plan.width == 1]
+    return [
+        plan
+        for plan in dict.fromkeys(plans)
+        if plan.width * batch <= MAX_TIMED_ROWS or plan.width == 1
+    ]
 
 
 def measure(time_pass: TimePass, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float]]:
-    """Time passes with each of `plans` in turns; returns the seconds of trunk and tail of each plan.
+    """Time passes with each of `plans` in turns; returns the seconds of trunk and tail of each
+    plan.
 
-    The shortest time of each plan counts, since disturbances only make a pass slower. A plan whose two shortest times
-    agree is not timed again.
+    The shortest time of each plan counts, since disturbances only make a pass slower. A plan whose
+    two shortest times agree is not timed again.
     """
     seconds: dict[Plan, list[tuple[float, float]]] = {plan: [] for plan in plans}
     for number in range(TIMED_RUNS):
-        for plan in plans if number < TIMED_WIDE_RUNS else [plan for plan in plans if plan.width <= WIDE_WINDOW_ROWS]:
+        for plan in (
+            plans
+            if number < TIMED_WIDE_RUNS
+            else [plan for plan in plans if plan.width <= WIDE_WINDOW_ROWS]
+        ):
             shortest = sorted(map(sum, seconds[plan]))[:2]
             if len(shortest) < 2 or shortest[1] > AGREEMENT_RATIO * shortest[0]:
                 seconds[plan].append(time_pass(plan))
-    return {plan: (min(t for t, _ in passes), min(t for _, t in passes)) for plan, passes in seconds.items()}
+    return {
+        plan: (min(t for t, _ in passes), min(t for _, t in passes))
+        for plan, passes in seconds.items()
+    }

@@ -1,7 +1,8 @@
-"""--plan auto: the cycle with the most expected tokens per second, from measured passes and observed acceptance.
+"""--plan auto: the cycle with the most expected tokens per second, from measured passes and
+observed acceptance.
 
-`menu` lists the cycles to choose from, and `expected_tokens` says what their passes write. A session has a tuner for
-each sampler, as the tails differ by sampler.
+`menu` lists the cycles to choose from, and `expected_tokens` says what their passes write. A
+session has a tuner for each sampler, as the tails differ by sampler.
 """
 
 from __future__ import annotations
@@ -33,21 +34,26 @@ from pass_runtime.tuning.estimates import (
 )
 
 DRAFT_COUNTS = (1, 2, 3, 4, 6)
-"""Numbers of drafts of the two-pass and fused plans in the menu, which also has plans with all L drafts."""
+"""Numbers of drafts of the two-pass and fused plans in the menu, which also has plans with all L
+drafts."""
 LATER_CHOICE_SHARES = (0.30, 0.12, 0.07, 0.048, 0.036)
-"""The probability that the second, third, ... likeliest token is right if the likeliest is wrong. Measured with
-SmolLM2-135M: means over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37 for the second)."""
+"""The probability that the second, third, ... likeliest token is right if the likeliest is wrong.
+Measured with SmolLM2-135M: means over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37
+for the second)."""
 AFTER_LATER_RATIO = 0.75
-"""The acceptance of a first choice that follows a second or later choice, relative to one that follows a first."""
+"""The acceptance of a first choice that follows a second or later choice, relative to one that
+follows a first."""
 NUM_SQUARINGS = 9
-"""How often the transition matrix of draft depths is squared: after 2^9 windows the distribution is stationary."""
+"""How often the transition matrix of draft depths is squared: after 2^9 windows the distribution is
+stationary."""
 
 
 @cache
 def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, ...]:
     """Plain decoding, which comes first, and the cycles whose passes accept at most `depth` drafts.
 
-    Fused plans and trees have groups with as many rows as the drafts are deep, or with fewer rows after deeper drafts.
+    Fused plans and trees have groups with as many rows as the drafts are deep, or with fewer rows
+    after deeper drafts.
     capabilities: those of the engines; None allows every plan but trees.
     """
     if capabilities is not None and capabilities.fixed_lookahead is not None:
@@ -59,29 +65,45 @@ def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, .
     found += map(fused_cycle, dict.fromkeys(shapes))
     for size in () if capabilities is None else capabilities.exact_trees:
         if (full := tree_depth(size)) <= depth:  # rows of a full group
-            smaller = [1 if any(node) else max(full - len(node), 1) for node in tree_nodes(size, depth)]
-            found += [tree_cycle(groups, depth) for groups in ((full, *smaller), (full,) * (size + 1))]
-    return tuple(cycle for cycle in found if capabilities is None or capabilities.allows(cycle.plans))
+            smaller = [
+                1 if any(node) else max(full - len(node), 1) for node in tree_nodes(size, depth)
+            ]
+            found += [
+                tree_cycle(groups, depth) for groups in ((full, *smaller), (full,) * (size + 1))
+            ]
+    return tuple(
+        cycle for cycle in found if capabilities is None or capabilities.allows(cycle.plans)
+    )
 
 
 def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
-    """The expected tokens per pass of one sequence, if drafts of different passes are independent. cumulative [L+1]:
-    the probabilities that the first i drafts of a chain are all accepted.
+    """The expected tokens per pass of one sequence, if drafts of different passes are independent.
+    cumulative [L+1]: the probabilities that the first i drafts of a chain are all accepted.
 
-    How many rows a window's drafts are deep depends on the pass before: that pass made as many as the group of its last
-    accepted row holds. So the depth g is a Markov chain, of which the stationary distribution is computed; a token is
-    written for each accepted draft at that depth, and one more.
+    How many rows a window's drafts are deep depends on the pass before: that pass made as many as
+    the group of its last accepted row holds. So the depth g is a Markov chain, of which the
+    stationary distribution is computed; a token is written for each accepted draft at that depth,
+    and one more.
     """
     plan = cycle.plans[0]
     if not plan.is_fused:
         return 1.0 + float(cumulative[1 : cycle.depth + 1].sum()) / 2
-    accepted = np.append(1.0, _tree_acceptance(plan, cumulative)) if plan.parents else cumulative[: plan.drafts + 1]
+    accepted = (
+        np.append(1.0, _tree_acceptance(plan, cumulative))
+        if plan.parents
+        else cumulative[: plan.drafts + 1]
+    )
     in_depth, parents, next_depth = _layout(plan)
-    row_accepted = in_depth * accepted  # [g, a]: the probability that row a is accepted in a window of depth g
+    row_accepted = (
+        in_depth * accepted
+    )  # [g, a]: the probability that row a is accepted in a window of depth g
     row_is_last = row_accepted.copy()  # [g, a]: ..., and none of the drafts that follow it
     np.subtract.at(row_is_last.T, parents, row_accepted[:, 1:].T)
-    transitions = np.maximum(row_is_last, 0.0) @ next_depth  # [g, h]: the probability that depth h follows depth g
-    # If half of all steps change nothing, the stationary distribution is the same, and the chain has no period.
+    transitions = (
+        np.maximum(row_is_last, 0.0) @ next_depth
+    )  # [g, h]: the probability that depth h follows depth g
+    # If half of all steps change nothing, the stationary distribution is the same, and the chain
+    # has no period.
     transitions = (transitions + np.eye(len(transitions))) / 2
     for _ in range(NUM_SQUARINGS):
         transitions = transitions @ transitions
@@ -90,21 +112,30 @@ def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
 
 @cache
 def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
-    """in_depth [depth+1,D+1]: 1 at [g, a] if row a is at most g deep, so that a window of depth g has it. parents [D]:
-    the row that each draft follows. next_depth [D+1,depth+1]: 1 at [a, g] if group a has g rows."""
+    """in_depth [depth+1,D+1]: 1 at [g, a] if row a is at most g deep, so that a window of depth g
+    has it. parents [D]: the row that each draft follows. next_depth [D+1,depth+1]: 1 at [a, g] if
+    group a has g rows."""
     depths = np.arange(plan.depth + 1)
     in_depth = plan.row_position[: plan.drafts + 1] <= depths[:, None]
     next_depth = np.equal.outer(np.array(plan.groups), depths)
-    return in_depth.astype(float), np.array(plan.parents or range(plan.drafts), np.int64), next_depth.astype(float)
+    return (
+        in_depth.astype(float),
+        np.array(plan.parents or range(plan.drafts), np.int64),
+        next_depth.astype(float),
+    )
 
 
 def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
     """[D]: the probability that each draft of a tree is accepted, in the order of its rows."""
     found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
-    for node in tree_nodes(plan.drafts, plan.depth):  # node: for every step from the root, the rank of the choice
+    for node in tree_nodes(
+        plan.drafts, plan.depth
+    ):  # node: for every step from the root, the rank of the choice
         accepted, penalty = 1.0, 1.0  # penalty: AFTER_LATER_RATIO for each later choice on the way
         for depth, rank in enumerate(node):
-            first = penalty * float(rates[depth])  # the probability that the first choice is right here
+            first = penalty * float(
+                rates[depth]
+            )  # the probability that the first choice is right here
             accepted *= first if rank == 0 else LATER_CHOICE_SHARES[rank - 1] * (1 - first)
             penalty *= 1.0 if rank == 0 else AFTER_LATER_RATIO
         found.append(accepted)
@@ -116,11 +147,13 @@ DECISION_INTERVAL_PASSES = 12
 DECISION_TIME_SHARE = 0.005
 """The largest share of decoding time that decisions may take."""
 SWITCH_MARGIN = 1.03
-"""Switch cycles only if the expected rate is at least this many times the current cycle's. Switch to plain decoding if
-the current cycle's expected rate is less than this many times that of plain decoding."""
+"""Switch cycles only if the expected rate is at least this many times the current cycle's. Switch
+to plain decoding if the current cycle's expected rate is less than this many times that of plain
+decoding."""
 IDLE_PASSES, TRIAL_PASSES = 2000, 4
-"""After a decision, a cycle that did not run in the last IDLE_PASSES is run for TRIAL_PASSES if its expected rate is at
-least that of the cycle in use. Plain decoding, which all are compared with, is run whatever its rate."""
+"""After a decision, a cycle that did not run in the last IDLE_PASSES is run for TRIAL_PASSES if its
+expected rate is at least that of the cycle in use. Plain decoding, which all are compared with, is
+run whatever its rate."""
 DEFAULT_ACCEPTANCE = 0.1
 """The initial acceptance rate of each look-ahead draft, if the bundle states none."""
 NGRAM_PRIOR = 0.6
@@ -128,13 +161,15 @@ NGRAM_PRIOR = 0.6
 FORCED_PRIOR = 0.98
 """The initial acceptance rate of drafts that a grammar forces."""
 NGRAM_PRIOR_PASSES = 2.0
-"""A new sequence starts with the rates of all sequences, which count for so many of its passes. Few, because texts
-differ: n-gram drafts that fail in one text are given up after a few passes, however well they do in others."""
+"""A new sequence starts with the rates of all sequences, which count for so many of its passes.
+Few, because texts differ: n-gram drafts that fail in one text are given up after a few passes,
+however well they do in others."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cycle of plans, with its expected tokens and seconds per pass, for each sequence of a batch."""
+    """A cycle of plans, with its expected tokens and seconds per pass, for each sequence of a
+    batch."""
 
     cycle: Cycle
     tokens: float
@@ -147,29 +182,46 @@ class Candidate:
 
 
 class Tuner:
-    """Pass times and acceptance of drafts for one sampler. All requests of a session with that sampler share it."""
+    """Pass times and acceptance of drafts for one sampler. All requests of a session with that
+    sampler share it."""
 
     def __init__(
-        self, times: PassTimes, lookahead: int, acceptance: Sequence[float], capabilities: Capabilities | None = None
+        self,
+        times: PassTimes,
+        lookahead: int,
+        acceptance: Sequence[float],
+        capabilities: Capabilities | None = None,
     ) -> None:
-        """acceptance: the cumulative acceptance by position that the bundle states for this sampler (`LookaheadInfo`);
-        empty if it states none. capabilities: as for `menu`."""
-        rates = [after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])]
+        """acceptance: the cumulative acceptance by position that the bundle states for this sampler
+        (`LookaheadInfo`); empty if it states none. capabilities: as for `menu`."""
+        rates = [
+            after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])
+        ]
         prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
-        self.times_by_batch, self.lookahead, self._capabilities = {1: times}, lookahead, capabilities
+        self.times_by_batch, self.lookahead, self._capabilities = (
+            {1: times},
+            lookahead,
+            capabilities,
+        )
         self.lookahead_acceptance = ConditionalAcceptance(prior)
         self.ngram_acceptance: dict[int, ConditionalAcceptance] = {}
-        [self.decided] = self.candidates(0)  # the candidate that the last decision chose; at first plain decoding
-        # By depth limit and batch: the decided candidate, the one on trial, and the pass that ends the trial.
+        [self.decided] = self.candidates(
+            0
+        )  # the candidate that the last decision chose; at first plain decoding
+        # By depth limit and batch: the decided candidate, the one on trial, and the pass that ends
+        # the trial.
         self._decisions: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
-        self._ran: dict[tuple[Plan, int], int] = {}  # by plan and batch: the number of its last pass
+        self._ran: dict[
+            tuple[Plan, int], int
+        ] = {}  # by plan and batch: the number of its last pass
         self._passes, self._decided_at = 0, 0  # number of passes so far; at the last decision
-        # Seconds of all passes so far, and how many there must be before decisions have a share of them again.
+        # Seconds of all passes so far, and how many there must be before decisions have a share of
+        # them again.
         self._decoding_seconds, self._next_decision_seconds = 0.0, 0.0
 
     def times(self, batch: int = 1) -> PassTimes:
-        """The times of passes over `batch` slots; those of one slot if this batch size was not timed: a pass is then
-        estimated as one window with as many rows."""
+        """The times of passes over `batch` slots; those of one slot if this batch size was not
+        timed: a pass is then estimated as one window with as many rows."""
         return self.times_by_batch.get(batch, self.times_by_batch[1])
 
     def plan_seconds(self, plan: Plan, batch: int = 1) -> float:
@@ -183,44 +235,63 @@ class Tuner:
         self._ran[plan, batch] = self._passes
         self.times(batch).record(shape_of(plan, batch), seconds)
 
-    def ngram(self, matched: int, own: dict[int, ConditionalAcceptance] | None = None) -> ConditionalAcceptance:
-        """The acceptance of n-gram drafts after a match of `matched` tokens. own: those of one sequence, by `matched`;
-        None for all sequences together."""
+    def ngram(
+        self, matched: int, own: dict[int, ConditionalAcceptance] | None = None
+    ) -> ConditionalAcceptance:
+        """The acceptance of n-gram drafts after a match of `matched` tokens. own: those of one
+        sequence, by `matched`; None for all sequences together."""
         if matched not in self.ngram_acceptance:
             prior = FORCED_PRIOR if matched == FORCED_MATCH else NGRAM_PRIOR
             self.ngram_acceptance[matched] = ConditionalAcceptance([prior] * self.lookahead)
         if own is None:
             return self.ngram_acceptance[matched]
         if matched not in own:
-            own[matched] = ConditionalAcceptance(self.ngram_acceptance[matched].rates, NGRAM_PRIOR_PASSES)
+            own[matched] = ConditionalAcceptance(
+                self.ngram_acceptance[matched].rates, NGRAM_PRIOR_PASSES
+            )
         return own[matched]
 
     def new_acceptance(self) -> ConditionalAcceptance:
         """The acceptance of a new sequence, which starts with the rates of all sequences."""
         return ConditionalAcceptance(self.lookahead_acceptance.rates)
 
-    def candidates(self, depth: int, batch: int = 1, cumulative: Floats | None = None) -> list[Candidate]:
-        """The menu, with drafts at most `depth` deep and windows not wider than those that were timed; best first.
+    def candidates(
+        self, depth: int, batch: int = 1, cumulative: Floats | None = None
+    ) -> list[Candidate]:
+        """The menu, with drafts at most `depth` deep and windows not wider than those that were
+        timed; best first.
 
-        cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of all sequences so far.
+        cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of
+        all sequences so far.
         """
-        cumulative = cumulative_acceptance(self.lookahead_acceptance.rates) if cumulative is None else cumulative
+        cumulative = (
+            cumulative_acceptance(self.lookahead_acceptance.rates)
+            if cumulative is None
+            else cumulative
+        )
         widest = self.times_by_batch[1].rows[-1]
         found = []
         for cycle in menu(depth, self._capabilities):
             if cycle.plans[0].width <= widest:
-                seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(cycle.plans)
+                seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(
+                    cycle.plans
+                )
                 found.append(Candidate(cycle, expected_tokens(cycle, cumulative), seconds))
         return sorted(found, key=lambda candidate: -candidate.rate)
 
-    def next_candidate(self, depth: int, batch: int, acceptances: Sequence[ConditionalAcceptance]) -> Candidate:
-        """The candidate for the next pass, with drafts at most `depth` deep. It is decided anew from time to time, and
-        at once for a new depth or batch size. Decisions take at most the share DECISION_TIME_SHARE of decoding time.
+    def next_candidate(
+        self, depth: int, batch: int, acceptances: Sequence[ConditionalAcceptance]
+    ) -> Candidate:
+        """The candidate for the next pass, with drafts at most `depth` deep. It is decided anew
+        from time to time, and at once for a new depth or batch size. Decisions take at most the
+        share DECISION_TIME_SHARE of decoding time.
         acceptances: of look-ahead drafts, in each sequence of the batch."""
         key, started = (depth, batch), time.perf_counter()
         self.decided, *_ = self._decisions.get(key, (self.decided,))
         passes_enough = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES
-        if key not in self._decisions or (passes_enough and self._decoding_seconds >= self._next_decision_seconds):
+        if key not in self._decisions or (
+            passes_enough and self._decoding_seconds >= self._next_decision_seconds
+        ):
             decided = self.decide(depth, batch, acceptances)
             self._decisions[key] = decided, self._trial, self._passes + TRIAL_PASSES
             earned_back = (time.perf_counter() - started) / DECISION_TIME_SHARE
@@ -229,12 +300,17 @@ class Tuner:
         self.decided, trial, trial_end = self._decisions[key]
         return trial if self._passes < trial_end else self.decided
 
-    def decide(self, depth: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()) -> Candidate:
-        """The best candidate, or the one in use if the best is not SWITCH_MARGIN times as fast. If the one in use is
-        not SWITCH_MARGIN times as fast as plain decoding, plain decoding counts as the one in use."""
+    def decide(
+        self, depth: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()
+    ) -> Candidate:
+        """The best candidate, or the one in use if the best is not SWITCH_MARGIN times as fast. If
+        the one in use is not SWITCH_MARGIN times as fast as plain decoding, plain decoding counts
+        as the one in use."""
         cumulative = None
         if acceptances:
-            cumulative = np.mean([cumulative_acceptance(acceptance.rates) for acceptance in acceptances], axis=0)
+            cumulative = np.mean(
+                [cumulative_acceptance(acceptance.rates) for acceptance in acceptances], axis=0
+            )
         candidates = self.candidates(depth, batch, cumulative)
         best, plain = candidates[0], next(c for c in candidates if not c.cycle.depth)
         in_use = next((c for c in candidates if c.cycle == self.decided.cycle), plain)
@@ -248,20 +324,24 @@ class Tuner:
             if promising and self._passes - last >= IDLE_PASSES:
                 self._trial = candidate
                 break
-        self._ran[self._trial.cycle.plans[0], batch] = self._passes  # even if a request's own plan runs instead
+        self._ran[self._trial.cycle.plans[0], batch] = (
+            self._passes
+        )  # even if a request's own plan runs instead
         return self.decided
 
 
 IdlePass = Callable[[PassKind], tuple[float, float]]
-"""Seconds of trunk and tail in a pass that changes no sequence (`pass_runtime.decode.runner.Runner.idle_pass`)."""
+"""Seconds of trunk and tail in a pass that changes no sequence
+(`pass_runtime.decode.runner.Runner.idle_pass`)."""
 
 SAMPLED_ACCEPTANCE_RATIO = 0.6
-"""The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy rates."""
+"""The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy
+rates."""
 
 
 def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:
-    """[L] cumulative acceptance that the bundle states for this sampler; derived from the greedy one if it states none
-    for sampling."""
+    """[L] cumulative acceptance that the bundle states for this sampler; derived from the greedy
+    one if it states none for sampling."""
     greedy, sampled = lookahead.acceptance_per_position, lookahead.acceptance_per_position_sampled
     if sampler == "greedy" or sampled:
         return greedy if sampler == "greedy" else sampled
@@ -269,18 +349,28 @@ def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float
 
 
 class Tuners:
-    """The tuners of a session, each made for the first request with its sampler. Passes of all widths are timed for the
-    first sampler and for each new batch size, and for later samplers only those that show how their tails differ.
+    """The tuners of a session, each made for the first request with its sampler. Passes of all
+    widths are timed for the first sampler and for each new batch size, and for later samplers only
+    those that show how their tails differ.
 
-    Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room that running
-    sequences leave in the KV cache: with too little room, timing is put off.
+    Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room
+    that running sequences leave in the KV cache: with too little room, timing is put off.
     """
 
     def __init__(
-        self, manifest: Manifest, capabilities: Capabilities, idle_pass: IdlePass, room: Callable[[], int]
+        self,
+        manifest: Manifest,
+        capabilities: Capabilities,
+        idle_pass: IdlePass,
+        room: Callable[[], int],
     ) -> None:
         """room: returns the tokens of KV capacity that a window may take now."""
-        self._manifest, self._capabilities, self._idle_pass, self._room = manifest, capabilities, idle_pass, room
+        self._manifest, self._capabilities, self._idle_pass, self._room = (
+            manifest,
+            capabilities,
+            idle_pass,
+            room,
+        )
         self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
         self._tuners: dict[Sampler, Tuner] = {}
 
@@ -293,16 +383,22 @@ class Tuners:
     def get(self, sampler: Sampler, batch: int = 1) -> Tuner | None:
         """The tuner for `sampler`, which knows the times of passes over `batch` slots.
 
-        None if passes must be timed first, but their windows do not fit into the KV cache after the running sequences.
-        Always None if half the KV capacity has no room for windows of two different widths.
+        None if passes must be timed first, but their windows do not fit into the KV cache after the
+        running sequences. Always None if half the KV capacity has no room for windows of two
+        different widths.
         """
         if not self.is_timed(sampler, batch):
             widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
             if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():
                 return None
             if sampler not in self._tuners:
-                stated, length = stated_acceptance(self._manifest.lookahead, sampler), self._manifest.lookahead.length
-                self._tuners[sampler] = Tuner(self._times(sampler), length, stated, self._capabilities)
+                stated, length = (
+                    stated_acceptance(self._manifest.lookahead, sampler),
+                    self._manifest.lookahead.length,
+                )
+                self._tuners[sampler] = Tuner(
+                    self._times(sampler), length, stated, self._capabilities
+                )
             if not self.is_timed(sampler, batch):
                 self._tuners[sampler].times_by_batch[batch] = self._times(sampler, batch)
         return self._tuners[sampler]
@@ -314,15 +410,25 @@ class Tuners:
         other_sampler = next((times for times in known if times is not None), None)
         if other_sampler is not None:
             max_drafts = max(plan.drafts for plan in plans if not plan.groups)
-            plans = [plan for plan in plans if not plan.drafts or (plan.drafts == max_drafts and not plan.groups)]
+            plans = [
+                plan
+                for plan in plans
+                if not plan.drafts or (plan.drafts == max_drafts and not plan.groups)
+            ]
         timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
-        return PassTimes({shape_of(plan, batch): seconds for plan, seconds in timed.items()}, other_sampler)
+        return PassTimes(
+            {shape_of(plan, batch): seconds for plan, seconds in timed.items()}, other_sampler
+        )
 
     def _timed_plans(self, batch: int) -> list[Plan]:
-        """The plans to time over `batch` slots, the narrowest first. Their windows take at most half the capacity, so
-        that texts have the other half. Empty if only one width would be left, from which no other can be estimated:
-        `Tuner.times` then has no times for this batch size."""
-        plans, half = probe_plans(self._manifest.lookahead.length, batch), self._capabilities.max_capacity // 2
+        """The plans to time over `batch` slots, the narrowest first. Their windows take at most
+        half the capacity, so that texts have the other half. Empty if only one width would be
+        left, from which no other can be estimated: `Tuner.times` then has no times for this
+        batch size."""
+        plans, half = (
+            probe_plans(self._manifest.lookahead.length, batch),
+            self._capabilities.max_capacity // 2,
+        )
         plans = [plan for plan in plans if self._capabilities.padded_width(plan.width) <= half]
         plans = [plan for plan in plans if self._capabilities.allows([plan])]
         return plans if len({plan.width for plan in plans}) > 1 else []

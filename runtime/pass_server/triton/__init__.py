@@ -1,1 +1,2 @@
-"""A `pass_runtime.Session` as `model.Model`, for Triton's Python backend. Needs no package of the extra `serve`."""
+"""A `pass_runtime.Session` as `model.Model`, for Triton's Python backend. Needs no package of the
+extra `serve`."""

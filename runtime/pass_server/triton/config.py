@@ -1,4 +1,5 @@
-"""The tensors and the parameters of a Triton model, which `pass-export triton` writes into config.pbtxt.
+"""The tensors and the parameters of a Triton model, which `pass-export triton` writes into
+config.pbtxt.
 
 The tensors are those of Triton's vLLM backend and of its OpenAI frontend, and a few more.
 """
@@ -38,14 +39,19 @@ LIST_KINDS = ("texts", "stops", "ids")
 def request_inputs(fields: Iterable[RequestField]) -> tuple[TensorSpec, ...]:
     """The inputs for these fields."""
     return tuple(
-        TensorSpec(field.triton, field.dtype or DTYPES.get(field.kind, "STRING"), -1 if field.kind in LIST_KINDS else 1)
+        TensorSpec(
+            field.triton,
+            field.dtype or DTYPES.get(field.kind, "STRING"),
+            -1 if field.kind in LIST_KINDS else 1,
+        )
         for field in fields
         if field.triton is not None
     )
 
 
 SAMPLING_INPUTS = (*request_inputs(REQUEST_FIELDS), TensorSpec("speculative", "BOOL"))
-"""Inputs that say how to sample and decode. They may also be given as JSON in `sampling_parameters`."""
+"""Inputs that say how to sample and decode. They may also be given as JSON in
+`sampling_parameters`."""
 
 SAMPLING_PARAMETERS = TensorSpec("sampling_parameters", "STRING")
 RESPONSE_FLAGS = tuple(
@@ -83,7 +89,13 @@ def outputs(*, tokens: bool) -> tuple[TensorSpec, ...]:
     return (OUTPUT_IDS if tokens else TEXT_OUTPUT, *OPTIONAL_OUTPUTS)
 
 
-LIMIT_NAMES = ("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix")
+LIMIT_NAMES = (
+    "max_queue",
+    "max_prompt_tokens",
+    "max_output_tokens",
+    "request_seconds",
+    "reuse_prefix",
+)
 """The fields of `ServeOptions` that apply to a Triton model."""
 PARAMETER_TYPES: Mapping[str, type] = {
     **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
@@ -92,15 +104,19 @@ PARAMETER_TYPES: Mapping[str, type] = {
     **dict.fromkeys(("device", "logprobs_mode"), str),
     **dict.fromkeys(("reuse_prefix", "weight_cache", "prefix_cache"), bool),
 }
-LOAD_NAMES = tuple(f.name for f in fields(LoadOptions) if f.name in PARAMETER_TYPES and f.name not in LIMIT_NAMES)
+LOAD_NAMES = tuple(
+    f.name for f in fields(LoadOptions) if f.name in PARAMETER_TYPES and f.name not in LIMIT_NAMES
+)
 """The fields of `LoadOptions` that a Triton model has as parameters."""
 DRAIN_SECONDS = 20.0
-"""Less than 30 s, Triton's default `--exit-timeout-secs`, within which requests end and models are unloaded."""
+"""Less than 30 s, Triton's default `--exit-timeout-secs`, within which requests end and models are
+unloaded."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and writes token ids.
+    """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and
+    writes token ids.
     drain_seconds: how long requests under way may take after a signal."""
 
     bundle: str
@@ -114,11 +130,14 @@ class Settings:
 
 
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
-    """values: by the names in PARAMETER_TYPES; None means the default. Raises PassError if one is invalid."""
+    """values: by the names in PARAMETER_TYPES; None means the default. Raises PassError if one is
+    invalid."""
     given = {name: value for name, value in values.items() if value is not None}
     serve = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
     opened = {name: given[name] for name in LOAD_NAMES if name in given}
-    load = LoadOptions(**{"max_batch_size": None, **opened})  # None: see LoadOptions, whose default is 1
+    load = LoadOptions(
+        **{"max_batch_size": None, **opened}
+    )  # None: see LoadOptions, whose default is 1
     drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
     check_drain(drain_seconds)
     return Settings(bundle, tokens, load, serve, drain_seconds)
@@ -132,8 +151,15 @@ def read_settings(parameters: Mapping[str, str]) -> Settings:
     bundle, tokens = own.pop("bundle"), _read("tokens", own.pop("tokens", "false"), bool)
     for name in own:
         if name not in PARAMETER_TYPES:
-            raise PassError(f"config.pbtxt: unknown parameter {name!r}; known: {', '.join(sorted(PARAMETER_TYPES))}")
-    return make_settings(bundle, tokens=tokens, **{name: _read(name, own[name], PARAMETER_TYPES[name]) for name in own})
+            raise PassError(
+                f"config.pbtxt: unknown parameter {name!r}; known: "
+                f"{', '.join(sorted(PARAMETER_TYPES))}"
+            )
+    return make_settings(
+        bundle,
+        tokens=tokens,
+        **{name: _read(name, own[name], PARAMETER_TYPES[name]) for name in own},
+    )
 
 
 def _read(name: str, text: str, kind: type) -> Any:

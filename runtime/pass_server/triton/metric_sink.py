@@ -18,34 +18,41 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
-    """Logs at most one failure a minute of one thread's work, which may fail fifty times a second."""
+    """Logs at most one failure a minute of one thread's work, which may fail fifty times a
+    second."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Suppress an exception of the block, and log it unless one was logged in the last LOG_INTERVAL_SECONDS."""
+        """Suppress an exception of the block, and log it unless one was logged in the last
+        LOG_INTERVAL_SECONDS."""
         try:
             yield
         except Exception as error:
             if time.monotonic() >= self._quiet_until:
                 self._quiet_until = time.monotonic() + LOG_INTERVAL_SECONDS
-                log.error("polling requests or sending metrics failed; both continue", exc_info=error)
+                log.error(
+                    "polling requests or sending metrics failed; both continue", exc_info=error
+                )
 
 
 class TritonMetricSink:
-    """A `MetricSink` that sends every value from one thread of its own: each is a message to the server, which crashes
-    if two threads send at a time, and decoding must not wait for the messages."""
+    """A `MetricSink` that sends every value from one thread of its own: each is a message to the
+    server, which crashes if two threads send at a time, and decoding must not wait for the
+    messages."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
-        """instance: the value of a label, since a model may have several instances, each with its own gauges. If Triton
-        was started without metrics, nothing is recorded."""
+        """instance: the value of a label, since a model may have several instances, each with its
+        own gauges. If Triton was started without metrics, nothing is recorded."""
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}
         self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}
         self._gauges: dict[Metric, float] = {}
-        self._queue: queue.SimpleQueue[tuple[Metric, float, tuple[object, ...]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Metric, float, tuple[object, ...]] | None] = (
+            queue.SimpleQueue()
+        )
         try:
             for metric in (*RECORDED, *GAUGES):
                 self._families[metric] = self._family(metric)
@@ -87,7 +94,9 @@ class TritonMetricSink:
 
     def _family(self, metric: Metric) -> Any:
         kinds = self._pb_utils.MetricFamily
-        kind = {"counter": kinds.COUNTER, "gauge": kinds.GAUGE, "histogram": kinds.HISTOGRAM}[metric.kind]
+        kind = {"counter": kinds.COUNTER, "gauge": kinds.GAUGE, "histogram": kinds.HISTOGRAM}[
+            metric.kind
+        ]
         return kinds(name=metric.name, description=metric.description, kind=kind)
 
     def _with_labels(self, metric: Metric, values: tuple[object, ...]) -> Any:

@@ -36,10 +36,12 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 class Signals:
     """Calls `on_signal` in `loop` for each signal until `close`. The signals come through a socket
-    (`signal.set_wakeup_fd`), since Python's own handlers would run only when the main thread returns from Triton."""
+    (`signal.set_wakeup_fd`), since Python's own handlers would run only when the main thread
+    returns from Triton."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
-        """loop: not running yet. Outside the main thread, where Python cannot handle signals, nothing is called."""
+        """loop: not running yet. Outside the main thread, where Python cannot handle signals,
+        nothing is called."""
         self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -47,13 +49,20 @@ class Signals:
         loop.add_reader(self._reader, self._read)
         self._in_main_thread = threading.current_thread() is threading.main_thread()
         if self._in_main_thread:
-            self._previous_handlers = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
+            self._previous_handlers = {
+                number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS
+            }
             for number in HANDLED_SIGNALS:
-                signal.siginterrupt(number, False)  # Triton's system calls restart after a signal, as before
-            self._previous_wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+                signal.siginterrupt(
+                    number, False
+                )  # Triton's system calls restart after a signal, as before
+            self._previous_wakeup_fd = signal.set_wakeup_fd(
+                self._writer.fileno(), warn_on_full_buffer=False
+            )
 
     def close(self) -> None:
-        """Restore the previous handlers. To be called in the thread that made this, after the loop has ended."""
+        """Restore the previous handlers. To be called in the thread that made this, after the loop
+        has ended."""
         if self._in_main_thread:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
             for number, handler in self._previous_handlers.items():
@@ -73,7 +82,8 @@ POLL_SECONDS = 0.02
 
 
 class Model:
-    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be set first."""
+    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be
+    set first."""
 
     pb_utils: Any
 
@@ -83,7 +93,9 @@ class Model:
             settings = self._settings(args)
             directory = Path(args["model_repository"])
             if args.get("model_instance_kind") == "GPU":
-                os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(args["model_instance_device_id"])
+                os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(
+                    args["model_instance_device_id"]
+                )
             session = load(settings.path(directory), settings.load)
         except PassError as error:
             raise self.pb_utils.TritonModelException(str(error)) from None
@@ -98,22 +110,27 @@ class Model:
         self._signals = Signals(self._loop, self._drain)
         self._thread = threading.Thread(target=self._run, name="pass-triton", daemon=True)
         self._thread.start()
-        self._crash_recorder = start_crash_recorder(directory / args["model_version"] / "crashes.log")
+        self._crash_recorder = start_crash_recorder(
+            directory / args["model_version"] / "crashes.log"
+        )
 
     def execute(self, requests: list[Any]) -> None:
-        """Start requests; their responses are sent from the event loop's thread. Tensors are read here, not in that
-        thread, since their memory is Triton's."""
+        """Start requests; their responses are sent from the event loop's thread. Tensors are read
+        here, not in that thread, since their memory is Triton's."""
         for request in requests:
             sender = ResponseSender(self.pb_utils, request)
             try:
-                read = read_request(self._service.model, self._tensors(request), request.parameters())
+                read = read_request(
+                    self._service.model, self._tensors(request), request.parameters()
+                )
             except Exception as error:
                 self._loop.call_soon_threadsafe(sender.send_error, as_api_error(error))
             else:
                 self._loop.call_soon_threadsafe(self._begin, sender, *read)
 
     def finalize(self) -> None:
-        """Close the session. Requests are still under way only if Triton stopped waiting for them."""
+        """Close the session. Requests are still under way only if Triton stopped waiting for
+        them."""
         self._crash_recorder.communicate(b"done\n")
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -124,12 +141,16 @@ class Model:
 
     def _settings(self, args: dict[str, str]) -> Settings:
         parameters = json.loads(args["model_config"]).get("parameters", {})
-        settings = read_settings({name: value["string_value"] for name, value in parameters.items()})
+        settings = read_settings(
+            {name: value["string_value"] for name, value in parameters.items()}
+        )
         self._inputs = [field.name for field in inputs(tokens=settings.tokens)]
         return settings
 
     def _tensors(self, request: Any) -> Tensors:
-        found = {name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
+        found = {
+            name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs
+        }
         return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
 
     def _run(self) -> None:
@@ -143,15 +164,17 @@ class Model:
         self._loop.close()
 
     def _drain(self) -> None:
-        """At the first signal, give requests under way `drain_seconds`; at the second, cancel them. Triton crashes if
-        requests outlast its own time-out."""
-        task = self._loop.create_task(self._service.drain(0 if self._service.draining else self._drain_seconds))
+        """At the first signal, give requests under way `drain_seconds`; at the second, cancel them.
+        Triton crashes if requests outlast its own time-out."""
+        task = self._loop.create_task(
+            self._service.drain(0 if self._service.draining else self._drain_seconds)
+        )
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
 
     async def _poll(self) -> None:
-        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one request is logged,
-        and the others are still checked."""
+        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one
+        request is logged, and the others are still checked."""
         while True:
             for task, sender in list(self._senders.items()):
                 with self._failures.logged():
@@ -161,25 +184,32 @@ class Model:
                 self._sink.update_gauges(self._service.session, self._service.model)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _begin(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+    def _begin(
+        self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions
+    ) -> None:
         task = self._loop.create_task(self._answer(sender, request, options))
         self._senders[task] = sender
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Send a cancelled request's last response, which `_answer` cannot if its task is cancelled before it runs."""
+        """Send a cancelled request's last response, which `_answer` cannot if its task is cancelled
+        before it runs."""
         sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()
 
-    async def _answer(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+    async def _answer(
+        self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions
+    ) -> None:
         try:
             async with asyncio.timeout(self._service.options.request_seconds):
                 await self._decode(sender, request, options)
         except Exception as error:
             sender.send_error(as_api_error(error))
 
-    async def _decode(self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions) -> None:
+    async def _decode(
+        self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions
+    ) -> None:
         service = self._service
         parsed = await service.parse(request, len(request.prompt))
         tokens: list[Token] = []
@@ -191,14 +221,17 @@ class Model:
                     text += piece.text
                 if piece is None or options.stream:
                     last = piece is None
-                    sender.send(self._outputs.arrays(options, choice, tokens, text, last=last), last=last)
+                    sender.send(
+                        self._outputs.arrays(options, choice, tokens, text, last=last), last=last
+                    )
                     tokens, text = [], ""
 
 
 def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
-    """A child process that appends a line to the file `crashes` if this process dies before it writes to the child's
-    stdin. Triton does not restart the process of a model, but with --model-control-mode=poll it loads the model again
-    if one of its files, such as `crashes`, has changed."""
+    """A child process that appends a line to the file `crashes` if this process dies before it
+    writes to the child's stdin. Triton does not restart the process of a model, but with
+    --model-control-mode=poll it loads the model again if one of its files, such as `crashes`, has
+    changed."""
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
         stdin=subprocess.PIPE,
@@ -209,7 +242,11 @@ def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
 
 
 def visible_device(number: str) -> str:
-    """The CUDA_VISIBLE_DEVICES of a process that shall see only Triton's GPU `number`. Triton counts the GPUs that it
-    sees itself: its GPU 0 is the first in its own CUDA_VISIBLE_DEVICES."""
-    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    """The CUDA_VISIBLE_DEVICES of a process that shall see only Triton's GPU `number`. Triton
+    counts the GPUs that it sees itself: its GPU 0 is the first in its own CUDA_VISIBLE_DEVICES."""
+    seen = [
+        name.strip()
+        for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if name.strip()
+    ]
     return seen[int(number)] if int(number) < len(seen) else number

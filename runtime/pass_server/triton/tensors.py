@@ -1,4 +1,5 @@
-"""Requests and responses of Triton: from tensors to the fields of a completion, and from an answer to tensors."""
+"""Requests and responses of Triton: from tensors to the fields of a completion, and from an answer
+to tensors."""
 
 from __future__ import annotations
 
@@ -46,22 +47,31 @@ class TritonRequest(CompletionRequest):
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain. returned: the `return_...` flags that are set. prefix: what the text begins with."""
+    """What responses contain. returned: the `return_...` flags that are set. prefix: what the text
+    begins with."""
 
     stream: bool
     returned: frozenset[str]
     prefix: str = ""
 
 
-def read_request(model: str, tensors: Tensors, parameters: str) -> tuple[TritonRequest, ResponseOptions]:
-    """parameters: Triton's parameters of the request, as JSON; those that the client gave count like those of
-    `sampling_parameters`. Raises ApiError if a value is invalid, or is given twice with different values."""
-    inputs = {HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims) for each in SAMPLING_INPUTS}
+def read_request(
+    model: str, tensors: Tensors, parameters: str
+) -> tuple[TritonRequest, ResponseOptions]:
+    """parameters: Triton's parameters of the request, as JSON; those that the client gave count
+    like those of `sampling_parameters`. Raises ApiError if a value is invalid, or is given twice
+    with different values."""
+    inputs = {
+        HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims)
+        for each in SAMPLING_INPUTS
+    }
     fields = {name: value for name, value in inputs.items() if value is not None}
     flags = {field.name: bool(_value(tensors, field.name)) for field in RESPONSE_FLAGS}
     for more in (_value(tensors, SAMPLING_PARAMETERS.name), _client_parameters(parameters)):
         _merge(fields, _json_object(more) if more is not None else {})
-    _rename_chat_logprobs(fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"])
+    _rename_chat_logprobs(
+        fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"]
+    )
     text = _value(tensors, TEXT_INPUT.name)
     prompt = text if text is not None else _value(tensors, INPUT_IDS.name, -1)
     if prompt is None:
@@ -78,7 +88,9 @@ def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> Re
     prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
         raise ApiError(f"{EXCLUDE_INPUT.name} must be true in a stream", param=EXCLUDE_INPUT.name)
-    return ResponseOptions(stream, frozenset(name for name, given in flags.items() if given), prefix)
+    return ResponseOptions(
+        stream, frozenset(name for name, given in flags.items() if given), prefix
+    )
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
@@ -117,7 +129,9 @@ def _json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ApiError(f"{SAMPLING_PARAMETERS.name} is not a JSON object", param=SAMPLING_PARAMETERS.name)
+        raise ApiError(
+            f"{SAMPLING_PARAMETERS.name} is not a JSON object", param=SAMPLING_PARAMETERS.name
+        )
     return found
 
 
@@ -131,8 +145,8 @@ def _merge(fields: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _rename_chat_logprobs(fields: dict[str, Any], *, logprobs: bool) -> None:
-    """Replace the logprobs fields of chats, which Triton's OpenAI frontend sends, by that of completions. logprobs:
-    whether an output needs them."""
+    """Replace the logprobs fields of chats, which Triton's OpenAI frontend sends, by that of
+    completions. logprobs: whether an output needs them."""
     top = fields.pop("top_logprobs", None)
     given = fields.get("logprobs")
     if isinstance(given, bool):  # a chat's
@@ -147,16 +161,24 @@ Arrays = dict[str, np.ndarray]
 
 
 class OutputTensors:
-    """Makes the arrays of responses. tokens: whether the model writes token ids rather than text."""
+    """Makes the arrays of responses. tokens: whether the model writes token ids rather than
+    text."""
 
     def __init__(self, texts: TokenTexts, *, tokens: bool) -> None:
         self._texts, self._tokens = texts, tokens
 
     def arrays(
-        self, options: ResponseOptions, choice: Choice, tokens: Sequence[Token], text: str, *, last: bool
+        self,
+        options: ResponseOptions,
+        choice: Choice,
+        tokens: Sequence[Token],
+        text: str,
+        *,
+        last: bool,
     ) -> Arrays:
-        """The arrays of one response. tokens and text: those since the previous response. `num_output_tokens` counts
-        those of this response alone, as vLLM's does, so that the counts of a stream add up."""
+        """The arrays of one response. tokens and text: those since the previous response.
+        `num_output_tokens` counts those of this response alone, as vLLM's does, so that the counts
+        of a stream add up."""
         generation = choice.generation
         reason = str(generation.finish_reason) if last else "None"
         found = self._text(options.prefix + text, tokens) | {
@@ -165,13 +187,19 @@ class OutputTensors:
             "num_output_tokens": np.array([len(tokens)], np.uint32),
         }
         if "return_cumulative_logprob" in options.returned:
-            found["cumulative_logprob"] = np.array([_cumulative_logprob(generation.tokens)], np.float32)
+            found["cumulative_logprob"] = np.array(
+                [_cumulative_logprob(generation.tokens)], np.float32
+            )
         if "return_logprobs" in options.returned:
             found["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
         if last and "return_statistics" in options.returned:
             found["statistics"] = _strings(json.dumps(pass_field(generation)))
         always = (TEXT_OUTPUT.name, OUTPUT_IDS.name)
-        return {name: array for name, array in found.items() if name in always or f"return_{name}" in options.returned}
+        return {
+            name: array
+            for name, array in found.items()
+            if name in always or f"return_{name}" in options.returned
+        }
 
     def _text(self, text: str, tokens: Sequence[Token]) -> Arrays:
         if self._tokens:
@@ -179,12 +207,17 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """As vLLM writes them: by token id; rank is None if the token is not among the likeliest."""
+        """As vLLM writes them: by token id; rank is None if the token is not among the
+        likeliest."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
         return {
-            other: {"logprob": finite(value), "rank": ranks.get(other), "decoded_token": self._texts.text(other)}
+            other: {
+                "logprob": finite(value),
+                "rank": ranks.get(other),
+                "decoded_token": self._texts.text(other),
+            }
             for other, value in values.items()
         }
 
@@ -198,8 +231,9 @@ def _strings(text: str) -> np.ndarray:
 
 
 class ResponseSender:
-    """Sends the responses of one request to Triton, from one thread. After the last response it no longer uses Triton's
-    sender: the server crashes if an ended request is checked for cancellation."""
+    """Sends the responses of one request to Triton, from one thread. After the last response it
+    no longer uses Triton's sender: the server crashes if an ended request is checked for
+    cancellation."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._pb_utils, self._sender = pb_utils, request.get_response_sender()
@@ -211,12 +245,20 @@ class ResponseSender:
         return not self._ended and self._sender.is_cancelled()
 
     def send(self, arrays: Arrays, *, last: bool) -> None:
-        tensors = [self._pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+        tensors = [
+            self._pb_utils.Tensor(name, np.ascontiguousarray(array))
+            for name, array in arrays.items()
+        ]
         self._send(self._pb_utils.InferenceResponse(output_tensors=tensors), last=last)
 
     def send_error(self, error: ApiError) -> None:
         codes = self._pb_utils.TritonError
-        named = {400: codes.INVALID_ARG, 404: codes.NOT_FOUND, 429: codes.UNAVAILABLE, 503: codes.UNAVAILABLE}
+        named = {
+            400: codes.INVALID_ARG,
+            404: codes.NOT_FOUND,
+            429: codes.UNAVAILABLE,
+            503: codes.UNAVAILABLE,
+        }
         self._end(error.message, named.get(error.status, codes.INTERNAL))
 
     def end_cancelled(self) -> None:
@@ -229,4 +271,6 @@ class ResponseSender:
 
     def _send(self, response: Any, *, last: bool) -> None:
         self._ended = last
-        self._sender.send(response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+        self._sender.send(
+            response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        )

@@ -1,8 +1,9 @@
-"""With this directory first in PYTHONPATH, every Python process sees one GPU: the fakes of tests/runtime/fake_gpu.py in
-place of cuda-python and TensorRT, made when they are imported.
+"""With this directory first in PYTHONPATH, every Python process sees one GPU: the fakes of
+tests/runtime/fake_gpu.py in place of cuda-python and TensorRT, made when they are imported.
 
-FAKE_GPU: what is wrong with it, as JSON: `driver` (the CUDA version that it runs, 0 for none), `limit` (bytes of
-memory), `fail_capture` (a function), `version` (of TensorRT), `hangs` (whether memory is never given).
+FAKE_GPU: what is wrong with it, as JSON: `driver` (the CUDA version that it runs, 0 for none),
+`limit` (bytes of memory), `fail_capture` (a function), `version` (of TensorRT), `hangs` (whether
+memory is never given).
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class WithFakeBuilds(Loader):
 
 
 class FakeGpuFinder(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if made := {"cuda.bindings.runtime": cuda, "tensorrt": tensorrt}.get(name):
             return ModuleSpec(name, Replaced(made))
         if name != "pass_exporter.engines.build":

@@ -12,18 +12,20 @@
 
 namespace pass {
 
-// The origin of a token: the model itself, or an accepted draft of look-ahead rows or of prompt lookup (n-grams).
+// The origin of a token: the model itself, or an accepted draft of look-ahead rows or of prompt
+// lookup (n-grams).
 enum class TokenSource { model, lookahead, ngram };
 
-// A token's natural log-probability under the model, before biases, penalties, constraints, temperature and truncation.
-// top: the ids and log-probabilities of the most likely tokens, the likeliest first.
+// A token's natural log-probability under the model, before biases, penalties, constraints,
+// temperature and truncation. top: the ids and log-probabilities of the most likely tokens, the
+// likeliest first.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
 };
 
-// One written token. text: the part of the text that became final with it, "" without a tokenizer. Text is held back
-// while later tokens may complete a character or a stop string.
+// One written token. text: the part of the text that became final with it, "" without a tokenizer.
+// Text is held back while later tokens may complete a character or a stop string.
 struct Token {
     std::int64_t id = 0;
     TokenSource source = TokenSource::model;
@@ -31,8 +33,8 @@ struct Token {
     std::string text;
 };
 
-// The tokens that one pass wrote, and the text that became final with them. The last event of a text may have no
-// tokens, but text that was held back.
+// The tokens that one pass wrote, and the text that became final with them. The last event of a
+// text may have no tokens, but text that was held back.
 struct Event {
     std::vector<Token> tokens;
     std::string text;
@@ -56,7 +58,8 @@ struct PASS_API Stats {
     std::int64_t cached_tokens = 0;  // of the prompt, whose K/V were reused
     std::int64_t generated_tokens = 0;
     std::int64_t passes = 0;
-    std::int64_t emitted = 0;  // tokens that the passes wrote; some may be cut at a stop or the limit
+    // tokens that the passes wrote; some may be cut at a stop or the limit
+    std::int64_t emitted = 0;
     std::int64_t steps = 0;
     std::int64_t drafted = 0;
     std::int64_t accepted = 0;
@@ -64,14 +67,16 @@ struct PASS_API Stats {
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
-    double engine_seconds = 0.0;  // the part of decode_seconds in which the engine ran, for any sequence
+    // the part of decode_seconds in which the engine ran, for any sequence
+    double engine_seconds = 0.0;
 
     // Count one pass with `drafts` drafts that emitted `count` tokens.
     void record(int drafts, int count);
     // Add the counts of another generation of the same plan, without its prompt tokens and times.
     void add(const Stats& other);
 
-    // Tokens emitted per pass, bonus tokens included. A pass that only drafts is counted, too. 0 without passes.
+    // Tokens emitted per pass, bonus tokens included. A pass that only drafts is counted, too. 0
+    // without passes.
     double tau() const;
     // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
     double mean_acceptance_length() const;
@@ -83,7 +88,8 @@ struct PASS_API Stats {
     std::vector<std::int64_t> acceptance_histogram() const;
     // The part of decode_seconds in which the engine did not run.
     double host_seconds() const { return decode_seconds - engine_seconds; }
-    // Generated tokens / decode_seconds, which last from the beginning of the first pass to the last token.
+    // Generated tokens / decode_seconds, which last from the beginning of the first pass to the
+    // last token.
     double decode_tokens_per_second() const;
 };
 

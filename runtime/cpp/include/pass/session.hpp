@@ -1,8 +1,8 @@
 // A bundle, a session that runs it, and the generations of that session.
 //
-// A session has no thread that decodes by itself: a thread that waits for a token, or calls `step`, decodes for all
-// requests. Any thread may call any method of a session; only one thread at a time may use a generation, but any thread
-// may call `cancel`.
+// A session has no thread that decodes by itself: a thread that waits for a token, or calls `step`,
+// decodes for all requests. Any thread may call any method of a session; only one thread at a time
+// may use a generation, but any thread may call `cancel`.
 #pragma once
 
 #include <filesystem>
@@ -22,11 +22,12 @@ namespace pass {
 class Core;
 class Tokenizer;
 
-// A directory that pass-export wrote. Its manifest has been validated and its files exist. Move-only.
+// A directory that pass-export wrote. Its manifest has been validated and its files exist.
+// Move-only.
 class PASS_API Bundle {
    public:
-    // path: the directory. verify: compare the hashes of all files, not only their sizes. Throws Error if the manifest
-    // or a file is wrong.
+    // path: the directory. verify: compare the hashes of all files, not only their sizes. Throws
+    // Error if the manifest or a file is wrong.
     explicit Bundle(const std::filesystem::path& path, bool verify = true);
     Bundle(Bundle&&) noexcept;
     Bundle& operator=(Bundle&&) noexcept;
@@ -35,12 +36,15 @@ class PASS_API Bundle {
     const std::filesystem::path& path() const;
     const std::string& name() const;
     std::int64_t vocab_size() const;
-    std::int64_t max_capacity() const;            // the longest sequence in tokens
-    int lookahead() const;                        // the most drafts of a step
-    const std::string& rule() const;              // by which drafts are accepted: "match" or "rejection"
-    const std::string& dtype() const;             // of activations and KV cache
-    const std::string& weights() const;           // the format of the linear layers: "full", "w8a8", ...
-    const std::string& lookahead_source() const;  // describes the origin of the look-ahead embeddings
+    std::int64_t max_capacity() const;  // the longest sequence in tokens
+    int lookahead() const;              // the most drafts of a step
+    // by which drafts are accepted: "match" or "rejection"
+    const std::string& rule() const;
+    const std::string& dtype() const;  // of activations and KV cache
+    // the format of the linear layers: "full", "w8a8", ...
+    const std::string& weights() const;
+    // describes the origin of the look-ahead embeddings
+    const std::string& lookahead_source() const;
     const std::vector<std::int64_t>& eos_token_ids() const;
     std::optional<std::int64_t> bos_token_id() const;
 
@@ -57,23 +61,25 @@ struct Request {
     GenerateOptions options;
 };
 
-// A submitted request. Destroying it cancels the request. A generation that outlives its session still returns the
-// tokens that were written before; then `next` throws. Move-only.
+// A submitted request. Destroying it cancels the request. A generation that outlives its session
+// still returns the tokens that were written before; then `next` throws. Move-only.
 class PASS_API Generation {
    public:
     Generation(Generation&&) noexcept;
     Generation& operator=(Generation&&) noexcept;
     ~Generation();
 
-    // The tokens of the next pass; none at the end. Decodes on this thread, or waits while another one decodes. Throws
-    // the error that ended the request, once.
+    // The tokens of the next pass; none at the end. Decodes on this thread, or waits while another
+    // one decodes. Throws the error that ended the request, once.
     std::optional<Event> next();
-    // The same without decoding or waiting, for tokens of passes that other calls of `step` or `next`, on any thread,
-    // have run. Returns none at the end and if there are no tokens yet; at the end `finish_reason` has a value.
+    // The same without decoding or waiting, for tokens of passes that other calls of `step` or
+    // `next`, on any thread, have run. Returns none at the end and if there are no tokens yet; at
+    // the end `finish_reason` has a value.
     std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
-    // End the request after the pass in progress; tokens that were written by then can still be read. For any thread.
+    // End the request after the pass in progress; tokens that were written by then can still be
+    // read. For any thread.
     void cancel();
 
     // The tokens that `next` and `poll` have returned so far.
@@ -99,39 +105,44 @@ class PASS_API Generation {
 // One model, which decodes as many sequences at a time as it has slots. Move-only.
 class PASS_API Session {
    public:
-    // Throws Error if an option is wrong, if the device, a library or a graph is missing, or if memory runs out.
+    // Throws Error if an option is wrong, if the device, a library or a graph is missing, or if
+    // memory runs out.
     explicit Session(Bundle bundle, const LoadOptions& options = {});
-    // Opens the bundle in the directory `path`; `options.verify` says whether hashes are compared. Throws Error as the
-    // constructors of Bundle and Session do.
+    // Opens the bundle in the directory `path`; `options.verify` says whether hashes are compared.
+    // Throws Error as the constructors of Bundle and Session do.
     static Session load(const std::filesystem::path& path, const LoadOptions& options = {});
     Session(Session&&) noexcept;
     Session& operator=(Session&&) noexcept;
     // Closes the session. Generations that have not ended report an error.
     ~Session();
 
-    // Queue a request, which is decoded as soon as a slot is free. Throws QueueFull if max_batch_size + max_queue
-    // requests have not ended, and Error if the request is wrong or the session is closed. tokenizer: for text and stop
-    // strings; null if token ids are enough. The tokenizer may be destroyed before the generation.
+    // Queue a request, which is decoded as soon as a slot is free. Throws QueueFull if
+    // max_batch_size + max_queue requests have not ended, and Error if the request is wrong or the
+    // session is closed. tokenizer: for text and stop strings; null if token ids are enough. The
+    // tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // Run one step of the scheduler, for all requests, after the step that another thread may be in. Returns false if
-    // there is nothing more to do. Throws Error if the session is closed; a lost device closes it.
+    // Run one step of the scheduler, for all requests, after the step that another thread may be
+    // in. Returns false if there is nothing more to do. Throws Error if the session is closed; a
+    // lost device closes it.
     bool step();
-    // Do the work that the first requests would wait for, for every batch size and these samplings (empty: greedy and
-    // sampled): measure how long passes take, for `auto`; on TensorRT engines capture the CUDA graphs of `ar`,
-    // `two-pass`, `fused` and prompt chunks. Call it before any request: while some run, it does little. Throws Error
-    // if the session is closed, a timed pass fails or the device is lost.
+    // Do the work that the first requests would wait for, for every batch size and these samplings
+    // (empty: greedy and sampled): measure how long passes take, for `auto`; on TensorRT engines
+    // capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt chunks. Call it before any
+    // request: while some run, it does little. Throws Error if the session is closed, a timed pass
+    // fails or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
-    // The names of graph files and passes that could not be captured as CUDA graphs, and the reasons. Empty on the CPU.
-    // Throws Error if the session is closed.
+    // The names of graph files and passes that could not be captured as CUDA graphs, and the
+    // reasons. Empty on the CPU. Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();
-    // `Stats::plan` of a request with these options, and the most drafts of a step. Throws Error if the options cannot
-    // be used with this bundle.
+    // `Stats::plan` of a request with these options, and the most drafts of a step. Throws Error if
+    // the options cannot be used with this bundle.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;
-    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set with its version; without a GPU's number.
+    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set with its version; without a
+    // GPU's number.
     std::string device() const;
 
     explicit Session(std::shared_ptr<Core> core);  // for the library's own tests

@@ -33,8 +33,8 @@ void require(bool holds, const char* message) {
     if (!holds) throw pass::Error(message);
 }
 
-// The options that a caller gave, with defaults for the fields that its version of the struct does not have. min_size:
-// of the struct in the oldest version.
+// The options that a caller gave, with defaults for the fields that its version of the struct does
+// not have. min_size: of the struct in the oldest version.
 template <class Options>
 Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t min_size) {
     Options options;
@@ -54,7 +54,8 @@ void copy_out(const Struct& full, Struct* target, std::size_t size) {
 
 // The sizes in bytes of the structs in version 0.1.
 constexpr std::size_t min_load_options_size = offsetof(pass_load_options, text) + sizeof(int);
-constexpr std::size_t min_generate_options_size = offsetof(pass_generate_options, logprobs) + sizeof(int);
+constexpr std::size_t min_generate_options_size =
+    offsetof(pass_generate_options, logprobs) + sizeof(int);
 
 pass::LoadOptions options_of(const pass_load_options& given) {
     pass::LoadOptions options;
@@ -66,7 +67,8 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     if (given.capacity != 0) options.capacity = given.capacity;
     options.verify = given.verify != 0;
     options.weight_cache = given.weight_cache != 0;
-    if (given.speculative_max_concurrency >= 0) options.speculative_max_concurrency = given.speculative_max_concurrency;
+    if (given.speculative_max_concurrency >= 0)
+        options.speculative_max_concurrency = given.speculative_max_concurrency;
     options.prefix_cache = given.prefix_cache != 0;
     return options;
 }
@@ -76,23 +78,29 @@ void read_processors(const pass_generate_options& given, pass::GenerateOptions& 
     options.sampling.frequency_penalty = given.frequency_penalty;
     options.sampling.repetition_penalty = given.repetition_penalty;
     options.min_tokens = given.min_tokens;
-    require(given.bias_count == 0 || (given.bias_token_ids != nullptr && given.biases != nullptr), "biases is null");
+    require(given.bias_count == 0 || (given.bias_token_ids != nullptr && given.biases != nullptr),
+            "biases is null");
     for (std::size_t i = 0; i < given.bias_count; ++i) {
         options.sampling.logit_bias[given.bias_token_ids[i]] = given.biases[i];
     }
-    require(given.allowed_token_count == 0 || given.allowed_token_ids != nullptr, "allowed_token_ids is null");
+    require(given.allowed_token_count == 0 || given.allowed_token_ids != nullptr,
+            "allowed_token_ids is null");
     if (given.allowed_token_count > 0) {
-        options.allowed_token_ids.assign(given.allowed_token_ids, given.allowed_token_ids + given.allowed_token_count);
+        options.allowed_token_ids.assign(given.allowed_token_ids,
+                                         given.allowed_token_ids + given.allowed_token_count);
     }
-    require(given.bad_word_count == 0 || (given.bad_words != nullptr && given.bad_word_lengths != nullptr),
+    require(given.bad_word_count == 0 ||
+                (given.bad_words != nullptr && given.bad_word_lengths != nullptr),
             "bad_words is null");
     for (std::size_t i = 0; i < given.bad_word_count; ++i) {
         require(given.bad_words[i] != nullptr, "a bad word is null");
-        options.bad_words.emplace_back(given.bad_words[i], given.bad_words[i] + given.bad_word_lengths[i]);
+        options.bad_words.emplace_back(given.bad_words[i],
+                                       given.bad_words[i] + given.bad_word_lengths[i]);
     }
     if (given.allowed_tokens == nullptr) return;
     options.allowed_tokens = [call = given.allowed_tokens, user = given.allowed_tokens_user](
-                                 std::span<const std::int64_t> text, std::span<std::uint32_t> allowed) {
+                                 std::span<const std::int64_t> text,
+                                 std::span<std::uint32_t> allowed) {
         require(call(user, text.data(), text.size(), allowed.data(), allowed.size()) == 0,
                 "allowed_tokens reported an error");
     };
@@ -107,7 +115,8 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     if (given.draft != nullptr) options.draft = given.draft;
     if (given.lookahead >= 0) options.lookahead = given.lookahead;
     options.ignore_eos = given.ignore_eos != 0;
-    require(given.stop_token_count == 0 || given.stop_token_ids != nullptr, "stop_token_ids is null");
+    require(given.stop_token_count == 0 || given.stop_token_ids != nullptr,
+            "stop_token_ids is null");
     require(given.stop_count == 0 || given.stop != nullptr, "stop is null");
     if (given.logprobs >= 0) options.logprobs = given.logprobs;
     if (given.cache_salt != nullptr) options.cache_salt = given.cache_salt;
@@ -117,18 +126,20 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
         options.stop.emplace_back(given.stop[i]);
     }
     if (given.stop_token_count > 0) {
-        options.stop_token_ids.assign(given.stop_token_ids, given.stop_token_ids + given.stop_token_count);
+        options.stop_token_ids.assign(given.stop_token_ids,
+                                      given.stop_token_ids + given.stop_token_count);
     }
     read_processors(given, options);
     return options;
 }
 
-// Writes at most `room` unread tokens to `tokens`, and returns how many. If there are none, `read` is called until it
-// returns some, or the end (then 0).
+// Writes at most `room` unread tokens to `tokens`, and returns how many. If there are none, `read`
+// is called until it returns some, or the end (then 0).
 int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
          std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");
-    require(tokens != nullptr && room > 0, "there is no room for tokens: give an array of at least one");
+    require(tokens != nullptr && room > 0,
+            "there is no room for tokens: give an array of at least one");
     std::deque<pass::Token>& unread = generation->unread;
     generation->returned.clear();
     while (unread.empty()) {
@@ -139,7 +150,8 @@ int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
     const auto count = static_cast<std::ptrdiff_t>(std::min(room, unread.size()));
     generation->returned.assign(unread.begin(), unread.begin() + count);
     unread.erase(unread.begin(), unread.begin() + count);
-    for (std::ptrdiff_t i = 0; i < count; ++i) tokens[i] = generation->returned[static_cast<std::size_t>(i)].id;
+    for (std::ptrdiff_t i = 0; i < count; ++i)
+        tokens[i] = generation->returned[static_cast<std::size_t>(i)].id;
     return static_cast<int>(count);
 }
 
@@ -155,7 +167,8 @@ void pass_set_log(pass_log_callback callback, void* user, int level) {
                 callback(user, static_cast<int>(severity), message.c_str());
             };
         }
-        pass::set_log(std::move(log), static_cast<pass::LogLevel>(std::clamp<int>(level, 0, PASS_LOG_ERROR)));
+        pass::set_log(std::move(log),
+                      static_cast<pass::LogLevel>(std::clamp<int>(level, 0, PASS_LOG_ERROR)));
         return 0;
     });
 }
@@ -181,10 +194,12 @@ void pass_init_generate_options(pass_generate_options* options, size_t size) {
     copy_out(defaults, options, size);
 }
 
-pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error, size_t error_size) {
+pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error,
+                        size_t error_size) {
     return guarded(error, error_size, static_cast<pass_session*>(nullptr), [&] {
         require(bundle != nullptr, "the bundle's path is null");
-        const pass_load_options given = completed(options, pass_init_load_options, min_load_options_size);
+        const pass_load_options given =
+            completed(options, pass_init_load_options, min_load_options_size);
         pass::LoadOptions opened = options_of(given);
         std::optional<pass::Tokenizer> tokenizer;
         if (given.text != 0) tokenizer.emplace(bundle, "", opened.onnxruntime);
@@ -207,7 +222,8 @@ int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_
     return guarded(error, error_size, std::int64_t{-1}, [&] {
         require(session != nullptr, "the session is null");
         require(text != nullptr && (ids != nullptr || room == 0), "text or ids is null");
-        require(session->tokenizer.has_value(), "the session has no tokenizer: open it with the option text");
+        require(session->tokenizer.has_value(),
+                "the session has no tokenizer: open it with the option text");
         const std::vector<std::int64_t> found = session->tokenizer->encode(text);
         std::copy_n(found.begin(), std::min(room, found.size()), ids);
         return static_cast<std::int64_t>(found.size());
@@ -221,10 +237,12 @@ pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, s
         require(count == 0 || prompt_ids != nullptr, "prompt_ids is null");
         pass::Request request;
         if (count > 0) request.prompt_ids.assign(prompt_ids, prompt_ids + count);
-        request.options = options_of(completed(options, pass_init_generate_options, min_generate_options_size));
+        request.options =
+            options_of(completed(options, pass_init_generate_options, min_generate_options_size));
         const pass::Tokenizer* tokenizer = session->tokenizer ? &*session->tokenizer : nullptr;
-        require(tokenizer != nullptr || request.options.stop.empty(),
-                "stop strings need text: open the session with the option text, or use stop_token_ids");
+        require(
+            tokenizer != nullptr || request.options.stop.empty(),
+            "stop strings need text: open the session with the option text, or use stop_token_ids");
         return new pass_generation{session->session.submit(std::move(request), tokenizer), {}, {}};
     });
 }
@@ -236,21 +254,26 @@ int pass_step(pass_session* session, char* error, size_t error_size) {
     });
 }
 
-int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size) {
-    return guarded(error, error_size, -1, [&] { return take(generation, tokens, room, &pass::Generation::next); });
+int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error,
+              size_t error_size) {
+    return guarded(error, error_size, -1,
+                   [&] { return take(generation, tokens, room, &pass::Generation::next); });
 }
 
-int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error, size_t error_size) {
-    return guarded(error, error_size, -1, [&] { return take(generation, tokens, room, &pass::Generation::poll); });
+int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error,
+              size_t error_size) {
+    return guarded(error, error_size, -1,
+                   [&] { return take(generation, tokens, room, &pass::Generation::poll); });
 }
 
 const char* pass_text(const pass_generation* generation, size_t* length) {
-    if (length != nullptr) *length = generation == nullptr ? 0 : generation->generation.text().size();
+    if (length != nullptr)
+        *length = generation == nullptr ? 0 : generation->generation.text().size();
     return generation == nullptr ? "" : generation->generation.text().c_str();
 }
 
-int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob, int64_t* top_ids,
-                        float* top_logprobs, size_t room) {
+int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob,
+                        int64_t* top_ids, float* top_logprobs, size_t room) {
     if (generation == nullptr || index >= generation->returned.size()) return -1;
     const std::optional<pass::TokenLogprobs>& found = generation->returned[index].logprobs;
     if (!found) return -1;
@@ -278,8 +301,9 @@ void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_
     if (generation == nullptr) return;
     guarded(nullptr, 0, 0, [&] {
         const pass::Stats found = generation->generation.stats();
-        copy_out({found.prompt_tokens, found.cached_tokens, found.generated_tokens, found.passes, found.steps,
-                  found.drafted, found.accepted, found.prefill_seconds, found.decode_seconds},
+        copy_out({found.prompt_tokens, found.cached_tokens, found.generated_tokens, found.passes,
+                  found.steps, found.drafted, found.accepted, found.prefill_seconds,
+                  found.decode_seconds},
                  stats, size);
         return 0;
     });

@@ -13,14 +13,16 @@ namespace pass {
 
 namespace {
 
-std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest, const LoadOptions& options) {
+std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& manifest,
+                                      const LoadOptions& options) {
     options.check();
     LoadOptions resolved = options;
     if (split_device(options.device).kind == "auto") {
         if (const std::string library = find_engine_library(manifest, options); !library.empty())
             resolved.device = library;
     }
-    if (const std::string kind = split_device(resolved.device).kind; find_trt_library(kind) != nullptr) {
+    if (const std::string kind = split_device(resolved.device).kind;
+        find_trt_library(kind) != nullptr) {
         return open_trt_backend(bundle.path(), manifest, kind, resolved);
     }
     return std::make_unique<OrtBackend>(bundle.path(), manifest, resolved);
@@ -38,19 +40,22 @@ Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& o
       scheduler_(runner_, tuners_, options.speculative_max_concurrency),
       max_queue_(options.max_queue) {}
 
-std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest, const LoadOptions& options) {
+std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest,
+                                 const LoadOptions& options) {
     std::unique_ptr<Backend> backend = open_backend(bundle, manifest, options);
     return std::make_shared<Core>(std::move(bundle), std::move(backend), options);
 }
 
-std::shared_ptr<SequenceState> Core::submit(const Request& request, std::unique_ptr<TextReader> reader) {
+std::shared_ptr<SequenceState> Core::submit(const Request& request,
+                                            std::unique_ptr<TextReader> reader) {
     auto sequence = std::make_shared<SequenceState>(resolve(request), std::move(reader), signals_);
     {
         const std::lock_guard lock(signals_->mutex);
         check_open();
         const std::int64_t waiting = signals_->unfinished - capabilities_.slots();
         if (waiting >= 0 && static_cast<std::size_t>(waiting) >= max_queue_) {
-            throw QueueFull(std::to_string(waiting) + " requests are waiting already, and the queue holds " +
+            throw QueueFull(std::to_string(waiting) +
+                            " requests are waiting already, and the queue holds " +
                             std::to_string(max_queue_) +
                             ": try again later, or open the session with a larger max_queue");
         }
@@ -63,24 +68,26 @@ std::shared_ptr<SequenceState> Core::submit(const Request& request, std::unique_
 Mode Core::mode(const GenerateOptions& options) const {
     const int available = bundle_.lookahead(), lookahead = options.lookahead.value_or(available);
     if (lookahead < 0 || lookahead > available) {
-        throw Error("look-ahead must be 0 to " + std::to_string(available) + ", the look-ahead of the bundle, not " +
-                    std::to_string(lookahead));
+        throw Error("look-ahead must be 0 to " + std::to_string(available) +
+                    ", the look-ahead of the bundle, not " + std::to_string(lookahead));
     }
     const std::optional<int> built = capabilities_.lookahead;
     const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
     if (built && (sized || (lookahead != 0 && lookahead != *built))) {
         throw Error("the engines run only look-ahead " + std::to_string(*built) +
-                    " without group sizes; use --plan fused, --lookahead " + std::to_string(*built) + " or 0");
+                    " without group sizes; use --plan fused, --lookahead " +
+                    std::to_string(*built) + " or 0");
     }
     Mode found = make_mode(options.plan, lookahead, options.draft, capabilities_.trees);
     if (found.cycle && found.cycle->is_tree() && capabilities_.rounds_activations) {
         throw Error("the plan " + found.cycle->plans.front().name +
-                    " could change texts: activations are rounded to 8 bits here, and some drafts of a tree round "
+                    " could change texts: activations are rounded to 8 bits here, and some drafts "
+                    "of a tree round "
                     "differently than in plain decoding; use --plan fused");
     }
     if (std::max(found.lookahead, found.ngram_drafts) > available) {
-        throw Error(options.plan + " has more drafts than the bundle's " + std::to_string(available) +
-                    "; use --plan fused");
+        throw Error(options.plan + " has more drafts than the bundle's " +
+                    std::to_string(available) + "; use --plan fused");
     }
     return found;
 }
@@ -93,17 +100,20 @@ ResolvedRequest Core::resolve(const Request& request) const {
     const auto check_tokens = [&](const std::vector<std::int64_t>& ids) {
         for (std::int64_t token : ids) {
             if (token >= 0 && token < vocab) continue;
-            throw Error("token id " + std::to_string(token) + " is not in the vocabulary of " + std::to_string(vocab));
+            throw Error("token id " + std::to_string(token) + " is not in the vocabulary of " +
+                        std::to_string(vocab));
         }
     };
-    for (const auto* ids : {&request.prompt_ids, &options.stop_token_ids, &options.allowed_token_ids}) {
+    for (const auto* ids :
+         {&request.prompt_ids, &options.stop_token_ids, &options.allowed_token_ids}) {
         check_tokens(*ids);
     }
     for (const std::vector<std::int64_t>& word : options.bad_words) check_tokens(word);
     for (const auto& [token, bias] : options.sampling.logit_bias) check_tokens({token});
     if (static_cast<std::int64_t>(request.prompt_ids.size()) > capacity) {
         throw Error("the prompt has " + std::to_string(request.prompt_ids.size()) +
-                    " tokens, more than the KV capacity of " + std::to_string(capacity) + "; shorten it");
+                    " tokens, more than the KV capacity of " + std::to_string(capacity) +
+                    "; shorten it");
     }
     Mode found = mode(options);
     ResolvedRequest resolved;
@@ -115,7 +125,8 @@ ResolvedRequest Core::resolve(const Request& request) const {
     resolved.ngram_drafts = found.ngram_drafts;
     resolved.stop_token_ids.insert(options.stop_token_ids.begin(), options.stop_token_ids.end());
     if (!options.ignore_eos) {
-        resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(), bundle_.eos_token_ids().end());
+        resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(),
+                                       bundle_.eos_token_ids().end());
     }
     resolved.reuse_prefix = options.reuse_prefix;
     resolved.cache_salt = options.cache_salt;
@@ -129,7 +140,8 @@ ResolvedRequest Core::resolve(const Request& request) const {
                           options.allowed_token_ids,
                           options.allowed_tokens};
     if (!processing.changes_logits()) return resolved;
-    if (!can_process_) throw Error("the bundle has no logits processors; export it again with this version");
+    if (!can_process_)
+        throw Error("the bundle has no logits processors; export it again with this version");
     resolved.processing = std::move(processing);
     return resolved;
 }
@@ -204,7 +216,8 @@ void Core::warm_up(const std::vector<SamplingParams>& samplings) {
     for (const SamplingParams& sampling : samplings) samplers.push_back(sampling.sampler());
     if (samplers.empty()) samplers = {Sampler::greedy, Sampler::sample};
     for (Sampler sampler : samplers) {
-        for (int batch : capabilities_.batch_sizes) between_steps([&] { tuners_.get(sampler, batch); });
+        for (int batch : capabilities_.batch_sizes)
+            between_steps([&] { tuners_.get(sampler, batch); });
     }
     if (!capabilities_.keeps_graphs) return;
     for (std::int64_t capacity : capabilities_.capacities) {

@@ -21,17 +21,20 @@ struct Bundle::Data {
     Manifest manifest;
 };
 
-// A thread that waits for tokens runs one step of the scheduler, unless another thread is in one; then it waits until
-// that step is done and looks for its tokens again. All methods may be called from any thread.
+// A thread that waits for tokens runs one step of the scheduler, unless another thread is in one;
+// then it waits until that step is done and looks for its tokens again. All methods may be called
+// from any thread.
 class Core {
    public:
     // `backend` must have been opened with the manifest of `bundle`.
     Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options);
     // Opens the backend that `options` names; `manifest` is that of `bundle`.
-    static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest, const LoadOptions& options);
+    static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest,
+                                      const LoadOptions& options);
 
     // submit, step, warm_up, uncaptured, mode: as in Session.
-    std::shared_ptr<SequenceState> submit(const Request& request, std::unique_ptr<TextReader> reader);
+    std::shared_ptr<SequenceState> submit(const Request& request,
+                                          std::unique_ptr<TextReader> reader);
     bool step();
     // Wait until `sequence` has something to read in its `output`.
     void wait(SequenceState& sequence);
@@ -50,11 +53,12 @@ class Core {
     ResolvedRequest resolve(const Request& request) const;
     // Run one step of the scheduler in `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step. `lock` holds the mutex of `signals_`, but not while `work` runs. No other thread may be
-    // in a step. If `work` throws or the device is lost, the session closes and every sequence ends.
+    // Run `work` as a step. `lock` holds the mutex of `signals_`, but not while `work` runs. No
+    // other thread may be in a step. If `work` throws or the device is lost, the session closes and
+    // every sequence ends.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` when no thread is in a step. Throws what it throws, which closes the session only if the device is
-    // lost.
+    // Run `work` when no thread is in a step. Throws what it throws, which closes the session only
+    // if the device is lost.
     void between_steps(const std::function<void()>& work);
 
     Bundle bundle_;

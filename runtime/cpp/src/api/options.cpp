@@ -34,14 +34,16 @@ void require(bool holds, const char* what, const std::string& found) {
 }  // namespace
 
 void SamplingParams::check() const {
-    require(temperature >= 0 && std::isfinite(temperature), "temperature must be a number of at least 0",
-            text_of(temperature));
-    require(top_k >= 0 && top_k <= max_candidates, "top-k must be 0 (off) to 1024", std::to_string(top_k));
+    require(temperature >= 0 && std::isfinite(temperature),
+            "temperature must be a number of at least 0", text_of(temperature));
+    require(top_k >= 0 && top_k <= max_candidates, "top-k must be 0 (off) to 1024",
+            std::to_string(top_k));
     require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", text_of(top_p));
     require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", text_of(min_p));
-    for (const auto& [name, value] :
-         {std::pair{"presence-penalty", presence_penalty}, std::pair{"frequency-penalty", frequency_penalty}}) {
-        require(value >= -2 && value <= 2, (std::string(name) + " must be -2 to 2 (0 is off)").c_str(), text_of(value));
+    for (const auto& [name, value] : {std::pair{"presence-penalty", presence_penalty},
+                                      std::pair{"frequency-penalty", frequency_penalty}}) {
+        require(value >= -2 && value <= 2,
+                (std::string(name) + " must be -2 to 2 (0 is off)").c_str(), text_of(value));
     }
     require(repetition_penalty >= 0.01 && repetition_penalty <= 100,
             "repetition-penalty must be 0.01 to 100 (1 is off)", text_of(repetition_penalty));
@@ -54,7 +56,8 @@ void SamplingParams::check() const {
 }
 
 bool SamplingParams::penalizes() const {
-    return !logit_bias.empty() || presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1;
+    return !logit_bias.empty() || presence_penalty != 0 || frequency_penalty != 0 ||
+           repetition_penalty != 1;
 }
 
 SamplingParams SamplingParams::seeded() const {
@@ -70,32 +73,39 @@ Sampler SamplingParams::sampler() const {
 
 void GenerateOptions::check() const {
     sampling.check();
-    require(max_new_tokens >= 1, "max-new-tokens must be at least 1", std::to_string(max_new_tokens));
-    // Throws if there is no such plan. `Core::mode` checks trees, because they depend on the bundle.
+    require(max_new_tokens >= 1, "max-new-tokens must be at least 1",
+            std::to_string(max_new_tokens));
+    // Throws if there is no such plan. `Core::mode` checks trees, because they depend on the
+    // bundle.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
         throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
     }
-    require(min_tokens >= 0 && min_tokens <= max_new_tokens, "min-tokens must be 0 to max-new-tokens",
-            std::to_string(min_tokens));
+    require(min_tokens >= 0 && min_tokens <= max_new_tokens,
+            "min-tokens must be 0 to max-new-tokens", std::to_string(min_tokens));
     std::size_t stop_bytes = 0;
     for (const std::string& text : stop) stop_bytes += text.size();
     if (stop.size() > max_stops || stop_bytes > max_stop_bytes) {
         throw Error("stop must be at most " + std::to_string(max_stops) + " strings, of " +
                     std::to_string(max_stop_bytes) + " bytes together");
     }
-    require(bad_words.size() <= max_listed, "bad-words may be at most 1024", std::to_string(bad_words.size()));
-    for (const std::vector<std::int64_t>& word : bad_words) require(!word.empty(), "bad words need a token", "none");
+    require(bad_words.size() <= max_listed, "bad-words may be at most 1024",
+            std::to_string(bad_words.size()));
+    for (const std::vector<std::int64_t>& word : bad_words)
+        require(!word.empty(), "bad words need a token", "none");
     if (logprobs) {
-        require(*logprobs >= 0 && *logprobs <= max_logprobs, "logprobs must be 0 to 20", std::to_string(*logprobs));
+        require(*logprobs >= 0 && *logprobs <= max_logprobs, "logprobs must be 0 to 20",
+                std::to_string(*logprobs));
     }
 }
 
 void LoadOptions::check() const {
     // With more threads than this, ONNX Runtime hangs instead of being faster.
-    const int most = std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    const int most =
+        std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     require(threads >= 0 && threads <= most,
-            ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(), std::to_string(threads));
+            ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(),
+            std::to_string(threads));
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));
     require(max_queue >= 1, "max-queue must be at least 1", std::to_string(max_queue));
@@ -104,8 +114,8 @@ void LoadOptions::check() const {
                 std::to_string(*speculative_max_concurrency));
     }
     if (capacity) {
-        require(*capacity >= 4 && *capacity % 4 == 0, "capacity must be a multiple of 4 and at least 4",
-                std::to_string(*capacity));
+        require(*capacity >= 4 && *capacity % 4 == 0,
+                "capacity must be a multiple of 4 and at least 4", std::to_string(*capacity));
     }
 }
 

@@ -34,11 +34,16 @@ const std::string& Bundle::rule() const { return data_->manifest.rule; }
 const std::string& Bundle::dtype() const { return data_->manifest.model.dtype; }
 const std::string& Bundle::weights() const { return data_->manifest.model.weights; }
 const std::string& Bundle::lookahead_source() const { return data_->manifest.lookahead.source; }
-const std::vector<std::int64_t>& Bundle::eos_token_ids() const { return data_->manifest.model.eos_token_ids; }
-std::optional<std::int64_t> Bundle::bos_token_id() const { return data_->manifest.model.bos_token_id; }
+const std::vector<std::int64_t>& Bundle::eos_token_ids() const {
+    return data_->manifest.model.eos_token_ids;
+}
+std::optional<std::int64_t> Bundle::bos_token_id() const {
+    return data_->manifest.model.bos_token_id;
+}
 
 Session::Session(Bundle bundle, const LoadOptions& options) {
-    const Manifest& manifest = bundle.data_->manifest;  // its address does not change when the bundle is moved
+    // its address does not change when the bundle is moved
+    const Manifest& manifest = bundle.data_->manifest;
     core_ = Core::open(std::move(bundle), manifest, options);
 }
 
@@ -48,13 +53,14 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     options.check();
     Bundle bundle(path, false);
     if (!options.verify) return Session(std::move(bundle), options);
-    // Hashes are compared while the graphs are loaded, since both take long. If both fail, the error of the hashes is
-    // thrown: a damaged file explains why loading failed.
-    std::future<void> hashes = std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
-        HashCache cache;
-        verify_files(path, manifest, true, &cache);
-        cache.save();
-    });
+    // Hashes are compared while the graphs are loaded, since both take long. If both fail, the
+    // error of the hashes is thrown: a damaged file explains why loading failed.
+    std::future<void> hashes =
+        std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
+            HashCache cache;
+            verify_files(path, manifest, true, &cache);
+            cache.save();
+        });
     std::optional<Session> session;
     std::exception_ptr failure;
     try {
@@ -77,7 +83,9 @@ Session& Session::operator=(Session&& other) noexcept {
 Session::~Session() {
     if (core_ == nullptr) return;
     try {
-        const Error gone("the session was destroyed before this generation had ended; keep it until that was read");
+        const Error gone(
+            "the session was destroyed before this generation had ended; keep it until that was "
+            "read");
         core_->close({FinishReason::error, {}, std::make_exception_ptr(gone)});
     } catch (...) {  // for lack of memory: a destructor must not throw
     }
@@ -115,9 +123,10 @@ Generation Session::submit(Request request, const Tokenizer* tokenizer) {
     }
     request.options.check();
     std::unique_ptr<TextReader> reader;
-    if (tokenizer != nullptr) reader = tokenizer->reader(stop, request.prompt_ids, request.options.min_tokens);
-    return Generation(
-        std::make_unique<Generation::Data>(Generation::Data{core_, core_->submit(request, std::move(reader))}));
+    if (tokenizer != nullptr)
+        reader = tokenizer->reader(stop, request.prompt_ids, request.options.min_tokens);
+    return Generation(std::make_unique<Generation::Data>(
+        Generation::Data{core_, core_->submit(request, std::move(reader))}));
 }
 
 Generation::Generation(std::unique_ptr<Data> data) : data_(std::move(data)) {}
@@ -178,9 +187,13 @@ std::optional<FinishReason> Generation::finish_reason() const {
 
 StopReason Generation::stop_reason() const { return data_->end ? data_->end->stop : StopReason{}; }
 
-const std::vector<std::int64_t>& Generation::prompt_ids() const { return data_->sequence->request.prompt_ids; }
+const std::vector<std::int64_t>& Generation::prompt_ids() const {
+    return data_->sequence->request.prompt_ids;
+}
 
-std::uint64_t Generation::seed() const { return data_->sequence->request.sampling.seed.value_or(0); }
+std::uint64_t Generation::seed() const {
+    return data_->sequence->request.sampling.seed.value_or(0);
+}
 
 bool Generation::logprobs() const { return data_->sequence->request.logprobs.has_value(); }
 

@@ -9,20 +9,25 @@
 
 namespace pass {
 
-Backend::Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
-                 std::int64_t spare_entries)
+Backend::Backend(const Manifest& manifest, Capabilities capabilities,
+                 std::unique_ptr<Memory> memory, std::int64_t spare_entries)
     : manifest_(manifest),
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
-      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width, capabilities_.least_rows),
-      // If there are fewer slots than a pass must have rows, the rows of slots that do not exist are its padding.
-      buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows), bindings_.transient()),
+      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width,
+                capabilities_.least_rows),
+      // If there are fewer slots than a pass must have rows, the rows of slots that do not exist
+      // are its padding.
+      buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows),
+               bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
-      noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1, capabilities_.slots(),
-             capabilities_.noise_positions()),
+      noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1,
+             capabilities_.slots(), capabilities_.noise_positions()),
       lengths_(static_cast<std::size_t>(capabilities_.slots())) {}
 
-void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) { cache_.resize(capacity, lengths); }
+void Backend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
+    cache_.resize(capacity, lengths);
+}
 
 void Backend::set_sampling(int slot, const SamplingParams& params) {
     const bool draws = params.sampler() != Sampler::greedy;
@@ -50,12 +55,15 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
     buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids.data(), ids.size());
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
-        // A row's draft has probability 1, and all other tokens 0. In a row without a draft all are 0.
+        // A row's draft has probability 1, and all other tokens 0. In a row without a draft all are
+        // 0.
         std::vector<float> draft_probs(static_cast<std::size_t>(plan.drafts * vocab), 0.0F);
         for (std::size_t i = 0; i < drafts.size(); ++i) {
-            draft_probs[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] = 1.0F;
+            draft_probs[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] =
+                1.0F;
         }
-        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, draft_probs.data(), draft_probs.size());
+        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, draft_probs.data(),
+                           draft_probs.size());
     }
 }
 
@@ -63,7 +71,8 @@ std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int bat
     std::vector<std::vector<std::int64_t>> found(static_cast<std::size_t>(batch));
     if (plan.drafts == 0) return found;
     const std::int64_t width = bindings_.padded_width(plan);
-    const std::vector<std::int64_t> windows = buffers_.read<std::int64_t>("input_ids", batch, {width});
+    const std::vector<std::int64_t> windows =
+        buffers_.read<std::int64_t>("input_ids", batch, {width});
     for (std::size_t slot = 0; slot < found.size(); ++slot) {
         const auto root = windows.begin() + static_cast<std::ptrdiff_t>(slot) * width;
         found[slot].assign(root + 1, root + 1 + plan.drafts);
@@ -75,11 +84,14 @@ void Backend::set_processors(int slot, const ProcessedRows& rows) {
     const auto touched = static_cast<std::int64_t>(rows.touched.size());
     const std::int64_t processed_rows = static_cast<std::int64_t>(rows.factor.size()) / touched;
     const std::int64_t mask_size = static_cast<std::int64_t>(rows.allowed.size()) / processed_rows;
-    buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed.data(), rows.allowed.size());
+    buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed.data(),
+                       rows.allowed.size());
     buffers_.write_row("touched", slot, {touched}, rows.touched.data(), rows.touched.size());
     buffers_.write_row("bias", slot, {touched}, rows.bias.data(), rows.bias.size());
-    buffers_.write_row("factor", slot, {processed_rows, touched}, rows.factor.data(), rows.factor.size());
-    buffers_.write_row("penalty", slot, {processed_rows, touched}, rows.penalty.data(), rows.penalty.size());
+    buffers_.write_row("factor", slot, {processed_rows, touched}, rows.factor.data(),
+                       rows.factor.size());
+    buffers_.write_row("penalty", slot, {processed_rows, touched}, rows.penalty.data(),
+                       rows.penalty.size());
 }
 
 const Graph& Backend::processors() const {
@@ -98,7 +110,8 @@ void Backend::cover_noise(int slot, const Plan& plan) {
     if (length) noise_.cover(slot, *length, *length + listed_positions(plan.width()));
 }
 
-void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width) {
+void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens,
+                      int width) {
     const Plan plan = prefill_plan(width);
     const std::string scope = prefill_scope;
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
@@ -138,12 +151,14 @@ Backend::PassResult Backend::run_pass(const PassKind& kind) {
     PassResult found{buffers_.read<std::int64_t>("count", kind.batch, {}),
                      buffers_.read<std::int64_t>("emitted", kind.batch, emitted),
                      {}};
-    if (kind.plan.is_tree()) found.emitted_rows = buffers_.read<std::int64_t>("emitted_rows", kind.batch, emitted);
+    if (kind.plan.is_tree())
+        found.emitted_rows = buffers_.read<std::int64_t>("emitted_rows", kind.batch, emitted);
     return found;
 }
 
 Logprobs Backend::logprobs(const PassKind& kind) {
-    const std::int64_t emitted = kind.plan.max_emitted(), most = std::min(max_logprobs, capabilities_.vocab_size);
+    const std::int64_t emitted = kind.plan.max_emitted(),
+                       most = std::min(max_logprobs, capabilities_.vocab_size);
     return {static_cast<std::size_t>(emitted), static_cast<std::size_t>(most),
             buffers_.read<float>("chosen_logprob", kind.batch, {emitted}),
             buffers_.read<std::int64_t>("top_ids", kind.batch, {emitted, most}),

@@ -1,8 +1,10 @@
-// Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass runs the graphs.
+// Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass
+// runs the graphs.
 //
-// The runner tracks which sequence is in which slot, and how much of it is cached; a backend does not. All inputs of a
-// pass are in the buffers (written here, or by the graphs of the previous pass) or in the KV cache. The backend keeps a
-// host copy of the cached lengths, to fill the noise (random numbers of sampling) and to compact the accepted rows.
+// The runner tracks which sequence is in which slot, and how much of it is cached; a backend does
+// not. All inputs of a pass are in the buffers (written here, or by the graphs of the previous
+// pass) or in the KV cache. The backend keeps a host copy of the cached lengths, to fill the noise
+// (random numbers of sampling) and to compact the accepted rows.
 #pragma once
 
 #include <filesystem>
@@ -31,13 +33,16 @@ struct PassKind {
     std::size_t touched = 0;  // T of `ProcessedRows`; 0 runs no logits processors
 };
 
-// What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the number of root and draft rows.
+// What the logits processors do to one slot (pass_exporter/tails/processors.py). P: the number of
+// root and draft rows.
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;  // [P,V/8] bits of the tokens that may be drawn, 8 in each number's low bits
+    // [P,V/8] bits of the tokens that may be drawn, 8 in each number's low bits
+    std::vector<std::int32_t> allowed;
     std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
     std::vector<float> bias;            // [T] added to their logits
-    std::vector<float> factor;          // [P,T] then divides positive logits, and multiplies negative ones
-    std::vector<float> penalty;         // [P,T] then subtracted
+    // [P,T] then divides positive logits, and multiplies negative ones
+    std::vector<float> factor;
+    std::vector<float> penalty;  // [P,T] then subtracted
 };
 
 // The tokens that a pass emitted in one slot, and the window row that each was drawn from.
@@ -45,8 +50,8 @@ struct Emitted {
     std::vector<std::int64_t> tokens, rows;
 };
 
-// Log-probabilities of a pass over b slots: `chosen` [b,E] of the emitted tokens, and `values` [b,E,K] of the K most
-// likely tokens `ids` [b,E,K] at the same positions.
+// Log-probabilities of a pass over b slots: `chosen` [b,E] of the emitted tokens, and `values`
+// [b,E,K] of the K most likely tokens `ids` [b,E,K] at the same positions.
 struct Logprobs {
     std::size_t emitted = 0, most = 0;  // E, the most tokens that the pass emits in a slot, and K
     std::vector<float> chosen;
@@ -80,36 +85,44 @@ class Backend {
     // The error with which the device was lost; null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
-    // Change the KV capacity, keeping the first lengths[slot] entries of every slot. If it fails, nothing changes.
+    // Change the KV capacity, keeping the first lengths[slot] entries of every slot. If it fails,
+    // nothing changes.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);
-    // Leave `slot` out of the following passes. They change nothing of it but K/V after its `length` entries.
+    // Leave `slot` out of the following passes. They change nothing of it but K/V after its
+    // `length` entries.
     void mask(int slot, std::int64_t length);
-    // Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a chain. A draft row
-    // without a draft gets the id V (the vocabulary size), which no sampled token equals.
+    // Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a
+    // chain. A draft row without a draft gets the id V (the vocabulary size), which no sampled
+    // token equals.
     void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                std::span<const std::int64_t> drafts = {});
-    // The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no draft.
+    // The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no
+    // draft.
     std::vector<std::vector<std::int64_t>> drafts(const Plan& plan, int batch);
     // Set what the logits processors do to `slot` in the next pass.
     void set_processors(int slot, const ProcessedRows& rows);
-    // Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width` rows.
+    // Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of `width`
+    // rows.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
-    // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted, nothing if it is masked.
-    // The K/V of the accepted rows are then part of the cache, and the windows of `kind.plan.next()` are staged.
+    // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted,
+    // nothing if it is masked. The K/V of the accepted rows are then part of the cache, and the
+    // windows of `kind.plan.next()` are staged.
     std::vector<Emitted> run(const PassKind& kind);
     // The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass ran.
     Logprobs logprobs(const PassKind& kind);
 
-    // Run the trunk alone over the staged windows. It writes logits and K/V, and does not change the windows.
+    // Run the trunk alone over the staged windows. It writes logits and K/V, and does not change
+    // the windows.
     virtual void run_trunk(const Plan& plan, int batch) = 0;
     // Run the tail alone, on the logits of the last pass.
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
-    // What a pass over B slots emitted: in slot b, the first count[b] of the tokens `emitted` [B,E], drawn from the
-    // window rows `emitted_rows` [B,E], which are empty if the drafts are a chain.
+    // What a pass over B slots emitted: in slot b, the first count[b] of the tokens `emitted`
+    // [B,E], drawn from the window rows `emitted_rows` [B,E], which are empty if the drafts are a
+    // chain.
     struct PassResult {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };
@@ -135,7 +148,8 @@ class Backend {
     void cover_noise(int slot, const Plan& plan);
 
     NoiseRows noise_;
-    std::vector<std::optional<std::int64_t>> lengths_;  // cached entries, as written to the device; none if masked
+    // cached entries, as written to the device; none if masked
+    std::vector<std::optional<std::int64_t>> lengths_;
 };
 
 }  // namespace pass

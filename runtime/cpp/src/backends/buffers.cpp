@@ -8,13 +8,16 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t max_elements = std::int64_t{1} << 40;  // more than any memory holds, and far from overflow
-constexpr std::int64_t noise_ahead_positions = 256;           // filled beyond those of the next pass
+// more than any memory holds, and far from overflow
+constexpr std::int64_t max_elements = std::int64_t{1} << 40;
+// filled beyond those of the next pass
+constexpr std::int64_t noise_ahead_positions = 256;
 
 std::int64_t product(const Shape& shape) {
     std::int64_t elements = 1;
     for (std::int64_t size : shape) {
-        if (size < 0 || __builtin_mul_overflow(elements, size, &elements) || elements > max_elements) {
+        if (size < 0 || __builtin_mul_overflow(elements, size, &elements) ||
+            elements > max_elements) {
             throw out_of_memory();
         }
     }
@@ -34,29 +37,36 @@ std::byte* Buffers::address_of(const Binding& binding) {
     return found;
 }
 
-std::byte* Buffers::rows_address(const std::string& name, const Shape& shape, std::size_t item_size) {
+std::byte* Buffers::rows_address(const std::string& name, const Shape& shape,
+                                 std::size_t item_size) {
     Shape key{-1};
     key.insert(key.end(), shape.begin(), shape.end());
     return address(name, key, slots_ * product(shape), item_size);
 }
 
-void Buffers::write(const std::string& name, const Shape& shape, const std::vector<std::int64_t>& values) {
+void Buffers::write(const std::string& name, const Shape& shape,
+                    const std::vector<std::int64_t>& values) {
     memory_.upload(address(name, shape, product(shape), sizeof(std::int64_t)), values.data(),
                    values.size() * sizeof(std::int64_t));
 }
 
 void Buffers::write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                          const std::vector<std::int64_t>& values) {
-    const std::size_t size = sizeof(std::int64_t), row = static_cast<std::size_t>(product(shape)) * size;
-    const std::size_t before = static_cast<std::size_t>(first) * (row / static_cast<std::size_t>(shape.front()));
-    std::byte* target = rows_address(name, shape, size) + static_cast<std::size_t>(slot) * row + before;
+    const std::size_t size = sizeof(std::int64_t),
+                      row = static_cast<std::size_t>(product(shape)) * size;
+    const std::size_t before =
+        static_cast<std::size_t>(first) * (row / static_cast<std::size_t>(shape.front()));
+    std::byte* target =
+        rows_address(name, shape, size) + static_cast<std::size_t>(slot) * row + before;
     memory_.upload(target, values.data(), values.size() * size);
 }
 
-std::byte* Buffers::address(const std::string& name, const Shape& key, std::int64_t elements, std::size_t item_size) {
+std::byte* Buffers::address(const std::string& name, const Shape& key, std::int64_t elements,
+                            std::size_t item_size) {
     std::byte*& found = addresses_[{name, key}];
     if (found == nullptr) {
-        const std::size_t size = static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * item_size;
+        const std::size_t size =
+            static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * item_size;
         const bool transient = !key.empty() && key.front() == -1 && transient_.contains(name);
         found = transient ? transient_address(name, size) : memory_.allocate(size);
     }

@@ -16,31 +16,37 @@ namespace pass {
 
 using Shape = std::vector<std::int64_t>;
 
-// The same name and shape is always at the same address, because captured CUDA graphs contain addresses. A buffer with
-// a row for each of `slots` slots is found by the shape of a row.
+// The same name and shape is always at the same address, because captured CUDA graphs contain
+// addresses. A buffer with a row for each of `slots` slots is found by the shape of a row.
 //
-// transient: names of buffers with rows whose content, such as logits, is not needed after the pass that wrote it. All
-// shapes of such a name share memory. If this memory is too small for a shape, a new block of at least twice its size
-// is allocated, so that all blocks together take less than four times the largest buffer.
+// transient: names of buffers with rows whose content, such as logits, is not needed after the pass
+// that wrote it. All shapes of such a name share memory. If this memory is too small for a shape, a
+// new block of at least twice its size is allocated, so that all blocks together take less than
+// four times the largest buffer.
 class Buffers {
    public:
     Buffers(Memory& memory, int slots, std::set<std::string> transient = {})
         : memory_(memory), slots_(slots), transient_(std::move(transient)) {}
 
-    // The address of a binding's buffer. If the binding has a constant, the first call writes it there.
+    // The address of a binding's buffer. If the binding has a constant, the first call writes it
+    // there.
     std::byte* address_of(const Binding& binding);
-    // The address of the buffer that has a row of `shape` for every slot. item_size: bytes of an element.
+    // The address of the buffer that has a row of `shape` for every slot. item_size: bytes of an
+    // element.
     std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
     // Write a whole buffer that has no rows for slots.
-    void write(const std::string& name, const Shape& shape, const std::vector<std::int64_t>& values);
+    void write(const std::string& name, const Shape& shape,
+               const std::vector<std::int64_t>& values);
     // Write the row of `slot`, which has this `shape`.
     template <class Value>
-    void write_row(const std::string& name, int slot, const Shape& shape, const Value* values, std::size_t count) {
+    void write_row(const std::string& name, int slot, const Shape& shape, const Value* values,
+                   std::size_t count) {
         std::byte* first = rows_address(name, shape, sizeof(Value));
         const std::size_t size = count * sizeof(Value);
         memory_.upload(first + static_cast<std::size_t>(slot) * size, values, size);
     }
-    // Write `values` to the row of `slot`, which has this `shape`, from index `first` of its first dimension on.
+    // Write `values` to the row of `slot`, which has this `shape`, from index `first` of its first
+    // dimension on.
     void write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                     const std::vector<std::int64_t>& values);
     // Write the value of `slot` into a buffer with one value for every slot.
@@ -54,7 +60,8 @@ class Buffers {
         std::size_t values = static_cast<std::size_t>(count);
         for (std::int64_t size : shape) values *= static_cast<std::size_t>(size);
         std::vector<Value> found(values);
-        memory_.download(found.data(), rows_address(name, shape, sizeof(Value)), values * sizeof(Value));
+        memory_.download(found.data(), rows_address(name, shape, sizeof(Value)),
+                         values * sizeof(Value));
         return found;
     }
 
@@ -64,25 +71,32 @@ class Buffers {
         std::byte* address = nullptr;
     };
 
-    std::byte* address(const std::string& name, const Shape& key, std::int64_t elements, std::size_t item_size);
+    std::byte* address(const std::string& name, const Shape& key, std::int64_t elements,
+                       std::size_t item_size);
     std::byte* transient_address(const std::string& name, std::size_t size);
 
     Memory& memory_;
     int slots_;
     std::set<std::string> transient_;
-    std::map<std::string, Block> largest_;                           // by name of a transient buffer, its newest block
-    std::map<std::pair<std::string, Shape>, std::byte*> addresses_;  // by name and key: shape, or -1 and row shape
-    std::set<std::byte*> filled_;                                    // that hold their constants
+    // by name of a transient buffer, its newest block
+    std::map<std::string, Block> largest_;
+    // by name and key: shape, or -1 and row shape
+    std::map<std::pair<std::string, Shape>, std::byte*> addresses_;
+    std::set<std::byte*> filled_;  // that hold their constants
 };
 
-// The noise offsets that the tails read, into tables of random numbers (bundle/noise.h): a row of `positions` (N) for
-// every slot. A row is filled from the slot's present position to some way beyond its next pass, and further when a
-// later pass needs it. So the cost of starting a request does not grow with the KV capacity.
+// The noise offsets that the tails read, into tables of random numbers (bundle/noise.h): a row of
+// `positions` (N) for every slot. A row is filled from the slot's present position to some way
+// beyond its next pass, and further when a later pass needs it. So the cost of starting a request
+// does not grow with the KV capacity.
 class NoiseRows {
    public:
     // streams: how many of `noise_streams` the bundle's tails read.
     NoiseRows(Buffers& buffers, std::size_t streams, int slots, std::int64_t positions)
-        : buffers_(buffers), streams_(streams), positions_(positions), rows_(static_cast<std::size_t>(slots)) {}
+        : buffers_(buffers),
+          streams_(streams),
+          positions_(positions),
+          rows_(static_cast<std::size_t>(slots)) {}
 
     // Start another text in `slot`. seed: none if it is decoded greedily and needs no noise.
     void begin(int slot, std::optional<std::uint64_t> seed);

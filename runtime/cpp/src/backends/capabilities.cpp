@@ -17,7 +17,8 @@ std::vector<Plan> chain_plans(int lookahead) {
     std::vector<Plan> found;
     for (const char* mode : {"ar", "two-pass", "fused"}) {
         for (Plan& plan : make_cycle(mode, lookahead).plans) {
-            if (std::find(found.begin(), found.end(), plan) == found.end()) found.push_back(std::move(plan));
+            if (std::find(found.begin(), found.end(), plan) == found.end())
+                found.push_back(std::move(plan));
         }
     }
     return found;
@@ -42,7 +43,8 @@ std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t present) 
         const std::int64_t end = start + padded_width(width);
         if (end > max_capacity()) continue;
         const auto limit = chunk_capacities.find(width);
-        if (limit != chunk_capacities.end() && std::max(present, capacity(end)) > limit->second) continue;
+        if (limit != chunk_capacities.end() && std::max(present, capacity(end)) > limit->second)
+            continue;
         found.push_back(width);
     }
     return found;
@@ -52,8 +54,9 @@ bool Capabilities::allows(const std::vector<Plan>& plans) const {
     if (!lookahead) return true;
     std::vector<Plan> built = chain_plans(*lookahead);
     for (const Tree& tree : trees) built.push_back(full_tree(tree));
-    return std::all_of(plans.begin(), plans.end(),
-                       [&](const Plan& plan) { return std::find(built.begin(), built.end(), plan) != built.end(); });
+    return std::all_of(plans.begin(), plans.end(), [&](const Plan& plan) {
+        return std::find(built.begin(), built.end(), plan) != built.end();
+    });
 }
 
 std::vector<Plan> Capabilities::mode_plans(int drafts) const {
@@ -89,17 +92,21 @@ std::vector<std::int64_t> doubling_capacities(std::int64_t maximum) {
 
 std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns) {
     const auto element = static_cast<std::int64_t>(item_size(model.dtype));
-    const std::int64_t logits = model.vocab_size * 2 * 4;                         // of one row, twice, in fp32
-    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;  // hidden states and MLP
+    // of one row, twice, in fp32
+    const std::int64_t logits = model.vocab_size * 2 * 4;
+    // hidden states and MLP
+    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;
     const std::int64_t scores = rows * model.heads * columns * (element + 1);
     return logits + layer + scores;
 }
 
-std::map<int, std::int64_t> wide_chunks(const ModelInfo& model, const std::vector<std::int64_t>& capacities) {
+std::map<int, std::int64_t> wide_chunks(const ModelInfo& model,
+                                        const std::vector<std::int64_t>& capacities) {
     std::map<int, std::int64_t> found;
     for (const int rows : {2048, 1024}) {
         for (const std::int64_t capacity : capacities) {
-            if (rows <= capacity && activation_bytes(model, rows, capacity) <= max_chunk_bytes) found[rows] = capacity;
+            if (rows <= capacity && activation_bytes(model, rows, capacity) <= max_chunk_bytes)
+                found[rows] = capacity;
         }
     }
     return found;
@@ -123,17 +130,19 @@ DeviceName split_device(const std::string& name) {
     const std::string kind = name.substr(0, colon);
     const bool gpu = std::find(gpu_devices.begin(), gpu_devices.end(), kind) != gpu_devices.end();
     if (!gpu && kind != "auto" && kind != "cpu") {
-        throw Error("unknown device '" + name + "': choose one of auto, cpu, " + comma_list(gpu_devices));
+        throw Error("unknown device '" + name + "': choose one of auto, cpu, " +
+                    comma_list(gpu_devices));
     }
     if (colon == std::string::npos) return {kind, 0};
     if (!gpu) {
-        throw Error("device '" + name + "': " + kind + " takes no number; only " + comma_list(gpu_devices) +
-                    " do, as in cuda:1");
+        throw Error("device '" + name + "': " + kind + " takes no number; only " +
+                    comma_list(gpu_devices) + " do, as in cuda:1");
     }
     const std::string number = name.substr(colon + 1);
     if (number.empty() || number.size() > max_ordinal_digits ||
         number.find_first_not_of("0123456789") != std::string::npos) {
-        throw Error("device '" + name + "': a GPU's number must follow the colon, as in " + kind + ":1");
+        throw Error("device '" + name + "': a GPU's number must follow the colon, as in " + kind +
+                    ":1");
     }
     return {kind, std::stoi(number)};
 }

@@ -15,22 +15,26 @@ namespace {
 
 constexpr unsigned non_blocking = 1;                      // cudaStreamNonBlocking
 constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
-constexpr int thread_local_capture = 1;  // cudaStreamCaptureMode: other threads may call CUDA while this one captures
-constexpr std::size_t device_alignment_bytes = 256;  // addresses are multiples of this, as engines require
-constexpr std::size_t staging_alignment_bytes = 64;  // copies in staging memory begin at multiples of this
+// cudaStreamCaptureMode: other threads may call CUDA while this one captures
+constexpr int thread_local_capture = 1;
+// addresses are multiples of this, as engines require
+constexpr std::size_t device_alignment_bytes = 256;
+// copies in staging memory begin at multiples of this
+constexpr std::size_t staging_alignment_bytes = 64;
 
 Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
     const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
     char text[192];
-    std::snprintf(text, sizeof text, "the GPU has no %.0f MiB left (%.0f of %.0f MiB free; ", mebibytes(size),
-                  mebibytes(free), mebibytes(total));
-    return Error(std::string(text) + why + "); stop other programs on it, or build engines with a lower --max-seq-len");
+    std::snprintf(text, sizeof text, "the GPU has no %.0f MiB left (%.0f of %.0f MiB free; ",
+                  mebibytes(size), mebibytes(free), mebibytes(total));
+    return Error(std::string(text) + why +
+                 "); stop other programs on it, or build engines with a lower --max-seq-len");
 }
 
 Error no_pinned_room(std::size_t size, const std::string& why) {
     const std::size_t mebibytes = (size + (1 << 20) - 1) >> 20;
-    return Error("the host has no " + std::to_string(mebibytes) + " MiB left to pin for the GPU (" + why +
-                 "); stop other programs on it, or use a lower --max-batch-size");
+    return Error("the host has no " + std::to_string(mebibytes) + " MiB left to pin for the GPU (" +
+                 why + "); stop other programs on it, or use a lower --max-batch-size");
 }
 
 }  // namespace
@@ -42,7 +46,8 @@ Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging_bytes)
     check(api_.stream_create(&stream_, non_blocking), "cudaStreamCreateWithFlags");
 }
 
-// In CUDA every thread has a current device. When the result is destroyed, the thread's former device is current again.
+// In CUDA every thread has a current device. When the result is destroyed, the thread's former
+// device is current again.
 std::shared_ptr<void> Cuda::for_this_thread() {
     int before = ordinal_;
     api_.get_device(&before);  // if this fails, the calls that follow report it
@@ -76,7 +81,8 @@ std::string Cuda::why() const {
         if (CudaApi::device_lost_name(code) != nullptr) check(code, name);
     }
     for (const auto& [code, name] : errors) {
-        if (code != 0) return "CUDA error " + std::to_string(code) + " (" + api_.error_string(code) + ")";
+        if (code != 0)
+            return "CUDA error " + std::to_string(code) + " (" + api_.error_string(code) + ")";
     }
     return "";
 }
@@ -94,8 +100,8 @@ Cuda::~Cuda() {
 }
 
 std::byte* Cuda::allocate(std::size_t size) {
-    size =
-        (std::max<std::size_t>(size, 1) + device_alignment_bytes - 1) / device_alignment_bytes * device_alignment_bytes;
+    size = (std::max<std::size_t>(size, 1) + device_alignment_bytes - 1) / device_alignment_bytes *
+           device_alignment_bytes;
     void* block = nullptr;
     try {
         check(api_.malloc(&block, size), "cudaMalloc");
@@ -135,7 +141,8 @@ void Cuda::upload(std::byte* address, const void* host, std::size_t size) {
     if (size == 0) return;
     std::byte* place = stage(size);
     if (place != nullptr) std::memcpy(place, host, size);
-    check(api_.memcpy_async(address, place != nullptr ? place : host, size, to_device, stream_), "cudaMemcpyAsync");
+    check(api_.memcpy_async(address, place != nullptr ? place : host, size, to_device, stream_),
+          "cudaMemcpyAsync");
     if (place == nullptr) synchronize();
 }
 
@@ -151,8 +158,8 @@ void Cuda::enqueue_download(void* host, const std::byte* address, std::size_t si
     check(api_.memcpy_async(host, address, size, to_host, stream_), "cudaMemcpyAsync");
 }
 
-void Cuda::copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
-                     std::size_t size, std::size_t rows) {
+void Cuda::copy_rows(std::byte* target, std::size_t pitch, const std::byte* source,
+                     std::size_t source_pitch, std::size_t size, std::size_t rows) {
     check(api_.memcpy_2d_async(target, pitch, source, source_pitch, size, rows, on_device, stream_),
           "cudaMemcpy2DAsync");
     synchronize();
@@ -163,7 +170,8 @@ std::byte* Cuda::stage(std::size_t size) {
     if (staging_ == nullptr) staging_ = pinned(staging_bytes_);
     if (in_flight_bytes_ + size > staging_bytes_) synchronize();
     std::byte* place = staging_ + in_flight_bytes_;
-    in_flight_bytes_ += (size + staging_alignment_bytes - 1) / staging_alignment_bytes * staging_alignment_bytes;
+    in_flight_bytes_ +=
+        (size + staging_alignment_bytes - 1) / staging_alignment_bytes * staging_alignment_bytes;
     return place;
 }
 

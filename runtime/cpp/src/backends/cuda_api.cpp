@@ -13,15 +13,20 @@ namespace pass {
 
 namespace {
 
-constexpr int major_attribute = 75, minor_attribute = 76;  // cudaDevAttrComputeCapabilityMajor and -Minor
-constexpr std::size_t properties_bytes = 1 << 14;          // more than cudaDeviceProp of any version has
-constexpr int old_driver_error = 35;  // cudaErrorInsufficientDriver: the driver is older than the library
+// cudaDevAttrComputeCapabilityMajor and -Minor
+constexpr int major_attribute = 75, minor_attribute = 76;
+// more than cudaDeviceProp of any version has
+constexpr std::size_t properties_bytes = 1 << 14;
+// cudaErrorInsufficientDriver: the driver is older than the library
+constexpr int old_driver_error = 35;
 // Errors of a driver or device that is missing, too old, or in use.
 const std::set<int> no_device_errors{3, 46, 100, 101, 802, 803, 804};
 // Major version of CUDA -> the first branch of NVIDIA's Linux driver that runs it.
 const std::map<int, int> min_driver_branch{{12, 525}, {13, 580}};
 
-std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+std::string dotted(int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 void* open_library() {
     const char* named = std::getenv("PASS_CUDART");
@@ -35,7 +40,8 @@ void* open_library() {
 template <class Result, class... Arguments>
 void find(void* handle, const char* name, std::function<Result(Arguments...)>& function) {
     const auto found = reinterpret_cast<Result (*)(Arguments...)>(dlsym(handle, name));
-    if (found == nullptr) throw Error("the CUDA runtime has no " + std::string(name) + "; set PASS_CUDART to one");
+    if (found == nullptr)
+        throw Error("the CUDA runtime has no " + std::string(name) + "; set PASS_CUDART to one");
     function = found;
 }
 
@@ -55,7 +61,8 @@ CudaApi CudaApi::open() {
     find(handle, "cudaSetDevice", api.set_device);
     find(handle, "cudaDeviceGetAttribute", api.device_attribute);
     const bool versioned = dlsym(handle, "cudaGetDeviceProperties_v2") != nullptr;  // CUDA 12
-    find(handle, versioned ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties", api.device_properties);
+    find(handle, versioned ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties",
+         api.device_properties);
     find(handle, "cudaMemGetInfo", api.memory_info);
     find(handle, "cudaMalloc", api.malloc);
     find(handle, "cudaFree", api.free);
@@ -78,8 +85,8 @@ CudaApi CudaApi::open() {
     return api;
 }
 
-// For most of these errors CUDA's documentation says that the process must be ended; after the others the memory, link
-// or context is gone.
+// For most of these errors CUDA's documentation says that the process must be ended; after the
+// others the memory, link or context is gone.
 const char* CudaApi::device_lost_name(int code) {
     static const std::map<int, const char*> codes{
         {214, "cudaErrorECCUncorrectable"},
@@ -106,28 +113,33 @@ const char* CudaApi::device_lost_name(int code) {
 void CudaApi::check(int code, const char* name) const {
     if (code == 0) return;
     if (const char* known = device_lost_name(code)) {
-        throw DeviceLost("the GPU works no more for this process (CUDA error " + std::to_string(code) + ", " + known +
-                         ", " + name + "); restart the process");
+        throw DeviceLost("the GPU works no more for this process (CUDA error " +
+                         std::to_string(code) + ", " + known + ", " + name +
+                         "); restart the process");
     }
     std::string hint;
     if (no_device_errors.contains(code)) hint = "; is the GPU visible to nvidia-smi?";
     if (code == old_driver_error) hint = driver_hint();
-    throw Error(std::string(name) + " failed with CUDA error " + std::to_string(code) + " (" + error_string(code) +
-                ")" + hint);
+    throw Error(std::string(name) + " failed with CUDA error " + std::to_string(code) + " (" +
+                error_string(code) + ")" + hint);
 }
 
 std::string CudaApi::driver_hint() const {
     int driver = 0, library = 0;
     if (driver_version(&driver) != 0 || runtime_version(&library) != 0) {
-        return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA version that it "
+        return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA "
+               "version that it "
                "runs)";
     }
     if (driver == 0) return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?";
     const int major = library / 1000;
     const auto branch = min_driver_branch.find(major);
     return "; the driver is older than the CUDA library: it runs CUDA up to " + dotted(driver) +
-           ", and the library is CUDA " + dotted(library) + "; update to a driver for CUDA " + std::to_string(major) +
-           (branch == min_driver_branch.end() ? "" : ", " + std::to_string(branch->second) + " or newer") +
+           ", and the library is CUDA " + dotted(library) + "; update to a driver for CUDA " +
+           std::to_string(major) +
+           (branch == min_driver_branch.end()
+                ? ""
+                : ", " + std::to_string(branch->second) + " or newer") +
            " (nvidia-smi shows which is installed)";
 }
 
@@ -135,10 +147,11 @@ void CudaApi::require_gpu(int ordinal) const {
     int count = 0;
     check(device_count(&count), "cudaGetDeviceCount");
     if (ordinal < count) return;
-    const std::string seen =
-        count == 0   ? "no GPU is visible"
-        : count == 1 ? "1 GPU is visible, number 0"
-                     : std::to_string(count) + " GPUs are visible, numbers 0 to " + std::to_string(count - 1);
+    const std::string seen = count == 0 ? "no GPU is visible"
+                             : count == 1
+                                 ? "1 GPU is visible, number 0"
+                                 : std::to_string(count) + " GPUs are visible, numbers 0 to " +
+                                       std::to_string(count - 1);
     throw Error("there is no GPU " + std::to_string(ordinal) + ": " + seen +
                 " (see nvidia-smi, and CUDA_VISIBLE_DEVICES)");
 }
@@ -163,8 +176,11 @@ std::string why_no_gpu(const CudaApi& api) {
     } catch (const Error& error) {
         return error.what();
     }
-    if (count == 0) return "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?";
-    return "CUDA sees " + std::to_string(count) + " GPUs, but cannot read their properties; update the driver";
+    if (count == 0)
+        return "CUDA sees no GPU; is it visible to nvidia-smi, and not hidden by "
+               "CUDA_VISIBLE_DEVICES?";
+    return "CUDA sees " + std::to_string(count) +
+           " GPUs, but cannot read their properties; update the driver";
 }
 
 }  // namespace pass

@@ -17,7 +17,9 @@ KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64
     }
 }
 
-std::size_t KVCache::entry_bytes() const { return static_cast<std::size_t>(head_dim_) * item_size(dtype_); }
+std::size_t KVCache::entry_bytes() const {
+    return static_cast<std::size_t>(head_dim_) * item_size(dtype_);
+}
 
 std::size_t KVCache::pitch(std::int64_t capacity) const {
     return static_cast<std::size_t>(capacity + spare_) * entry_bytes();
@@ -44,8 +46,8 @@ void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> length
         for (std::size_t slot = 0; slot < lengths.size(); ++slot) {
             const std::size_t size = static_cast<std::size_t>(lengths[slot]) * entry_bytes();
             if (size == 0) continue;
-            memory_.copy_rows(grown[i] + slot * heads * fresh, fresh, addresses_[i] + slot * heads * old, old, size,
-                              heads);
+            memory_.copy_rows(grown[i] + slot * heads * fresh, fresh,
+                              addresses_[i] + slot * heads * old, old, size, heads);
         }
     }
     addresses_.swap(grown);
@@ -71,7 +73,8 @@ void KVCache::move(int source, int target, std::int64_t length) {
     const std::size_t stride = pitch(capacity_);
     const std::size_t size = static_cast<std::size_t>(length) * entry_bytes();
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
-        memory_.copy_rows(place(i, target), stride, place(i, source), stride, size, static_cast<std::size_t>(heads_));
+        memory_.copy_rows(place(i, target), stride, place(i, source), stride, size,
+                          static_cast<std::size_t>(heads_));
     }
 }
 
@@ -80,7 +83,8 @@ std::size_t KVCache::saved_bytes(std::int64_t length) const {
 }
 
 void KVCache::save(int slot, std::int64_t length, std::byte* address) {
-    const std::size_t stride = pitch(capacity_), size = static_cast<std::size_t>(length) * entry_bytes();
+    const std::size_t stride = pitch(capacity_),
+                      size = static_cast<std::size_t>(length) * entry_bytes();
     const auto heads = static_cast<std::size_t>(heads_);
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
         memory_.copy_rows(address + i * heads * size, size, place(i, slot), stride, size, heads);
@@ -88,7 +92,8 @@ void KVCache::save(int slot, std::int64_t length, std::byte* address) {
 }
 
 void KVCache::load(int slot, std::int64_t count, const std::byte* address, std::int64_t length) {
-    const std::size_t stride = pitch(capacity_), size = static_cast<std::size_t>(length) * entry_bytes();
+    const std::size_t stride = pitch(capacity_),
+                      size = static_cast<std::size_t>(length) * entry_bytes();
     const auto heads = static_cast<std::size_t>(heads_);
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
         memory_.copy_rows(place(i, slot), stride, address + i * heads * size, size,

@@ -23,7 +23,9 @@ constexpr std::size_t alignment_bytes = 64;  // a cache line, which also suits v
 
 Error out_of_memory(std::optional<std::size_t> size) {
     char more[64] = "";
-    if (size) std::snprintf(more, sizeof more, " for %.1f MiB more", static_cast<double>(*size) / (1 << 20));
+    if (size)
+        std::snprintf(more, sizeof more, " for %.1f MiB more",
+                      static_cast<double>(*size) / (1 << 20));
     return Error("there is no memory" + std::string(more) +
                  ": use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
 }
@@ -33,11 +35,13 @@ std::byte* HostMemory::allocate(std::size_t size) {
     // The system provides calloc's pages when they are first written.
     void* memory = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
     if (memory == nullptr) throw out_of_memory(size);
-    std::shared_ptr<void> block(
-        memory, [allocator = allocator_](void* freed) { allocator ? allocator->free(freed) : std::free(freed); });
+    std::shared_ptr<void> block(memory, [allocator = allocator_](void* freed) {
+        allocator ? allocator->free(freed) : std::free(freed);
+    });
     if (allocator_) std::memset(memory, 0, padded);
     const std::size_t offset = reinterpret_cast<std::uintptr_t>(memory) % alignment_bytes;
-    std::byte* address = static_cast<std::byte*>(memory) + (offset == 0 ? 0 : alignment_bytes - offset);
+    std::byte* address =
+        static_cast<std::byte*>(memory) + (offset == 0 ? 0 : alignment_bytes - offset);
     blocks_.emplace(address, std::move(block));
     return address;
 }
@@ -50,9 +54,10 @@ void HostMemory::download(void* host, const std::byte* address, std::size_t size
     if (size != 0) std::memcpy(host, address, size);
 }
 
-void HostMemory::copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
-                           std::size_t size, std::size_t rows) {
-    for (std::size_t row = 0; row < rows; ++row) std::memcpy(target + row * pitch, source + row * source_pitch, size);
+void HostMemory::copy_rows(std::byte* target, std::size_t pitch, const std::byte* source,
+                           std::size_t source_pitch, std::size_t size, std::size_t rows) {
+    for (std::size_t row = 0; row < rows; ++row)
+        std::memcpy(target + row * pitch, source + row * source_pitch, size);
 }
 
 std::size_t item_size(const std::string& dtype) {
@@ -73,7 +78,8 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
     void* data = size_ == 0 ? nullptr : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     const int failed = errno;
     close(file);
-    if (data == MAP_FAILED) throw Error("cannot read " + path.string() + ": " + std::strerror(failed));
+    if (data == MAP_FAILED)
+        throw Error("cannot read " + path.string() + ": " + std::strerror(failed));
     data_ = static_cast<std::byte*>(data);
 }
 

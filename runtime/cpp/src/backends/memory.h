@@ -1,4 +1,5 @@
-// The memory of a device: the host's or a GPU's (cuda.h). Graphs are bound to its addresses, so a block never moves.
+// The memory of a device: the host's or a GPU's (cuda.h). Graphs are bound to its addresses, so a
+// block never moves.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +31,8 @@ class Memory {
     virtual void upload(std::byte* address, const void* host, std::size_t size) = 0;
     virtual void download(void* host, const std::byte* address, std::size_t size) = 0;
     // Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart.
-    virtual void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
-                           std::size_t size, std::size_t rows) = 0;
+    virtual void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source,
+                           std::size_t source_pitch, std::size_t size, std::size_t rows) = 0;
 };
 
 // The error to throw if an allocation of `size` bytes failed.
@@ -46,8 +47,8 @@ class HostMemory : public Memory {
     void free(std::byte* address) override { blocks_.erase(address); }
     void upload(std::byte* address, const void* host, std::size_t size) override;
     void download(void* host, const std::byte* address, std::size_t size) override;
-    void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source, std::size_t source_pitch,
-                   std::size_t size, std::size_t rows) override;
+    void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source,
+                   std::size_t source_pitch, std::size_t size, std::size_t rows) override;
 
    private:
     std::shared_ptr<Allocator> allocator_;

@@ -46,18 +46,23 @@ std::set<std::string> BundleBindings::transient() const {
 BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
     const PlanConstants found = constants_of(plan, manifest_.model.vocab_size);
     return {
-        {"row_position", bytes_of(found.row_position)}, {"window_mask", bytes_of(found.window_mask)},
-        {"logit_rows", bytes_of(found.logit_rows)},     {"lookahead_rows", bytes_of(found.lookahead_rows)},
-        {"draft_rows", bytes_of(found.draft_rows)},     {"lookahead_ids", bytes_of(found.lookahead_ids)},
+        {"row_position", bytes_of(found.row_position)},
+        {"window_mask", bytes_of(found.window_mask)},
+        {"logit_rows", bytes_of(found.logit_rows)},
+        {"lookahead_rows", bytes_of(found.lookahead_rows)},
+        {"draft_rows", bytes_of(found.draft_rows)},
+        {"lookahead_ids", bytes_of(found.lookahead_ids)},
     };
 }
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
     Constants known = constants(plan);
     const int own = padded_width(plan), width = trunk_width(plan, batch);
-    // Rows that were padded because products of few rows differ have logits too: these are a product.
+    // Rows that were padded because products of few rows differ have logits too: these are a
+    // product.
     const int rows = prefill ? 1 : width > own ? width : plan.width();
-    if (width > plan.width()) {  // the padded window is one chain of rows; nothing reads the results of the padding
+    // the padded window is one chain of rows; nothing reads the results of the padding
+    if (width > plan.width()) {
         known = constants(prefill_plan(width));
         std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(rows));
         std::iota(logit_rows.begin(), logit_rows.end(), 0);
@@ -76,7 +81,8 @@ Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const 
 
 const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const {
     const Graph* tail = manifest_.plan(plan.tail()).tail(name_of(sampler));
-    if (tail == nullptr) throw Error("the plan " + plan.tail() + " has no tail " + name_of(sampler));
+    if (tail == nullptr)
+        throw Error("the plan " + plan.tail() + " has no tail " + name_of(sampler));
     return *tail;
 }
 
@@ -92,7 +98,8 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool
     return found;
 }
 
-Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const {
+Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch,
+                                    std::size_t touched) const {
     const Sizes sizes{{"batch", batch},
                       {"width", plan.width()},
                       {"processed_rows", plan.drafts + 1},
@@ -111,12 +118,14 @@ Tensor BundleBindings::padded(const Tensor& tensor, const Plan& plan) const {
 }
 
 Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
-    const Sizes sizes{{"batch", batch}, {"width", plan.width()}, {"max_emitted", plan.max_emitted()}};
+    const Sizes sizes{
+        {"batch", batch}, {"width", plan.width()}, {"max_emitted", plan.max_emitted()}};
     return bind_graph(manifest_.logprobs, sizes, plan, {});
 }
 
 Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
-                                    const Constants& constants, const std::string& scope, const Sizes* unpadded) const {
+                                    const Constants& constants, const std::string& scope,
+                                    const Sizes* unpadded) const {
     const Sizes& own = unpadded == nullptr ? sizes : *unpadded;
     Bindings found;
     for (const Tensor& tensor : graph.inputs) {
@@ -130,13 +139,15 @@ Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, cons
     return found;
 }
 
-Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                             const std::string& scope, const Sizes& unpadded) const {
+Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
+                             const Constants& constants, const std::string& scope,
+                             const Sizes& unpadded) const {
     Binding found{tensor.name, "", {}, tensor.dtype, false, {}, nullptr};
     for (const Dimension& size : tensor.shape) {
         const auto* name = std::get_if<std::string>(&size);
         if (name != nullptr && sizes.find(*name) == sizes.end()) {
-            throw Error(tensor.name + " has a dimension " + *name + " that this version does not know; export again");
+            throw Error(tensor.name + " has a dimension " + *name +
+                        " that this version does not know; export again");
         }
         const auto size_in = [&](const Sizes& known) {
             return name != nullptr ? known.at(*name) : std::get<std::int64_t>(size);
@@ -151,7 +162,8 @@ Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Pla
         return found;
     }
     found.buffer = scope + fed_by(tensor.name).value_or(tensor.name);
-    found.by_slot = scope.empty() && !tensor.shape.empty() && tensor.shape.front() == Dimension("batch");
+    found.by_slot =
+        scope.empty() && !tensor.shape.empty() && tensor.shape.front() == Dimension("batch");
     return found;
 }
 

@@ -1,7 +1,8 @@
 // The buffer that each tensor of a graph is bound to.
 //
-// Tensors with the same buffer and shape share memory, so data flows between graphs and passes: the trunk's output
-// `logits` is the tail's input, and a tail's output `next_ids` is the next pass's input `input_ids` (`fed_by`).
+// Tensors with the same buffer and shape share memory, so data flows between graphs and passes: the
+// trunk's output `logits` is the tail's input, and a tail's output `next_ids` is the next pass's
+// input `input_ids` (`fed_by`).
 #pragma once
 
 #include <algorithm>
@@ -19,18 +20,21 @@
 
 namespace pass {
 
-// An input that only a trunk for TensorRT has. Its length is the number of KV cache entries that a pass reads.
+// An input that only a trunk for TensorRT has. Its length is the number of KV cache entries that a
+// pass reads.
 inline constexpr const char* columns_input = "columns";
-// Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they are.
+// Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they
+// are.
 inline constexpr const char* prefill_scope = "prefill.";
 
 const char* name_of(Sampler sampler);
 
 using Bytes = std::vector<std::uint8_t>;
 
-// The buffer of a tensor. by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b
-// rows. row: the shape of such a row: `shape` after its first size, or less if the tensor has padding, which is then in
-// the rows of the next slots. constant: what the buffer always holds; null if the host or a graph writes it.
+// The buffer of a tensor. by_slot: the buffer has a row for every slot, and a pass over b slots is
+// bound to the first b rows. row: the shape of such a row: `shape` after its first size, or less if
+// the tensor has padding, which is then in the rows of the next slots. constant: what the buffer
+// always holds; null if the host or a graph writes it.
 struct Binding {
     std::string tensor;
     std::string buffer;
@@ -46,14 +50,18 @@ struct Bindings {
     std::vector<Binding> inputs, outputs;
 };
 
-// The bindings of a bundle's graphs, from its manifest. positions: the number of positions in the tails' inputs of
-// noise offsets. least_width: the fewest window rows that the engine runs; narrower windows are padded at their end, in
-// memory too. least_rows: the fewest rows, of all slots together, that the trunk runs; it alone reads the padding of
-// fewer.
+// The bindings of a bundle's graphs, from its manifest. positions: the number of positions in the
+// tails' inputs of noise offsets. least_width: the fewest window rows that the engine runs;
+// narrower windows are padded at their end, in memory too. least_rows: the fewest rows, of all
+// slots together, that the trunk runs; it alone reads the padding of fewer.
 class BundleBindings {
    public:
-    BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width, int least_rows)
-        : manifest_(manifest), positions_(positions), least_width_(least_width), least_rows_(least_rows) {}
+    BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width,
+                   int least_rows)
+        : manifest_(manifest),
+          positions_(positions),
+          least_width_(least_width),
+          least_rows_(least_rows) {}
 
     // Buffers whose content is not needed after the pass that wrote it.
     std::set<std::string> transient() const;
@@ -63,15 +71,16 @@ class BundleBindings {
     int trunk_width(const Plan& plan, int batch) const {
         return std::max(padded_width(plan), (least_rows_ + batch - 1) / batch);
     }
-    // The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute the logits of one
-    // row; the host writes which row that is.
+    // The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute
+    // the logits of one row; the host writes which row that is.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
     // Throws Error if the bundle has no such tail.
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
-    // The bindings of the tail of `plan`. processed: the tail reads the logits that the processors wrote.
+    // The bindings of the tail of `plan`. processed: the tail reads the logits that the processors
+    // wrote.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
-    // The bindings of the logits processors before the tail of `plan`. touched: the length of their token lists, T of
-    // `ProcessedRows`.
+    // The bindings of the logits processors before the tail of `plan`. touched: the length of their
+    // token lists, T of `ProcessedRows`.
     Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const;
     // The bindings of the graph of log-probabilities after the tail of `plan`.
     Bindings logprobs(const Plan& plan, int batch) const;
@@ -81,15 +90,18 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` as it is in memory: if it holds a window's ids and its width is a number, that becomes the padded width.
+    // `tensor` as it is in memory: if it holds a window's ids and its width is a number, that
+    // becomes the padded width.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
     // As for `bind_graph`.
-    Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                 const std::string& scope, const Sizes& unpadded) const;
-    // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope: prefix of the buffers.
-    // unpadded: the sizes without the padding that tails do not see; none if that is `sizes`.
-    Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan, const Constants& constants,
-                        const std::string& scope = "", const Sizes* unpadded = nullptr) const;
+    Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
+                 const Constants& constants, const std::string& scope, const Sizes& unpadded) const;
+    // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope:
+    // prefix of the buffers. unpadded: the sizes without the padding that tails do not see; none if
+    // that is `sizes`.
+    Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
+                        const Constants& constants, const std::string& scope = "",
+                        const Sizes* unpadded = nullptr) const;
 
     const Manifest& manifest_;
     std::int64_t positions_;

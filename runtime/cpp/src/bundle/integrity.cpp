@@ -31,7 +31,9 @@ class Digest {
     Digest() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
         check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
     }
-    void update(const void* data, std::size_t size) { check(EVP_DigestUpdate(context_.get(), data, size) == 1); }
+    void update(const void* data, std::size_t size) {
+        check(EVP_DigestUpdate(context_.get(), data, size) == 1);
+    }
     std::string hex() {
         std::array<unsigned char, 32> bytes{};
         check(EVP_DigestFinal_ex(context_.get(), bytes.data(), nullptr) == 1);
@@ -53,10 +55,13 @@ class Digest {
 
 constexpr const char* hashes_file = "hashes.txt";
 constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
-// A hash is cached only if the file's last change is older than this; some file systems have coarse timestamps.
+// A hash is cached only if the file's last change is older than this; some file systems have coarse
+// timestamps.
 constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
-std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000L + time.tv_nsec; }
+std::int64_t nanoseconds(const timespec& time) {
+    return std::int64_t{time.tv_sec} * 1000000000L + time.tv_nsec;
+}
 
 std::string environment(const char* name) {
     const char* value = std::getenv(name);
@@ -73,7 +78,8 @@ std::optional<Identity> identity_of(const std::filesystem::path& path) {
     if (::stat(path.c_str(), &status) != 0) return std::nullopt;
     const std::int64_t mtime = nanoseconds(status.st_mtim), ctime = nanoseconds(status.st_ctim);
     return Identity{std::to_string(status.st_dev) + " " + std::to_string(status.st_ino) + " " +
-                        std::to_string(status.st_size) + " " + std::to_string(mtime) + " " + std::to_string(ctime),
+                        std::to_string(status.st_size) + " " + std::to_string(mtime) + " " +
+                        std::to_string(ctime),
                     std::max(mtime, ctime)};
 }
 
@@ -85,7 +91,8 @@ std::filesystem::path cache_directory() {
         return std::filesystem::path(base) / "pass-toolkit";
     }
     const std::string home = environment("HOME");
-    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".cache" / "pass-toolkit";
+    return home.empty() ? std::filesystem::path()
+                        : std::filesystem::path(home) / ".cache" / "pass-toolkit";
 }
 
 std::string sha256(std::string_view data) {
@@ -95,8 +102,11 @@ std::string sha256(std::string_view data) {
 }
 
 std::string sha256_of_file(const std::filesystem::path& path) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-    const auto fail = [&] { throw Error("cannot read " + path.string() + ": " + std::strerror(errno)); };
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                               std::fclose);
+    const auto fail = [&] {
+        throw Error("cannot read " + path.string() + ": " + std::strerror(errno));
+    };
     if (!file) fail();
     std::setvbuf(file.get(), nullptr, _IONBF, 0);
     std::vector<char> piece(std::size_t{1} << 20);
@@ -134,7 +144,8 @@ bool HashCache::matches(const std::filesystem::path& path, const std::string& sh
     const std::optional<Identity> after = identity_of(path);
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
-    if (before && after && before->text == after->text && after->changed + min_age_ns < nanoseconds(now)) {
+    if (before && after && before->text == after->text &&
+        after->changed + min_age_ns < nanoseconds(now)) {
         new_.emplace_back(before->text, found);
     }
     return found == sha256;
@@ -150,11 +161,14 @@ void HashCache::save() const {
     }
     std::error_code error;
     std::filesystem::create_directories(directory, error);
-    static std::atomic<int> saves = 0;  // each save has a file of its own, as two threads may save at once
-    const std::filesystem::path part = directory / ("." + std::string(hashes_file) + ".part-" +
-                                                    std::to_string(getpid()) + "-" + std::to_string(++saves));
+    // each save has a file of its own, as two threads may save at once
+    static std::atomic<int> saves = 0;
+    const std::filesystem::path part =
+        directory / ("." + std::string(hashes_file) + ".part-" + std::to_string(getpid()) + "-" +
+                     std::to_string(++saves));
     std::ofstream file(part, std::ios::trunc);
-    for (std::size_t i = lines.size() - std::min(lines.size(), max_cached_hashes); i < lines.size(); ++i) {
+    for (std::size_t i = lines.size() - std::min(lines.size(), max_cached_hashes); i < lines.size();
+         ++i) {
         file << lines[i].first << ' ' << lines[i].second << '\n';
     }
     file.close();
@@ -179,26 +193,30 @@ std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Ma
 
 }  // namespace
 
-void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes, HashCache* cache) {
+void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes,
+                  HashCache* cache) {
     const auto has_hash = [&](const std::string& path, const std::string& sha256) {
         return cache != nullptr ? cache->matches(path, sha256) : sha256_of_file(path) == sha256;
     };
     for (const auto& [name, info] : manifest.files) {
         const std::string path = (bundle / name).string();
         std::error_code error;
-        if (!std::filesystem::is_regular_file(path, error)) throw Error(path + " is missing; export the bundle again");
+        if (!std::filesystem::is_regular_file(path, error))
+            throw Error(path + " is missing; export the bundle again");
         const auto size = std::filesystem::file_size(path);
         if (size != static_cast<std::uintmax_t>(info.bytes)) {
-            throw Error(path + " has " + std::to_string(size) + " bytes instead of " + std::to_string(info.bytes) +
-                        "; copy or export the bundle again");
+            throw Error(path + " has " + std::to_string(size) + " bytes instead of " +
+                        std::to_string(info.bytes) + "; copy or export the bundle again");
         }
         if (hashes && !has_hash(path, info.sha256)) {
-            throw Error(path + " does not match its SHA-256 in " + manifest_file + "; copy or export the bundle again");
+            throw Error(path + " does not match its SHA-256 in " + manifest_file +
+                        "; copy or export the bundle again");
         }
     }
     for (const std::string& name : files_in_use(bundle, manifest)) {
         if (manifest.file(name) == nullptr) {
-            throw Error((bundle / manifest_file).string() + ": " + name + " is used but not listed under files");
+            throw Error((bundle / manifest_file).string() + ": " + name +
+                        " is used but not listed under files");
         }
     }
 }

@@ -19,9 +19,9 @@ std::string sha256_of_file(const std::filesystem::path& path);
 // PASS_CACHE, else pass-toolkit under the user's cache directory; empty if there is none.
 std::filesystem::path cache_directory();
 
-// The hashes of files that were read before, kept in the user's cache directory because reading a large model takes
-// long. The Python runtime uses the same cache. A file is identified by its device, inode, size, mtime and ctime;
-// neither a copy nor `touch` can set the ctime back.
+// The hashes of files that were read before, kept in the user's cache directory because reading a
+// large model takes long. The Python runtime uses the same cache. A file is identified by its
+// device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime back.
 class HashCache {
    public:
     // Reads the cache. It is empty if there is no usable cache directory.
@@ -29,10 +29,11 @@ class HashCache {
 
     // Whether the cache has this hash for `path`. The file's content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
-    // Whether `path` has this hash. The file is read unless the cache has the hash. Throws Error if it cannot be read.
+    // Whether `path` has this hash. The file is read unless the cache has the hash. Throws Error if
+    // it cannot be read.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
-    // Write the new hashes, and keep those that other processes have written meanwhile. Failures are ignored: the files
-    // are read again next time.
+    // Write the new hashes, and keep those that other processes have written meanwhile. Failures
+    // are ignored: the files are read again next time.
     void save() const;
 
    private:

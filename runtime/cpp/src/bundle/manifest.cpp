@@ -16,38 +16,44 @@ namespace {
 
 template <class Value>
 const Value* find_in(const OrderedMap<Value>& mapping, const std::string& name) {
-    const auto found = std::find_if(mapping.begin(), mapping.end(), [&](auto& item) { return item.first == name; });
+    const auto found = std::find_if(mapping.begin(), mapping.end(),
+                                    [&](auto& item) { return item.first == name; });
     return found == mapping.end() ? nullptr : &found->second;
 }
 
 using std::to_string;
 
 // The tensors whose names begin with `prefix` must be the keys and values of every layer.
-void check_cache(const ModelInfo& model, const std::string& prefix, const std::vector<Tensor>& tensors) {
+void check_cache(const ModelInfo& model, const std::string& prefix,
+                 const std::vector<Tensor>& tensors) {
     const std::vector<Dimension> shape{"batch", model.kv_heads, "capacity", model.head_dim};
     std::int64_t count = 0;
     for (const Tensor& tensor : tensors) {
         if (!tensor.name.starts_with(prefix)) continue;
         ++count;
         if (tensor.shape == shape && tensor.dtype == model.dtype) continue;
-        throw Error(tensor.name + " is " + tensor.dtype + " " + text_of(tensor.shape) + ", not " + model.dtype + " " +
-                    text_of(shape) + " (model.kv_heads, model.head_dim)");
+        throw Error(tensor.name + " is " + tensor.dtype + " " + text_of(tensor.shape) + ", not " +
+                    model.dtype + " " + text_of(shape) + " (model.kv_heads, model.head_dim)");
     }
     if (count == 2 * model.layers) return;
-    throw Error("model.layers is " + to_string(model.layers) + " and the trunk has " + to_string(count) + " " +
-                prefix.substr(0, prefix.size() - 1) + " tensors");
+    throw Error("model.layers is " + to_string(model.layers) + " and the trunk has " +
+                to_string(count) + " " + prefix.substr(0, prefix.size() - 1) + " tensors");
 }
 
-// The tensors of a graph must be those that this runtime fills and reads, with their types and ranks.
+// The tensors of a graph must be those that this runtime fills and reads, with their types and
+// ranks.
 void check_tensors(const Graph& graph) {
     for (const auto* tensors : {&graph.inputs, &graph.outputs}) {
         for (const Tensor& tensor : *tensors) {
-            if (tensor.name.starts_with(cache_prefix) || tensor.name.starts_with(present_prefix)) continue;
+            if (tensor.name.starts_with(cache_prefix) || tensor.name.starts_with(present_prefix))
+                continue;
             const auto found = tensor_kinds().find(tensor.name);
-            const bool known = found != tensor_kinds().end() && found->second.dtype == tensor.dtype &&
+            const bool known = found != tensor_kinds().end() &&
+                               found->second.dtype == tensor.dtype &&
                                found->second.rank == tensor.shape.size();
             if (known) continue;
-            throw Error(tensor.name + " of " + graph.file + " cannot be " + tensor.dtype + " " + text_of(tensor.shape));
+            throw Error(tensor.name + " of " + graph.file + " cannot be " + tensor.dtype + " " +
+                        text_of(tensor.shape));
         }
     }
 }
@@ -68,7 +74,8 @@ const Graph* PlanInfo::tail(const std::string& sampler) const { return find_in(t
 bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) const {
     return std::all_of(sizes.begin(), sizes.end(), [&](const auto& item) {
         const auto size = dimensions.find(item.first);
-        return size != dimensions.end() && item.second.min <= size->second && size->second <= item.second.max;
+        return size != dimensions.end() && item.second.min <= size->second &&
+               size->second <= item.second.max;
     });
 }
 
@@ -82,8 +89,11 @@ std::string Manifest::content() const {
     return sha256(listed);
 }
 
-const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots, bool lookahead_rows) const {
-    const auto fit = [](const DerivedTrunk& each) { return std::pair(each.batch.has_value(), !each.lookahead_rows); };
+const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots,
+                                            bool lookahead_rows) const {
+    const auto fit = [](const DerivedTrunk& each) {
+        return std::pair(each.batch.has_value(), !each.lookahead_rows);
+    };
     const DerivedTrunk* found = nullptr;  // the one with the greatest `fit`
     for (const DerivedTrunk& each : derived) {
         if (each.device != device || each.batch.value_or(slots) != slots) continue;
@@ -98,7 +108,8 @@ std::vector<Tree> Manifest::trees(const std::function<bool(const std::string&)>&
     for (const PlanInfo& info : plans) {
         const bool all = std::all_of(info.tails.begin(), info.tails.end(),
                                      [&](const auto& tail) { return built(tail.second.file); });
-        if (!info.parents.empty() && all) found.emplace_back(info.parents.begin(), info.parents.end());
+        if (!info.parents.empty() && all)
+            found.emplace_back(info.parents.begin(), info.parents.end());
     }
     return found;
 }
@@ -120,28 +131,31 @@ void check_consistency(const Manifest& manifest) {
     if (model.bos_token_id) tokens.insert(tokens.begin(), *model.bos_token_id);
     for (const std::int64_t token : tokens) {
         if (token >= 0 && token < model.vocab_size) continue;
-        throw Error("token " + to_string(token) + " is not in the vocabulary of " + to_string(model.vocab_size) +
-                    " (model.vocab_size)");
+        throw Error("token " + to_string(token) + " is not in the vocabulary of " +
+                    to_string(model.vocab_size) + " (model.vocab_size)");
     }
     check_cache(model, cache_prefix, manifest.trunk.inputs);
     check_cache(model, present_prefix, manifest.trunk.outputs);
     check_tensors(manifest.trunk);
     const Tensor* logits = manifest.trunk.find("logits");
     if (logits == nullptr || logits->shape.back() != Dimension(model.vocab_size)) {
-        throw Error("the trunk's logits are not those of model.vocab_size " + to_string(model.vocab_size));
+        throw Error("the trunk's logits are not those of model.vocab_size " +
+                    to_string(model.vocab_size));
     }
     for (const PlanInfo& info : manifest.plans) {
         for (std::size_t i = 0; i < info.parents.size(); ++i) {
             if (info.parents[i] >= 0 && info.parents[i] <= static_cast<std::int64_t>(i)) continue;
-            throw Error("draft " + to_string(i + 1) + " of the tree of " + info.name + " follows no row before it");
+            throw Error("draft " + to_string(i + 1) + " of the tree of " + info.name +
+                        " follows no row before it");
         }
         for (const auto& [sampler, tail] : info.tails) check_tensors(tail);
     }
     for (const EngineSet& engines : manifest.engines) {
         for (const std::int64_t width : engines.prefill_widths) {
             if (width <= engines.capacities.back()) continue;
-            throw Error("engines " + engines.directory + " have prompt chunks of " + to_string(width) +
-                        " tokens and a KV capacity of " + to_string(engines.capacities.back()));
+            throw Error("engines " + engines.directory + " have prompt chunks of " +
+                        to_string(width) + " tokens and a KV capacity of " +
+                        to_string(engines.capacities.back()));
         }
     }
     check_tensors(manifest.logprobs);
@@ -166,8 +180,9 @@ void check_trunk_metadata(const Manifest& manifest, const std::string& stated) {
     for (const auto& [name, expected] : facts) {
         const Json actual = found.is_object() ? found.value(name, Json()) : Json();
         if (actual == expected) continue;
-        throw Error("the manifest says " + std::string(name) + " " + expected.dump() + " and " + manifest.trunk.file +
-                    " " + (actual.is_null() ? "nothing" : actual.dump()) + "; export the bundle again");
+        throw Error("the manifest says " + std::string(name) + " " + expected.dump() + " and " +
+                    manifest.trunk.file + " " + (actual.is_null() ? "nothing" : actual.dump()) +
+                    "; export the bundle again");
     }
 }
 
@@ -175,7 +190,8 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
     const std::filesystem::path path = bundle / manifest_file;
     const auto text = read_text_file(path);
     if (!text) {
-        throw Error(bundle.string() + " is not a bundle: it has no " + manifest_file + " (make one with pass-export)");
+        throw Error(bundle.string() + " is not a bundle: it has no " + manifest_file +
+                    " (make one with pass-export)");
     }
     Manifest manifest;
     try {
@@ -186,7 +202,8 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
     try {
         check_consistency(manifest);
     } catch (const Error& error) {
-        throw Error(path.string() + " contradicts itself: " + error.what() + "; export the bundle again");
+        throw Error(path.string() + " contradicts itself: " + error.what() +
+                    "; export the bundle again");
     }
     return manifest;
 }

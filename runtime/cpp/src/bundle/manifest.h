@@ -18,7 +18,8 @@ namespace pass {
 
 inline constexpr const char* manifest_file = "pass_config.json";
 inline constexpr const char* tokenizer_file = "tokenizer.json";
-inline constexpr const char* chat_template_files[] = {"chat_template.jinja", "chat_template.tool_use.jinja"};
+inline constexpr const char* chat_template_files[] = {"chat_template.jinja",
+                                                      "chat_template.tool_use.jinja"};
 inline constexpr const char* engines_directory = "engines";
 inline constexpr int manifest_version = 3;
 
@@ -28,8 +29,9 @@ using OrderedMap = std::vector<std::pair<std::string, Value>>;
 
 using Integers = std::vector<std::int64_t>;
 
-// A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows, capacity, positions,
-// max_emitted, processed_rows, touched. `BundleBindings` (bundle/bindings.h) gives them their sizes.
+// A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows,
+// capacity, positions, max_emitted, processed_rows, touched. `BundleBindings` (bundle/bindings.h)
+// gives them their sizes.
 using Dimension = std::variant<std::int64_t, std::string>;
 
 // A graph input or output. dtype: int64, int32, bool, float16, bfloat16 or float32.
@@ -48,11 +50,12 @@ struct Graph {
     const Tensor* find(const std::string& name) const;
 };
 
-// The trunk rewritten for ONNX Runtime on one device: other nodes, the same tensors, the same file of weights.
-// batch: the only batch size that it runs; empty is any. With batch 1 on the CPU, a pass may overwrite the entry after
-// its window in the KV cache, so the cache needs a spare entry. lookahead_rows: whether its windows may have look-ahead
-// rows. A trunk without them computes the same bits as the one with them, in less time. weight_zero_points: whether
-// 8-bit weights with a scale for each output have zero points (all 0), so that ONNX Runtime can make them unsigned.
+// The trunk rewritten for ONNX Runtime on one device: other nodes, the same tensors, the same file
+// of weights. batch: the only batch size that it runs; empty is any. With batch 1 on the CPU, a
+// pass may overwrite the entry after its window in the KV cache, so the cache needs a spare entry.
+// lookahead_rows: whether its windows may have look-ahead rows. A trunk without them computes the
+// same bits as the one with them, in less time. weight_zero_points: whether 8-bit weights with a
+// scale for each output have zero points (all 0), so that ONNX Runtime can make them unsigned.
 struct DerivedTrunk {
     std::string file;
     std::string device;
@@ -63,16 +66,16 @@ struct DerivedTrunk {
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
-// How weights are stored. numbers: int8, int4 or fp8. block_size: how many inputs share a scale; none is all of an
-// output. offsets: whether every block's values also have an offset in common.
+// How weights are stored. numbers: int8, int4 or fp8. block_size: how many inputs share a scale;
+// none is all of an output. offsets: whether every block's values also have an offset in common.
 struct SchemeInfo {
     std::string numbers;
     std::optional<std::int64_t> block_size;
     bool offsets = false;
 };
 
-// grid: the scheme of the decoder's layers. lm_head: its scheme, if it is quantized. layers: the schemes of decoder
-// layers that have another one. activations: "full" or "static_int8".
+// grid: the scheme of the decoder's layers. lm_head: its scheme, if it is quantized. layers: the
+// schemes of decoder layers that have another one. activations: "full" or "static_int8".
 struct QuantizationInfo {
     SchemeInfo grid;
     std::optional<SchemeInfo> lm_head;
@@ -80,13 +83,15 @@ struct QuantizationInfo {
     std::string activations = "full";
 };
 
-// The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full": they have
-// the type `dtype`. max_capacity: the longest sequence that it has positions for, in tokens.
+// The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers;
+// "full": they have the type `dtype`. max_capacity: the longest sequence that it has positions for,
+// in tokens.
 struct ModelInfo {
     std::string name;
     std::string dtype;
     std::string weights;
-    std::optional<QuantizationInfo> quantization;  // none for "full" and in bundles of older versions
+    // none for "full" and in bundles of older versions
+    std::optional<QuantizationInfo> quantization;
     std::int64_t vocab_size = 0;
     std::int64_t hidden_size = 0;
     std::int64_t layers = 0;
@@ -98,14 +103,16 @@ struct ModelInfo {
     Integers eos_token_ids;
 };
 
-// The tails' draft head. rank: the size of a token's row in the head's table. width: the size of the head's state.
+// The tails' draft head. rank: the size of a token's row in the head's table. width: the size of
+// the head's state.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;
 };
 
-// The look-ahead embeddings. source: their origin. acceptance_per_position: for i = 1, 2, ..., the share of the
-// passes with drafts in which drafts 1..i were all accepted, greedily or sampled; empty if it was not measured.
+// The look-ahead embeddings. source: their origin. acceptance_per_position: for i = 1, 2, ..., the
+// share of the passes with drafts in which drafts 1..i were all accepted, greedily or sampled;
+// empty if it was not measured.
 struct LookaheadInfo {
     std::int64_t length = 0;
     std::string source;
@@ -140,7 +147,8 @@ struct Profile {
     bool admits(const std::map<std::string, std::int64_t>& dimensions) const;
 };
 
-// The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose memory it shares.
+// The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose
+// memory it shares.
 struct EngineFile {
     std::string graph;
     std::string file;
@@ -150,11 +158,11 @@ struct EngineFile {
     OrderedMap<std::string> aliases;
 };
 
-// What one `pass-export build` made, in engines/<directory>. library, version: the library that built it. bundle:
-// `Manifest::content` of the bundle that it was built from. targets: compute capabilities, such as `sm89`. lookahead:
-// the most drafts of its plans, whose groups all have full size. capacities: numbers of KV cache entries that a pass
-// may read, in rising order. prefill_widths: tokens in a prompt chunk, in falling order, without 1, which is always
-// possible.
+// What one `pass-export build` made, in engines/<directory>. library, version: the library that
+// built it. bundle: `Manifest::content` of the bundle that it was built from. targets: compute
+// capabilities, such as `sm89`. lookahead: the most drafts of its plans, whose groups all have full
+// size. capacities: numbers of KV cache entries that a pass may read, in rising order.
+// prefill_widths: tokens in a prompt chunk, in falling order, without 1, which is always possible.
 struct EngineSet {
     std::string directory;
     std::string library;
@@ -176,22 +184,25 @@ struct Manifest {
     std::vector<DerivedTrunk> derived;
     std::vector<PlanInfo> plans;
     Graph logprobs;
-    std::optional<Graph> processors;  // constraints, penalties and biases; none in bundles of older versions
+    // constraints, penalties and biases; none in bundles of older versions
+    std::optional<Graph> processors;
     OrderedMap<FileInfo> files;
     std::vector<EngineSet> engines;
 
-    // A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is this hash.
+    // A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is this
+    // hash.
     std::string content() const;
 
-    // The trunk that ONNX Runtime runs on `device` in a session with so many slots; null if it is `trunk`. A session
-    // runs the same trunk for every batch size, so that a sequence's text does not depend on the batch. lookahead_rows:
-    // whether the passes have look-ahead rows. One for a fixed batch is preferred, then one without look-ahead rows.
-    const DerivedTrunk* derived_trunk(const std::string& device, int slots, bool lookahead_rows = true) const;
+    // The trunk that ONNX Runtime runs on `device` in a session with so many slots; null if it is
+    // `trunk`. A session runs the same trunk for every batch size, so that a sequence's text does
+    // not depend on the batch. lookahead_rows: whether the passes have look-ahead rows. One for a
+    // fixed batch is preferred, then one without look-ahead rows.
+    const DerivedTrunk* derived_trunk(const std::string& device, int slots,
+                                      bool lookahead_rows = true) const;
 
     // The trees whose tails are all built. built: whether there is an engine for a tail's file.
-    std::vector<Tree> trees(const std::function<bool(const std::string&)>& built = [](const std::string&) {
-        return true;
-    }) const;
+    std::vector<Tree> trees(const std::function<bool(const std::string&)>& built =
+                                [](const std::string&) { return true; }) const;
 
     // Throws Error if the bundle has no such plan.
     const PlanInfo& plan(const std::string& name) const;
@@ -203,11 +214,12 @@ struct Manifest {
 // Whether `name` is a plain file name, which cannot point outside the bundle's directory.
 bool is_file_name(const std::string& name);
 
-// The manifest in `text`. Throws Error with the first field that is missing, unknown, or has a wrong type or value.
+// The manifest in `text`. Throws Error with the first field that is missing, unknown, or has a
+// wrong type or value.
 Manifest parse_manifest(const std::string& text);
 
-// Throws Error if the manifest would make this runtime read or write memory that is not there, or use tensors that it
-// does not know. Contradictions that do neither are not looked for.
+// Throws Error if the manifest would make this runtime read or write memory that is not there, or
+// use tensors that it does not know. Contradictions that do neither are not looked for.
 void check_consistency(const Manifest& manifest);
 
 // Throws Error if trunk.onnx was exported from another model. stated: the JSON in its metadata.
@@ -218,8 +230,8 @@ Manifest read_manifest(const std::filesystem::path& bundle);
 
 class HashCache;
 
-// Throws Error unless every file of the bundle exists and is the one that was exported. hashes: false compares sizes
-// only. cache: files whose hashes it has are not read; null reads every file.
+// Throws Error unless every file of the bundle exists and is the one that was exported. hashes:
+// false compares sizes only. cache: files whose hashes it has are not read; null reads every file.
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
                   HashCache* cache = nullptr);
 

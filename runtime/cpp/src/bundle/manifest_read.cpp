@@ -1,6 +1,7 @@
-// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py. If a field is
-// missing or unknown, or has a wrong type or value, the error names its place in the document. Fields that this runtime
-// does not need are checked all the same, so that both runtimes take the same bundles.
+// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py. If
+// a field is missing or unknown, or has a wrong type or value, the error names its place in the
+// document. Fields that this runtime does not need are checked all the same, so that both runtimes
+// take the same bundles.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -16,15 +17,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int max_nesting = 200;                            // nested lists and objects, as in Python
-constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so that sums of numbers cannot overflow
+// nested lists and objects, as in Python
+constexpr int max_nesting = 200;
+// so that sums of numbers cannot overflow
+constexpr std::int64_t max_number = std::int64_t{1} << 53;
 
 // A value and its place in the document, such as `model.vocab_size`.
 struct JsonNode {
     const Json& value;
     std::string path;
 
-    JsonNode operator()(const std::string& key, const Json& inner) const {  // the node of a field or an item
+    // the node of a field or an item
+    JsonNode operator()(const std::string& key, const Json& inner) const {
         return {inner, path.empty() ? key : path + "." + key};
     }
     void require(bool holds, const std::string& what) const {
@@ -43,9 +47,10 @@ void read(const JsonNode& node, bool& out) {
 }
 
 void read(const JsonNode& node, std::int64_t& out) {
-    const bool small = node.value.is_number_unsigned()
-                           ? node.value.get<std::uint64_t>() <= max_number
-                           : node.value.is_number_integer() && node.value.get<std::int64_t>() >= -max_number;
+    const bool small =
+        node.value.is_number_unsigned()
+            ? node.value.get<std::uint64_t>() <= max_number
+            : node.value.is_number_integer() && node.value.get<std::int64_t>() >= -max_number;
     node.require(small, "must be a whole number of at most 2^53");
     out = node.value.get<std::int64_t>();
 }
@@ -97,8 +102,9 @@ struct Any {
 auto range(std::int64_t least, std::int64_t most = max_number) {
     return [=](const JsonNode& node, std::int64_t number) {
         node.require(number >= least && number <= most,
-                     "must be " + (most == max_number ? "at least " + std::to_string(least)
-                                                      : std::to_string(least) + " to " + std::to_string(most)));
+                     "must be " + (most == max_number
+                                       ? "at least " + std::to_string(least)
+                                       : std::to_string(least) + " to " + std::to_string(most)));
     };
 }
 const auto positive = range(1), natural = range(0), lookahead = range(1, max_lookahead);
@@ -108,18 +114,21 @@ void capacity(const JsonNode& node, std::int64_t number) {
 }
 
 void file_name(const JsonNode& node, const std::string& name) {
-    node.require(is_file_name(name), "is not a plain file name, so it could point outside the bundle");
+    node.require(is_file_name(name),
+                 "is not a plain file name, so it could point outside the bundle");
 }
 
 void sha256_text(const JsonNode& node, const std::string& text) {
-    node.require(text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
-                 "must be a SHA-256");
+    node.require(
+        text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+        "must be a SHA-256");
 }
 
 template <class... Words>
 auto one_of(Words... words) {
     return [=](const JsonNode& node, const std::string& text) {
-        node.require(((text == words) || ...), ("must be one of" + ... + (std::string(" ") + words)));
+        node.require(((text == words) || ...),
+                     ("must be one of" + ... + (std::string(" ") + words)));
     };
 }
 
@@ -134,7 +143,9 @@ auto keys(Rule rule) {
 // Reads the fields of an object one by one; `end` refuses fields that were not read.
 class Fields {
    public:
-    explicit Fields(const JsonNode& node) : node_(node) { node.require(node.value.is_object(), "must be an object"); }
+    explicit Fields(const JsonNode& node) : node_(node) {
+        node.require(node.value.is_object(), "must be an object");
+    }
 
     template <class T, class Rule = Any>
     Fields& field(const char* name, T& out, const Rule& rule = {}) {
@@ -174,13 +185,18 @@ class Fields {
 void read(const JsonNode& node, Tensor& out) {
     Fields(node)
         .field("name", out.name)
-        .field("dtype", out.dtype, one_of("int64", "int32", "bool", "float16", "bfloat16", "float32"))
+        .field("dtype", out.dtype,
+               one_of("int64", "int32", "bool", "float16", "bfloat16", "float32"))
         .field("shape", out.shape)
         .end();
 }
 
 void read(const JsonNode& node, Graph& out) {
-    Fields(node).field("file", out.file).field("inputs", out.inputs).field("outputs", out.outputs).end();
+    Fields(node)
+        .field("file", out.file)
+        .field("inputs", out.inputs)
+        .field("outputs", out.outputs)
+        .end();
 }
 
 void read(const JsonNode& node, DerivedTrunk& out) {
@@ -197,7 +213,8 @@ void read(const JsonNode& node, DerivedTrunk& out) {
 }
 
 void read(const JsonNode& node, SchemeInfo& out) {
-    const auto none_or_positive = [](const JsonNode& field, const std::optional<std::int64_t>& size) {
+    const auto none_or_positive = [](const JsonNode& field,
+                                     const std::optional<std::int64_t>& size) {
         positive(field, size.value_or(1));
     };
     Fields(node)
@@ -294,10 +311,17 @@ struct Noise {};
 void read(const JsonNode& node, Noise&) {
     std::string scheme;
     std::int64_t members = 0, row = 0, bits = 0;
-    Fields(node).field("scheme", scheme).field("members", members).field("row", row).field("bits", bits).end();
-    if (scheme == noise_scheme && members == noise_block_size && row == noise_row_entries && bits == noise_bits) return;
-    throw Error("noise scheme '" + one_line(scheme) + "' or its table sizes are not this version's '" + noise_scheme +
-                "'; export again");
+    Fields(node)
+        .field("scheme", scheme)
+        .field("members", members)
+        .field("row", row)
+        .field("bits", bits)
+        .end();
+    if (scheme == noise_scheme && members == noise_block_size && row == noise_row_entries &&
+        bits == noise_bits)
+        return;
+    throw Error("noise scheme '" + one_line(scheme) +
+                "' or its table sizes are not this version's '" + noise_scheme + "'; export again");
 }
 
 void read(const JsonNode& node, FileInfo& out) {
@@ -307,7 +331,8 @@ void read(const JsonNode& node, FileInfo& out) {
 void read(const JsonNode& node, Profile::Range& out) {
     Integers numbers;
     read(node, numbers);
-    const JsonNode wrong = numbers.size() < 3 ? node(std::to_string(numbers.size()), node.value) : node;
+    const JsonNode wrong =
+        numbers.size() < 3 ? node(std::to_string(numbers.size()), node.value) : node;
     wrong.require(numbers.size() == 3, "must be one of three numbers");
     out = {numbers[0], numbers[2]};  // without the size that the engine was tuned for
 }
@@ -327,7 +352,8 @@ void read(const JsonNode& node, EngineFile& out) {
 
 void read(const JsonNode& node, EngineSet& out) {
     const auto all_positive = [](const JsonNode& field, const Integers& list) {
-        for (std::size_t i = 0; i < list.size(); ++i) positive(field(std::to_string(i), field.value[i]), list[i]);
+        for (std::size_t i = 0; i < list.size(); ++i)
+            positive(field(std::to_string(i), field.value[i]), list[i]);
     };
     const auto not_empty = [&](const JsonNode& field, const Integers& list) {
         field.require(!list.empty(), "must not be empty");
@@ -352,8 +378,8 @@ struct Version {};
 // 3.0 is taken for 3, as in Python.
 void read(const JsonNode& node, Version&) {
     if (node.value.is_number() && node.value == manifest_version) return;
-    throw Error("manifest version " + one_line(node.value.dump()) + " is not " + std::to_string(manifest_version) +
-                " (export again with this version)");
+    throw Error("manifest version " + one_line(node.value.dump()) + " is not " +
+                std::to_string(manifest_version) + " (export again with this version)");
 }
 
 void read(const JsonNode& node, Manifest& out) {
@@ -381,7 +407,8 @@ Json parse(const std::string& text) {
         if (depth > max_nesting) throw Error("file: Invalid JSON: recursion limit exceeded");
         return true;
     };
-    if (text.starts_with("\xEF\xBB\xBF")) throw Error("file: Invalid JSON: it begins with a byte order mark");
+    if (text.starts_with("\xEF\xBB\xBF"))
+        throw Error("file: Invalid JSON: it begins with a byte order mark");
     try {
         return Json::parse(text, not_too_deep);
     } catch (const Json::exception& error) {
@@ -396,10 +423,12 @@ Json parse(const std::string& text) {
 
 bool is_file_name(const std::string& name) {
     const auto plain = [](char c) {
-        return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+        return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+               c == '_';
     };
     const auto inside = [&](char c) { return plain(c) || c == '.' || c == '-'; };
-    return !name.empty() && name.size() <= 100 && plain(name[0]) && std::all_of(name.begin(), name.end(), inside);
+    return !name.empty() && name.size() <= 100 && plain(name[0]) &&
+           std::all_of(name.begin(), name.end(), inside);
 }
 
 Manifest parse_manifest(const std::string& text) {

@@ -14,7 +14,8 @@ namespace {
 
 int checked_lookahead(int lookahead) {
     if (lookahead < 1 || lookahead > max_lookahead) {
-        throw Error("look-ahead must be 1 to " + std::to_string(max_lookahead) + ", not " + std::to_string(lookahead));
+        throw Error("look-ahead must be 1 to " + std::to_string(max_lookahead) + ", not " +
+                    std::to_string(lookahead));
     }
     return lookahead;
 }
@@ -25,21 +26,23 @@ std::string joined(const std::vector<int>& sizes) {
     return text;
 }
 
-// The name of a plan of this kind. Throws Error, with `reason`, if a group has more than `max_size` rows or fewer than
-// 0, or the first has none.
+// The name of a plan of this kind. Throws Error, with `reason`, if a group has more than `max_size`
+// rows or fewer than 0, or the first has none.
 std::string name_with_groups(const std::string& kind, const std::vector<int>& groups, int max_size,
                              const std::string& reason) {
     const auto [smallest, largest] = std::minmax_element(groups.begin(), groups.end());
     if (*smallest < 0 || *largest > max_size || groups.front() == 0) {
         const std::string most = std::to_string(max_size);
-        throw Error(kind + ":" + joined(groups) + reason + ", so the first group must have 1 to " + most +
-                    " rows and the others 0 to " + most);
+        throw Error(kind + ":" + joined(groups) + reason + ", so the first group must have 1 to " +
+                    most + " rows and the others 0 to " + most);
     }
-    return *smallest == max_size ? kind + "-" + std::to_string(groups.size() - 1) : kind + ":" + joined(groups);
+    return *smallest == max_size ? kind + "-" + std::to_string(groups.size() - 1)
+                                 : kind + ":" + joined(groups);
 }
 
 constexpr const char* known_plans =
-    "choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes as in fused:4,3,2,2,1 "
+    "choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes as "
+    "in fused:4,3,2,2,1 "
     "and tree:2,2,1,0";
 
 // The number that `text` is; none if it is something else.
@@ -57,14 +60,16 @@ std::vector<int> parse_sizes(const std::string& mode) {
     for (std::size_t begin = 0; begin <= shape.size();) {
         const std::size_t end = std::min(shape.find(',', begin), shape.size());
         const std::optional<int> size = parse_number(shape.substr(begin, end - begin));
-        if (!size) throw Error(mode + " must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
+        if (!size)
+            throw Error(mode + " must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
         sizes.push_back(*size);
         begin = end + 1;
     }
     return sizes;
 }
 
-// A row of a window: the index of the row that it follows (-1 for the root), and its distance from the root.
+// A row of a window: the index of the row that it follows (-1 for the root), and its distance from
+// the root.
 struct Row {
     int parent;
     int depth;
@@ -72,8 +77,11 @@ struct Row {
 
 std::vector<Row> rows_of(const Plan& plan) {
     std::vector<Row> rows{{-1, 0}};
-    const auto add = [&](int parent) { rows.push_back({parent, rows[static_cast<std::size_t>(parent)].depth + 1}); };
-    for (int i = 0; i < plan.drafts; ++i) add(plan.is_tree() ? plan.parents[static_cast<std::size_t>(i)] : i);
+    const auto add = [&](int parent) {
+        rows.push_back({parent, rows[static_cast<std::size_t>(parent)].depth + 1});
+    };
+    for (int i = 0; i < plan.drafts; ++i)
+        add(plan.is_tree() ? plan.parents[static_cast<std::size_t>(i)] : i);
     for (std::size_t number = 0; number < plan.groups.size(); ++number) {
         int parent = static_cast<int>(number);
         for (int i = 0; i < plan.groups[number]; ++i) {
@@ -95,7 +103,8 @@ const Tree& find_tree(const std::vector<Tree>& trees, int drafts, int lookahead)
         return tree;
     }
     throw Error("there is no tree-" + std::to_string(drafts) +
-                " here: trees of drafts need the exact-match rule, a draft head, a vocabulary that is a multiple of 8, "
+                " here: trees of drafts need the exact-match rule, a draft head, a vocabulary that "
+                "is a multiple of 8, "
                 "and a bundle and engines of this version; use --plan fused");
 }
 
@@ -118,9 +127,13 @@ Plan Plan::next() const {
 
 Plan ar_plan() { return {"ar", 0, {}}; }
 
-Plan draft_plan(int lookahead) { return {"draft-" + std::to_string(checked_lookahead(lookahead)), 0, {lookahead}}; }
+Plan draft_plan(int lookahead) {
+    return {"draft-" + std::to_string(checked_lookahead(lookahead)), 0, {lookahead}};
+}
 
-Plan verify_plan(int lookahead) { return {"verify-" + std::to_string(checked_lookahead(lookahead)), lookahead, {}}; }
+Plan verify_plan(int lookahead) {
+    return {"verify-" + std::to_string(checked_lookahead(lookahead)), lookahead, {}};
+}
 
 Plan prefill_plan(int width) { return {"prefill-" + std::to_string(width), width - 1, {}}; }
 
@@ -133,10 +146,13 @@ Plan fused_plan(const std::vector<int>& groups) {
 Plan tree_plan(const Tree& tree, const std::vector<int>& groups) {
     const int depth = tree_depth(tree);
     const std::string reason = " has drafts at most " + std::to_string(depth) + " deep";
-    return {name_with_groups("tree", groups, depth, reason), static_cast<int>(tree.size()), groups, tree};
+    return {name_with_groups("tree", groups, depth, reason), static_cast<int>(tree.size()), groups,
+            tree};
 }
 
-Plan full_tree(const Tree& tree) { return tree_plan(tree, std::vector<int>(tree.size() + 1, tree_depth(tree))); }
+Plan full_tree(const Tree& tree) {
+    return tree_plan(tree, std::vector<int>(tree.size() + 1, tree_depth(tree)));
+}
 
 PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
     const std::vector<Row> rows = rows_of(plan);
@@ -148,19 +164,22 @@ PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
         found.logit_rows.push_back(static_cast<std::int64_t>(i));
         std::uint8_t* seen = &found.window_mask[i * width];
         if (rows[i].parent >= 0) {  // a parent has a lower index than its children
-            const std::uint8_t* above = &found.window_mask[static_cast<std::size_t>(rows[i].parent) * width];
+            const std::uint8_t* above =
+                &found.window_mask[static_cast<std::size_t>(rows[i].parent) * width];
             std::copy(above, above + width, seen);
         }
         seen[i] = 1;
     }
-    for (int row = plan.width() - plan.lookahead_rows(); row < plan.width(); ++row) found.lookahead_rows.push_back(row);
+    for (int row = plan.width() - plan.lookahead_rows(); row < plan.width(); ++row)
+        found.lookahead_rows.push_back(row);
     for (int size : plan.groups) {
         for (int i = 0; i < size; ++i) found.lookahead_ids.push_back(vocab_size + i);
     }
     if (plan.is_fused()) {
         std::int64_t row = 1 + plan.drafts;
         for (int size : plan.groups) {
-            for (int i = 0; i < plan.depth(); ++i) found.draft_rows.push_back(i < size ? row + i : 0);
+            for (int i = 0; i < plan.depth(); ++i)
+                found.draft_rows.push_back(i < size ? row + i : 0);
             row += size;
         }
     }
@@ -173,7 +192,9 @@ int Cycle::lookahead() const {
     return most;
 }
 
-bool Cycle::contains(const Plan& plan) const { return std::find(plans.begin(), plans.end(), plan) != plans.end(); }
+bool Cycle::contains(const Plan& plan) const {
+    return std::find(plans.begin(), plans.end(), plan) != plans.end();
+}
 
 int Cycle::reach(const Plan& first) const {
     int most = 0, passes = 0;
@@ -203,10 +224,12 @@ Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>
     if (fused) return fused_cycle(parse_sizes(mode));
     if (tree) {
         const std::vector<int> groups = parse_sizes(mode);
-        return tree_cycle(tree_plan(find_tree(trees, static_cast<int>(groups.size()) - 1, lookahead), groups));
+        return tree_cycle(
+            tree_plan(find_tree(trees, static_cast<int>(groups.size()) - 1, lookahead), groups));
     }
     if (drafts) return tree_cycle(full_tree(find_tree(trees, *drafts, lookahead)));
-    if (mode == "fused") return fused_cycle(std::vector<int>(static_cast<std::size_t>(lookahead) + 1, lookahead));
+    if (mode == "fused")
+        return fused_cycle(std::vector<int>(static_cast<std::size_t>(lookahead) + 1, lookahead));
     return {mode, {draft_plan(lookahead), verify_plan(lookahead)}};
 }
 

@@ -1,4 +1,5 @@
-// Names, types and ranks of the tensors of a bundle's graphs. docs/bundle.md says what each of them holds.
+// Names, types and ranks of the tensors of a bundle's graphs. docs/bundle.md says what each of them
+// holds.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,16 @@ struct TensorKind {
     std::size_t rank = 0;  // the number of its dimensions
 };
 
-// The tensors that graphs may have besides the KV cache, by name. A name has one type and rank in all graphs.
+// The tensors that graphs may have besides the KV cache, by name. A name has one type and rank in
+// all graphs.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
-// The next pass's input that shares the memory of `output` under another name; none if there is none.
+// The next pass's input that shares the memory of `output` under another name; none if there is
+// none.
 std::optional<std::string> fed_by(const std::string& output);
 
-// An array in the draft head's file: `bytes` bytes of float16 (item_bytes: 2) or float32, from byte `offset` on.
+// An array in the draft head's file: `bytes` bytes of float16 (item_bytes: 2) or float32, from byte
+// `offset` on.
 struct HeadArray {
     std::string name;  // in the tails
     std::vector<std::int64_t> shape;

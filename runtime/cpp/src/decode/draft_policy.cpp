@@ -16,7 +16,8 @@ Drafts first_of(const Drafts& drafts, int count) {
 // The next plan of the cycle; null if it verifies no drafts or does not fit the room.
 const Plan* verifying_plan(const Situation& here) {
     const Plan* plan = &here.cycle.plans.front();
-    if (here.window != nullptr && here.cycle.contains(*here.window) && here.window->drafts > 0) plan = here.window;
+    if (here.window != nullptr && here.cycle.contains(*here.window) && here.window->drafts > 0)
+        plan = here.window;
     return plan->drafts > 0 && here.fits(plan->width()) ? plan : nullptr;
 }
 
@@ -30,21 +31,23 @@ std::vector<Plan> ngram_plans(const Situation& here, int longest) {
     return plans;
 }
 
-// A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of the cycle. If that
-// verifies no drafts or does not fit the room, or if the policy wants more drafts than it verifies, the pass has a plan
-// that only verifies.
+// A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of
+// the cycle. If that verifies no drafts or does not fit the room, or if the policy wants more
+// drafts than it verifies, the pass has a plan that only verifies.
 std::optional<NextPass> with_ngrams(const Situation& here) {
     const Plan* plan = verifying_plan(here);
     int longest = 0;
-    for (const DraftState& state : here.states) longest = std::max(longest, static_cast<int>(state.ngram.size()));
+    for (const DraftState& state : here.states)
+        longest = std::max(longest, static_cast<int>(state.ngram.size()));
     longest = std::min(longest, here.capabilities.lookahead.value_or(max_lookahead));
     if (plan == nullptr || longest > plan->depth()) {
         const std::vector<Plan> plans = ngram_plans(here, longest);
         if (const int count = here.policy.ngram_count(here.states, plan, plans); count > 0) {
             NextPass found{plans[static_cast<std::size_t>(count - 1)], {}};
             for (const DraftState& state : here.states) {
-                found.drafts.push_back(state.ngram.empty() ? std::nullopt
-                                                           : std::optional(first_of(state.ngram, count)));
+                found.drafts.push_back(state.ngram.empty()
+                                           ? std::nullopt
+                                           : std::optional(first_of(state.ngram, count)));
             }
             return found;
         }
@@ -54,19 +57,22 @@ std::optional<NextPass> with_ngrams(const Situation& here) {
     bool any = false;
     for (const DraftState& state : here.states) {
         const bool taken = !state.ngram.empty() && here.policy.prefers_ngrams(state, *plan);
-        found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth())) : std::nullopt);
+        found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth()))
+                                     : std::nullopt);
         any = any || taken;
     }
     return any ? std::optional(std::move(found)) : std::nullopt;
 }
 
-// A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the windows of the cycle do
-// not fit the room, or the backend cannot run them, a narrower cycle is taken; none if not even a plain pass fits.
+// A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the
+// windows of the cycle do not fit the room, or the backend cannot run them, a narrower cycle is
+// taken; none if not even a plain pass fits.
 std::optional<NextPass> from_cycle(const Situation& here) {
     Cycle cycle = here.cycle;
     while (true) {
         for (const Plan* plan : {here.window, static_cast<const Plan*>(&cycle.plans.front())}) {
-            const bool fits = plan != nullptr && cycle.contains(*plan) && here.fits(cycle.reach(*plan));
+            const bool fits =
+                plan != nullptr && cycle.contains(*plan) && here.fits(cycle.reach(*plan));
             if (fits && here.capabilities.allows(cycle.plans)) {
                 return NextPass{*plan, std::vector<std::optional<Drafts>>(here.states.size())};
             }
@@ -79,7 +85,8 @@ std::optional<NextPass> from_cycle(const Situation& here) {
 }  // namespace
 
 std::optional<NextPass> Situation::next_pass() const {
-    if (std::any_of(states.begin(), states.end(), [](const DraftState& state) { return !state.ngram.empty(); })) {
+    if (std::any_of(states.begin(), states.end(),
+                    [](const DraftState& state) { return !state.ngram.empty(); })) {
         if (std::optional<NextPass> found = with_ngrams(*this)) return found;
     }
     return from_cycle(*this);
@@ -89,7 +96,8 @@ Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::
                const std::vector<Tree>& trees) {
     if (plan == "auto" && lookahead > 0) {
         const std::string source = draft.value_or("both");
-        return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead, source == "lookahead" ? 0 : lookahead};
+        return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead,
+                source == "lookahead" ? 0 : lookahead};
     }
     Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead, trees);
     const int drafts = cycle.lookahead();

@@ -1,4 +1,5 @@
-// Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room in the KV cache.
+// Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room
+// in the KV cache.
 //
 // Nothing here can change the text: the model verifies every draft.
 #pragma once
@@ -25,8 +26,9 @@ struct Mode {
 
 using Drafts = std::vector<std::int64_t>;
 
-// The drafts for one sequence. num_drafts: how many its window holds. ngram: its n-gram drafts, after a match of
-// `matched` tokens. ngram_acceptance: how often this sequence accepted such drafts, by the length of the match.
+// The drafts for one sequence. num_drafts: how many its window holds. ngram: its n-gram drafts,
+// after a match of `matched` tokens. ngram_acceptance: how often this sequence accepted such
+// drafts, by the length of the match.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
@@ -34,27 +36,33 @@ struct DraftState {
     std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 
-// A plan, and for every sequence the n-gram drafts to put into its window; none keeps the window of the last pass.
+// A plan, and for every sequence the n-gram drafts to put into its window; none keeps the window of
+// the last pass.
 struct NextPass {
     Plan plan;
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, always prefers them.
+// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, always
+// prefers them.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;
-    // Whether the n-gram drafts of a sequence are better than the drafts that its window of a plan holds.
+    // Whether the n-gram drafts of a sequence are better than the drafts that its window of a plan
+    // holds.
     virtual bool prefers_ngrams(const DraftState&, const Plan&) { return true; }
-    // How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i] verifies i + 1 of them.
-    // window: the cycle's next plan if it could verify some of them, too; null if it could not.
-    virtual int ngram_count(const std::vector<DraftState>&, const Plan* window, const std::vector<Plan>& plans) {
+    // How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i]
+    // verifies i + 1 of them. window: the cycle's next plan if it could verify some of them, too;
+    // null if it could not.
+    virtual int ngram_count(const std::vector<DraftState>&, const Plan* window,
+                            const std::vector<Plan>& plans) {
         return window == nullptr ? static_cast<int>(plans.size()) : 0;
     }
 };
 
-// What the next pass over the sequences of `states` is chosen from. window: the plan whose windows are on the device;
-// null if there is none. room: tokens of KV capacity left after the longest sequence.
+// What the next pass over the sequences of `states` is chosen from. window: the plan whose windows
+// are on the device; null if there is none. room: tokens of KV capacity left after the longest
+// sequence.
 struct Situation {
     Cycle cycle;
     const Plan* window;
@@ -69,8 +77,8 @@ struct Situation {
     std::optional<NextPass> next_pass() const;
 };
 
-// plan, lookahead, trees: as for `make_cycle`; plan may also be "auto". draft: "lookahead", "ngram" or "both" (none:
-// "both" for auto, else "lookahead").
+// plan, lookahead, trees: as for `make_cycle`; plan may also be "auto". draft: "lookahead", "ngram"
+// or "both" (none: "both" for auto, else "lookahead").
 Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
                const std::vector<Tree>& trees);
 

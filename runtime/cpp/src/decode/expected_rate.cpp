@@ -7,31 +7,36 @@ namespace pass {
 
 namespace {
 
-// If the next pass of the cycle could verify some n-gram drafts, they get a pass of their own only if its expected rate
-// is at least this many times the cycle's.
+// If the next pass of the cycle could verify some n-gram drafts, they get a pass of their own only
+// if its expected rate is at least this many times the cycle's.
 constexpr double ngram_margin = 1.10;
 
 // The sum of the entries `from` to `to` - 1, as far as there are any.
 double sum(const std::vector<double>& cumulative, int from, int to) {
     const int end = std::min(to, static_cast<int>(cumulative.size()));
-    return from >= end ? 0.0 : std::accumulate(cumulative.begin() + from, cumulative.begin() + end, 0.0);
+    return from >= end ? 0.0
+                       : std::accumulate(cumulative.begin() + from, cumulative.begin() + end, 0.0);
 }
 
 }  // namespace
 
 bool ExpectedRate::prefers_ngrams(const DraftState& state, const Plan& plan) {
     const double ngram_tokens =
-        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngram_acceptance).rates()), 1, plan.depth() + 1);
-    return ngram_tokens > sum(cumulative_acceptance(tuner_.lookahead_drafts().rates()), 1, state.num_drafts + 1);
+        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngram_acceptance).rates()), 1,
+            plan.depth() + 1);
+    return ngram_tokens >
+           sum(cumulative_acceptance(tuner_.lookahead_drafts().rates()), 1, state.num_drafts + 1);
 }
 
 int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan* window,
                               const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
     const double decided = decided_.rate() * static_cast<double>(states.size());
-    if (window != nullptr) return drafts > window->depth() && rate >= ngram_margin * decided ? drafts : 0;
+    if (window != nullptr)
+        return drafts > window->depth() && rate >= ngram_margin * decided ? drafts : 0;
     if (rate >= switch_margin * decided) return drafts;
-    for (const DraftState& state : states) {  // the rates drift to the initial ones, so that n-grams are tried again
+    // the rates drift to the initial ones, so that n-grams are tried again
+    for (const DraftState& state : states) {
         if (state.ngram.empty()) continue;
         tuner_.ngram(state.matched, state.ngram_acceptance).forget();
         tuner_.ngram(state.matched).forget();
@@ -39,7 +44,8 @@ int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan*
     return 0;
 }
 
-std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states, const std::vector<Plan>& plans) {
+std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
+                                          const std::vector<Plan>& plans) {
     std::pair<double, int> found(0.0, 0);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         const int drafts = static_cast<int>(i) + 1;
@@ -49,7 +55,8 @@ std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
             if (length == 0) {
                 tokens += 1;
             } else {
-                const std::vector<double> rates = tuner_.ngram(state.matched, state.ngram_acceptance).rates();
+                const std::vector<double> rates =
+                    tuner_.ngram(state.matched, state.ngram_acceptance).rates();
                 tokens += sum(cumulative_acceptance(rates), 0, length + 1);
             }
         }

@@ -9,18 +9,21 @@
 
 namespace pass {
 
-// Verifies n-gram drafts if their pass is expected to write more tokens per second than `decided` without them.
+// Verifies n-gram drafts if their pass is expected to write more tokens per second than `decided`
+// without them.
 class ExpectedRate : public DraftPolicy {
    public:
     ExpectedRate(PlanTuner& tuner, const Candidate& decided, int batch)
         : tuner_(tuner), decided_(decided), batch_(batch) {}
     bool prefers_ngrams(const DraftState& state, const Plan& plan) override;
-    int ngram_count(const std::vector<DraftState>& states, const Plan* window, const std::vector<Plan>& plans) override;
+    int ngram_count(const std::vector<DraftState>& states, const Plan* window,
+                    const std::vector<Plan>& plans) override;
 
    private:
-    // The highest expected tokens per second, of all sequences together, among `plans`, which verify 1, 2, ... n-gram
-    // drafts; and how many drafts that plan verifies.
-    std::pair<double, int> best(const std::vector<DraftState>& states, const std::vector<Plan>& plans);
+    // The highest expected tokens per second, of all sequences together, among `plans`, which
+    // verify 1, 2, ... n-gram drafts; and how many drafts that plan verifies.
+    std::pair<double, int> best(const std::vector<DraftState>& states,
+                                const std::vector<Plan>& plans);
 
     PlanTuner& tuner_;
     const Candidate& decided_;

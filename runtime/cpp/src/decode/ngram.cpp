@@ -24,7 +24,8 @@ void NgramIndex::index_end() {
     const std::size_t end = tokens_.size();
     match_ = 0;
     matched_ = 0;
-    for (int size = static_cast<int>(std::min<std::size_t>(end, max_gram_tokens)); size >= min_gram_tokens; --size) {
+    for (int size = static_cast<int>(std::min<std::size_t>(end, max_gram_tokens));
+         size >= min_gram_tokens; --size) {
         Gram gram;
         gram.fill(-1);
         std::copy(tokens_.end() - size, tokens_.end(), gram.begin());
@@ -41,7 +42,8 @@ std::vector<std::int64_t> NgramIndex::propose(int count) const {
     std::vector<std::int64_t> proposed;
     if (match_ == 0) return proposed;
     const std::size_t period = tokens_.size() - match_;
-    for (int i = 0; i < count; ++i) proposed.push_back(tokens_[match_ + static_cast<std::size_t>(i) % period]);
+    for (int i = 0; i < count; ++i)
+        proposed.push_back(tokens_[match_ + static_cast<std::size_t>(i) % period]);
     return proposed;
 }
 

@@ -1,4 +1,5 @@
-// N-gram drafts (prompt lookup): what followed the newest earlier occurrence of a sequence's last tokens.
+// N-gram drafts (prompt lookup): what followed the newest earlier occurrence of a sequence's last
+// tokens.
 #pragma once
 
 #include <array>
@@ -9,14 +10,16 @@
 
 namespace pass {
 
-// Every n-gram of a growing token sequence, with the index of the token that followed its newest occurrence.
+// Every n-gram of a growing token sequence, with the index of the token that followed its newest
+// occurrence.
 class NgramIndex {
    public:
     // Append `tokens`.
     void extend(std::span<const std::int64_t> tokens);
 
-    // `count` tokens that followed the longest match, the newest one of that length; none without a match. If the match
-    // is closer to the end than `count`, the tokens after it are repeated, as in a text that loops.
+    // `count` tokens that followed the longest match, the newest one of that length; none without a
+    // match. If the match is closer to the end than `count`, the tokens after it are repeated, as
+    // in a text that loops.
     std::vector<std::int64_t> propose(int count) const;
 
     // The length of the present match in tokens, 0 for none.
@@ -25,7 +28,8 @@ class NgramIndex {
    private:
     static constexpr int max_gram_tokens = 4, min_gram_tokens = 2;
 
-    using Gram = std::array<std::int64_t, max_gram_tokens>;  // shorter ones are padded with -1, which is no token
+    // shorter ones are padded with -1, which is no token
+    using Gram = std::array<std::int64_t, max_gram_tokens>;
     struct Hash {
         std::size_t operator()(const Gram& gram) const;
     };
@@ -35,8 +39,9 @@ class NgramIndex {
 
     std::vector<std::int64_t> tokens_;
     std::unordered_map<Gram, std::size_t, Hash> following_;
-    std::size_t match_ = 0;  // the index after the newest earlier occurrence of the last tokens; 0 for none
-    int matched_ = 0;        // how many tokens match
+    // the index after the newest earlier occurrence of the last tokens; 0 for none
+    std::size_t match_ = 0;
+    int matched_ = 0;  // how many tokens match
 };
 
 }  // namespace pass

@@ -22,7 +22,8 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
     }
     for (std::size_t i = saved_.size(); i-- > 0;) {
         const std::vector<std::int64_t>& other = saved_[i].tokens;
-        const bool covered = common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
+        const bool covered =
+            common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
         if (covered && saved_[i].salt == salt) drop(i);  // the new copy begins with it
     }
     while (used() + size > budget_ || saved_.size() >= max_saved_prefixes) drop(0);
@@ -38,10 +39,12 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
     cache_.save(slot, length, saved_.back().address);
 }
 
-PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens, const std::string& salt) const {
+PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens,
+                                      const std::string& salt) const {
     Match found;
     for (std::size_t i = 0; i < saved_.size(); ++i) {
-        const std::int64_t count = saved_[i].salt == salt ? common_prefix(saved_[i].tokens, tokens) : 0;
+        const std::int64_t count =
+            saved_[i].salt == salt ? common_prefix(saved_[i].tokens, tokens) : 0;
         if (count > found.count) found = {i, count};
     }
     return found;

@@ -1,8 +1,9 @@
 // Copies of the K/V that slots give up, for later prompts that begin with the same tokens.
 //
-// A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache shrinks because a short
-// request needs less. They are copied here first, so that a long prompt that many requests begin with need not be read
-// again. The copies used least recently make room for others.
+// A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache
+// shrinks because a short request needs less. They are copied here first, so that a long prompt
+// that many requests begin with need not be read again. The copies used least recently make room
+// for others.
 #pragma once
 
 #include <cstddef>
@@ -19,21 +20,26 @@ namespace pass {
 // The length in tokens of the longest prefix that two sequences have in common.
 std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b);
 
-// Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether another prompt began
-// with the same block. With blocks, a client has to guess a whole block at once, not one token after another.
+// Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether
+// another prompt began with the same block. With blocks, a client has to guess a whole block at
+// once, not one token after another.
 constexpr std::int64_t block_tokens = 16;
 // `count` tokens, rounded down to whole blocks.
 constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }
 
-// Copies of K/V, the one used last at the end, for one thread at a time. `memory` frees the copies that are left when
-// it is destroyed.
+// Copies of K/V, the one used last at the end, for one thread at a time. `memory` frees the copies
+// that are left when it is destroyed.
 class PrefixStore {
    public:
-    static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;  // bytes for the K/V of all copies
-    static constexpr std::size_t max_saved_prefixes = 64;                   // a prompt is compared with each of them
-    static constexpr std::size_t min_saved_tokens = 32;  // reading fewer tokens again costs a pass or two
+    // bytes for the K/V of all copies
+    static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;
+    // a prompt is compared with each of them
+    static constexpr std::size_t max_saved_prefixes = 64;
+    // reading fewer tokens again costs a pass or two
+    static constexpr std::size_t min_saved_tokens = 32;
 
-    // The copy that has the longest prefix in common with some tokens, and that prefix's length; 0 for none.
+    // The copy that has the longest prefix in common with some tokens, and that prefix's length; 0
+    // for none.
     struct Match {
         std::size_t index = 0;
         std::int64_t count = 0;
@@ -42,8 +48,8 @@ class PrefixStore {
     PrefixStore(KVCache& cache, Memory& memory, std::size_t budget = max_saved_bytes)
         : cache_(cache), memory_(memory), budget_(budget) {}
 
-    // Copy the K/V of `tokens`, the first ones of `slot`. Does nothing if they are too few, do not fit the budget or
-    // the memory, or if an older copy begins with them.
+    // Copy the K/V of `tokens`, the first ones of `slot`. Does nothing if they are too few, do not
+    // fit the budget or the memory, or if an older copy begins with them.
     void save(int slot, std::span<const std::int64_t> tokens, const std::string& salt);
     // Among the copies with this salt.
     Match match(std::span<const std::int64_t> tokens, const std::string& salt) const;

@@ -10,8 +10,12 @@ namespace {
 // The lengths to which the lists of tokens are padded. They are few, because each has CUDA graphs.
 constexpr std::size_t token_list_sizes[] = {16, 128, 1024, 8192, 65536, 524288};
 
-std::size_t words_of(std::int64_t vocab_size) { return static_cast<std::size_t>(vocab_size + 31) / 32; }
-std::size_t bytes_of_bits(std::int64_t vocab_size) { return static_cast<std::size_t>(vocab_size + 7) / 8; }
+std::size_t words_of(std::int64_t vocab_size) {
+    return static_cast<std::size_t>(vocab_size + 31) / 32;
+}
+std::size_t bytes_of_bits(std::int64_t vocab_size) {
+    return static_cast<std::size_t>(vocab_size + 7) / 8;
+}
 
 void set_bit(std::vector<std::uint32_t>& bits, std::int64_t token) {
     bits[static_cast<std::size_t>(token) / 32] |= std::uint32_t{1} << (token % 32);
@@ -27,20 +31,22 @@ std::vector<std::uint32_t> every_token(std::int64_t vocab_size) {
 void keep_listed(std::vector<std::uint32_t>& allowed, const std::vector<std::uint32_t>& listed) {
     std::vector<std::uint32_t> fewer(allowed.size());
     for (std::size_t i = 0; i < allowed.size(); ++i) fewer[i] = allowed[i] & listed[i];
-    if (std::any_of(fewer.begin(), fewer.end(), [](std::uint32_t word) { return word != 0; })) allowed = fewer;
+    if (std::any_of(fewer.begin(), fewer.end(), [](std::uint32_t word) { return word != 0; }))
+        allowed = fewer;
 }
 
 // Whether `text` ends with all of `word` but its last token.
 bool ends_before_last(std::span<const std::int64_t> text, const std::vector<std::int64_t>& word) {
     const std::size_t before = word.size() - 1;
-    return text.size() >= before &&
-           std::equal(word.begin(), word.end() - 1, text.end() - static_cast<std::ptrdiff_t>(before));
+    return text.size() >= before && std::equal(word.begin(), word.end() - 1,
+                                               text.end() - static_cast<std::ptrdiff_t>(before));
 }
 
 }  // namespace
 
 bool Processing::changes_logits() const {
-    return sampling.penalizes() || allowed_tokens || min_tokens > 0 || !bad_words.empty() || !allowed_token_ids.empty();
+    return sampling.penalizes() || allowed_tokens || min_tokens > 0 || !bad_words.empty() ||
+           !allowed_token_ids.empty();
 }
 
 Processors::Processors(Processing processing, const std::vector<std::int64_t>& prompt)
@@ -57,7 +63,8 @@ void Processors::add_biased(std::int64_t token) {
 
 bool Processors::penalizes() const {
     const SamplingParams& sampling = processing_.sampling;
-    return sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 || sampling.repetition_penalty != 1;
+    return sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 ||
+           sampling.repetition_penalty != 1;
 }
 
 void Processors::read(const std::vector<std::int64_t>& tokens) {
@@ -74,23 +81,28 @@ std::size_t Processors::list_size(const std::vector<std::int64_t>& tokens, int d
     const std::size_t count = biased_ids_.size() + static_cast<std::size_t>(drafts);
     const auto found = std::find_if(std::begin(token_list_sizes), std::end(token_list_sizes),
                                     [&](std::size_t one) { return one >= count; });
-    if (found == std::end(token_list_sizes)) throw std::logic_error("too many tokens have changed logits");
+    if (found == std::end(token_list_sizes))
+        throw std::logic_error("too many tokens have changed logits");
     return *found;
 }
 
-ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens, std::span<const std::int64_t> drafts,
-                               std::size_t size) {
+ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens,
+                               std::span<const std::int64_t> drafts, std::size_t size) {
     read(tokens);
     const auto end = std::find(drafts.begin(), drafts.end(), processing_.vocab_size);
-    const std::span<const std::int64_t> known = drafts.first(static_cast<std::size_t>(end - drafts.begin()));
-    ProcessedRows found = no_processing(processing_.vocab_size, static_cast<int>(drafts.size()) + 1, size);
-    std::vector<std::int64_t> text(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_length_), tokens.end());
+    const std::span<const std::int64_t> known =
+        drafts.first(static_cast<std::size_t>(end - drafts.begin()));
+    ProcessedRows found =
+        no_processing(processing_.vocab_size, static_cast<int>(drafts.size()) + 1, size);
+    std::vector<std::int64_t> text(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_length_),
+                                   tokens.end());
     const std::size_t bytes = bytes_of_bits(processing_.vocab_size);
     for (std::size_t row = 0; row <= known.size(); ++row) {
         if (row > 0) text.push_back(known[row - 1]);
         const Bits bits = allowed(text);
         for (std::size_t i = 0; i < bytes; ++i) {
-            found.allowed[row * bytes + i] = static_cast<std::int32_t>(bits[i / 4] >> (8 * (i % 4)) & 0xFF);
+            found.allowed[row * bytes + i] =
+                static_cast<std::int32_t>(bits[i / 4] >> (8 * (i % 4)) & 0xFF);
         }
     }
     change(found, known, drafts.size() + 1, size);
@@ -122,19 +134,21 @@ Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
     return found;
 }
 
-void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> drafts, std::size_t count,
-                        std::size_t size) const {
+void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> drafts,
+                        std::size_t count, std::size_t size) const {
     const SamplingParams& sampling = processing_.sampling;
     std::vector<std::int64_t> ids = biased_ids_;
     for (std::int64_t draft : drafts) {
-        if (penalizes() && std::find(ids.begin(), ids.end(), draft) == ids.end()) ids.push_back(draft);
+        if (penalizes() && std::find(ids.begin(), ids.end(), draft) == ids.end())
+            ids.push_back(draft);
     }
     if (ids.empty()) return;
     const auto repetition = static_cast<float>(sampling.repetition_penalty);
     const auto frequency = static_cast<float>(sampling.frequency_penalty);
     const auto presence = static_cast<float>(sampling.presence_penalty);
     for (std::size_t i = 0; i < size; ++i) {
-        const std::int64_t token = ids[i < ids.size() ? i : 0];  // the rest of the lists repeats the first
+        // the rest of the lists repeats the first
+        const std::int64_t token = ids[i < ids.size() ? i : 0];
         const auto bias = sampling.logit_bias.find(token);
         rows.touched[i] = token;
         rows.bias[i] = bias == sampling.logit_bias.end() ? 0.0F : static_cast<float>(bias->second);

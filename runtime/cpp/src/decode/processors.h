@@ -1,8 +1,9 @@
 // The logits processors of one sequence: which tokens may come next, and which logits change.
 //
-// What the processors do to a row of a window depends on the tokens before it: the text, and the drafts of the rows
-// before. These tokens are known before the pass, so every row gets what plain decoding would give it there, and the
-// text is the same with any plan. As pass_runtime/decode/processors.py.
+// What the processors do to a row of a window depends on the tokens before it: the text, and the
+// drafts of the rows before. These tokens are known before the pass, so every row gets what plain
+// decoding would give it there, and the text is the same with any plan. As
+// pass_runtime/decode/processors.py.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@
 
 namespace pass {
 
-// What a request does to logits. end_tokens: not drawn until min_tokens tokens are written. allowed_token_ids: empty
-// allows all.
+// What a request does to logits. end_tokens: not drawn until min_tokens tokens are written.
+// allowed_token_ids: empty allows all.
 struct Processing {
     std::int64_t vocab_size = 0;
     SamplingParams sampling;
@@ -35,11 +36,14 @@ class Processors {
    public:
     Processors(Processing processing, const std::vector<std::int64_t>& prompt);
 
-    // The length of the token lists in the result of `rows`, for so many drafts after `tokens` (prompt and text).
+    // The length of the token lists in the result of `rows`, for so many drafts after `tokens`
+    // (prompt and text).
     std::size_t list_size(const std::vector<std::int64_t>& tokens, int drafts);
-    // What to do to the rows of a window, which follow `tokens` and the first 0, 1, ... `drafts`. The id vocab_size
-    // stands for no draft. size: that of `list_size`, or more. Throws what the request's `allowed_tokens` throws.
-    ProcessedRows rows(const std::vector<std::int64_t>& tokens, std::span<const std::int64_t> drafts, std::size_t size);
+    // What to do to the rows of a window, which follow `tokens` and the first 0, 1, ... `drafts`.
+    // The id vocab_size stands for no draft. size: that of `list_size`, or more. Throws what the
+    // request's `allowed_tokens` throws.
+    ProcessedRows rows(const std::vector<std::int64_t>& tokens,
+                       std::span<const std::int64_t> drafts, std::size_t size);
 
    private:
     using Bits = std::vector<std::uint32_t>;  // one bit for each token, 1 if it is allowed
@@ -52,14 +56,17 @@ class Processors {
     // The tokens that may follow `text`. A rule that would leave none is not applied.
     Bits allowed(std::span<const std::int64_t> text) const;
     // Fill all but `allowed` of `rows`, for `count` rows whose lists have `size` tokens.
-    void change(ProcessedRows& rows, std::span<const std::int64_t> drafts, std::size_t count, std::size_t size) const;
+    void change(ProcessedRows& rows, std::span<const std::int64_t> drafts, std::size_t count,
+                std::size_t size) const;
 
     Processing processing_;
     std::size_t prompt_length_, num_read_;               // in tokens
     std::map<std::int64_t, std::int64_t> token_counts_;  // of the text, without the prompt
-    std::set<std::int64_t> seen_;                        // tokens of prompt and text, if there is a repetition penalty
-    std::vector<std::int64_t> biased_ids_;               // tokens whose logits may change, each once
-    std::set<std::int64_t> biased_;                      // the same tokens
+    // tokens of prompt and text, if there is a repetition penalty
+    std::set<std::int64_t> seen_;
+    // tokens whose logits may change, each once
+    std::vector<std::int64_t> biased_ids_;
+    std::set<std::int64_t> biased_;  // the same tokens
 };
 
 // Rows that change nothing, for a slot without processors in a pass in which others have some.

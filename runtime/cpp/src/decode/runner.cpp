@@ -23,18 +23,22 @@ TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index,
     return found;
 }
 
-// The result of a pass for the sequence of `slot`. logprobs: of the whole pass; null without. Changes nothing.
+// The result of a pass for the sequence of `slot`. logprobs: of the whole pass; null without.
+// Changes nothing.
 StepResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* logprobs) {
     const std::vector<std::int64_t>& ids = emitted.tokens;
-    StepResult result{slot.sequence, slot.num_drafts, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
+    StepResult result{
+        slot.sequence, slot.num_drafts, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
     while (result.chain + 1 < static_cast<int>(emitted.rows.size()) &&
            emitted.rows[static_cast<std::size_t>(result.chain) + 1] == result.chain + 1) {
         ++result.chain;
     }
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        Token token{ids[i], i + 1 < ids.size() ? slot.source : TokenSource::model, std::nullopt, ""};
+        Token token{ids[i], i + 1 < ids.size() ? slot.source : TokenSource::model, std::nullopt,
+                    ""};
         const std::optional<int>& count = slot.sequence->request.logprobs;
-        if (logprobs != nullptr && count) token.logprobs = logprobs_of(*logprobs, slot.number, i, *count);
+        if (logprobs != nullptr && count)
+            token.logprobs = logprobs_of(*logprobs, slot.number, i, *count);
         result.tokens.push_back(std::move(token));
     }
     return result;
@@ -42,20 +46,23 @@ StepResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* l
 
 }  // namespace
 
-PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached, std::int64_t remaining,
-                       std::int64_t capacity, std::optional<std::int64_t> max_rows) {
+PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
+                       std::int64_t remaining, std::int64_t capacity,
+                       std::optional<std::int64_t> max_rows) {
     const std::vector<int> offered = capabilities.chunks(cached, capacity);
     std::vector<int> widths;
     for (int width : offered) {
         if (!max_rows.has_value() || width <= *max_rows) widths.push_back(width);
     }
     if (widths.empty()) widths.push_back(offered.back());
-    int filled = 0, holding = 0;  // the widest that the prompt fills; the narrowest that holds its rest
+    // the widest that the prompt fills; the narrowest that holds its rest
+    int filled = 0, holding = 0;
     for (int width : widths) {
         if (width >= remaining) holding = width;
         if (width <= remaining && filled == 0) filled = width;
     }
-    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1)) return {remaining, holding};
+    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1))
+        return {remaining, holding};
     return {filled, filled};
 }
 
@@ -65,12 +72,14 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
     const std::vector<std::int64_t>& prompt = sequence.request.prompt_ids;
     const auto [count, width] =
         next_chunk(backend_.capabilities(), sequence.cached,
-                   static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached, backend_.capacity(), max_rows);
+                   static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached,
+                   backend_.capacity(), max_rows);
     slots_.reserve(sequence.cached + backend_.capabilities().padded_width(width));
     const double begun = now();
-    backend_.prefill(
-        slot.number, sequence.cached,
-        std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached), static_cast<std::size_t>(count)), width);
+    backend_.prefill(slot.number, sequence.cached,
+                     std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached),
+                                               static_cast<std::size_t>(count)),
+                     width);
     const double done = now();
     engine_seconds_ += done - begun;
     if (slot.exact_prefix_len == sequence.cached) slot.exact_prefix_len += count;
@@ -80,16 +89,19 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
     return count;
 }
 
-std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const std::map<int, Drafts>& drafts) {
+std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
+                                                       const std::map<int, Drafts>& drafts) {
     const std::vector<Slot*> active = slots_.decoding();
     PassKind kind{plan, batch(active), sampler(active), false};
     for (const Slot* slot : active) {
         SequenceState& sequence = *slot->sequence;
         kind.logprobs = kind.logprobs || sequence.request.logprobs;
         if (!sequence.processors) continue;
-        kind.touched = std::max(kind.touched, sequence.processors->list_size(sequence.tokens, plan.drafts));
+        kind.touched =
+            std::max(kind.touched, sequence.processors->list_size(sequence.tokens, plan.drafts));
     }
-    // Under the rejection rule, windows of another sampler's tail may lack the draft probabilities that this one needs.
+    // Under the rejection rule, windows of another sampler's tail may lack the draft probabilities
+    // that this one needs.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
     sampler_ = kind.sampler;
     stage(kind, drafts);
@@ -106,7 +118,8 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan, const s
     engine_seconds_ += seconds;
     std::optional<Logprobs> logprobs;
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
-    // All results are computed before any is recorded: if one fails, the records are as they were before the pass.
+    // All results are computed before any is recorded: if one fails, the records are as they were
+    // before the pass.
     std::optional<Plan> next = plan.next();
     std::vector<StepResult> results;
     std::vector<int> next_drafts;
@@ -148,7 +161,8 @@ int Runner::batch(const std::vector<Slot*>& active) const {
 
 Sampler Runner::sampler(const std::vector<Slot*>& active) {
     Sampler found = Sampler::greedy;
-    for (const Slot* slot : active) found = std::max(found, slot->sequence->request.sampling.sampler());
+    for (const Slot* slot : active)
+        found = std::max(found, slot->sequence->request.sampling.sampler());
     return found;
 }
 
@@ -164,7 +178,8 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
         if (window_ == kind.plan && slot.staged && given == drafts.end()) continue;
         const Drafts& ngrams = given != drafts.end() ? given->second : Drafts{};
         slot.staged = false;
-        backend_.stage(slot.number, kind.plan, slot.sequence->cached, slot.sequence->tokens.back(), ngrams);
+        backend_.stage(slot.number, kind.plan, slot.sequence->cached, slot.sequence->tokens.back(),
+                       ngrams);
         slot.num_drafts = static_cast<int>(ngrams.size());
         slot.source = TokenSource::ngram;
         slot.staged = true;
@@ -174,14 +189,16 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
 
 void Runner::set_processors(const PassKind& kind, const std::vector<Slot*>& active) {
     const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
-    const ProcessedRows nothing = no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched);
+    const ProcessedRows nothing =
+        no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched);
     for (int slot = 0; slot < kind.batch; ++slot) backend_.set_processors(slot, nothing);
     for (const Slot* slot : active) {
         SequenceState& sequence = *slot->sequence;
         if (!sequence.processors || sequence.processors_error != nullptr) continue;
         try {
             const auto& staged = drafts[static_cast<std::size_t>(slot->number)];
-            backend_.set_processors(slot->number, sequence.processors->rows(sequence.tokens, staged, kind.touched));
+            backend_.set_processors(
+                slot->number, sequence.processors->rows(sequence.tokens, staged, kind.touched));
         } catch (const DeviceLost&) {
             throw;
         } catch (...) {  // from the request's own function
@@ -200,7 +217,8 @@ void Runner::mask(Slot& slot) {
 void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexcept {
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
-    // From the first draft on that is not a first choice (in a tree), K/V may differ in bits from a prefill's.
+    // From the first draft on that is not a first choice (in a tree), K/V may differ in bits from a
+    // prefill's.
     if (slot.exact_prefix_len == sequence.cached)
         slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
     sequence.cached += tokens;
@@ -209,10 +227,14 @@ void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexc
     slot.source = TokenSource::lookahead;
 }
 
-void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
+                            const std::vector<Sampler>& samplers) {
     const Capabilities& capabilities = backend_.capabilities();
-    const auto fits = [&](int width) { return kept + capabilities.padded_width(width) <= capacity; };
-    for (const Plan& plan : capabilities.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
+    const auto fits = [&](int width) {
+        return kept + capabilities.padded_width(width) <= capacity;
+    };
+    for (const Plan& plan :
+         capabilities.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
         if (!fits(plan.width())) continue;
         for (Sampler sampler : samplers) {
             const PassKind kind{plan, batch, sampler, false};
@@ -226,13 +248,15 @@ void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
     for (int slot = first; slot < batch; ++slot) {
         for (int width : capabilities.chunks(kept, capacity)) {
             for (int run = 0; fits(width) && run < runs_until_captured; ++run) {
-                backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token, width);
+                backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token,
+                                 width);
             }
         }
     }
 }
 
-void Runner::capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers) {
+void Runner::capture_graphs(std::int64_t capacity, int batch,
+                            const std::vector<Sampler>& samplers) {
     const std::int64_t before = backend_.capacity();
     std::int64_t kept = 0;
     for (const Slot& slot : slots_.all()) kept = std::max(kept, slot.cached());
@@ -243,8 +267,9 @@ void Runner::capture_graphs(std::int64_t capacity, int batch, const std::vector<
     } catch (const DeviceLost&) {
         throw;
     } catch (const std::exception& error) {  // a request that needs such a pass gets the same error
-        log(LogLevel::warning, "passes over " + std::to_string(batch) +
-                                   " slots were not all run before requests need them: " + error.what());
+        log(LogLevel::warning,
+            "passes over " + std::to_string(batch) +
+                " slots were not all run before requests need them: " + error.what());
     }
     if (before > 0) slots_.resize(before);
 }

@@ -1,7 +1,7 @@
 // Runs passes over the sequences in the slots of a backend, and prefills their prompts.
 //
-// Only what changed is written to the device. If a pass fails, the records of slots and sequences stay as they were
-// before, and all windows are staged again from them.
+// Only what changed is written to the device. If a pass fails, the records of slots and sequences
+// stay as they were before, and all windows are staged again from them.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +26,21 @@ struct PromptChunk {
     int width = 0;
 };
 
-// The next chunk of a prompt of which `remaining` tokens are left, after `cached` tokens, in a window of at most
-// `max_rows` rows. capacity: the present KV capacity. The window is the narrowest that holds the remaining tokens, if
-// they fill three quarters of it, or if they fill only windows of one row; else it is the widest that they fill.
-PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached, std::int64_t remaining,
-                       std::int64_t capacity, std::optional<std::int64_t> max_rows);
+// The next chunk of a prompt of which `remaining` tokens are left, after `cached` tokens, in a
+// window of at most `max_rows` rows. capacity: the present KV capacity. The window is the narrowest
+// that holds the remaining tokens, if they fill three quarters of it, or if they fill only windows
+// of one row; else it is the widest that they fill.
+PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
+                       std::int64_t remaining, std::int64_t capacity,
+                       std::optional<std::int64_t> max_rows);
 
 // What a pass did for one sequence.
 struct StepResult {
     std::shared_ptr<SequenceState> sequence;
     int drafted = 0;  // how many drafts followed one another in its window; of a tree, its depth
     TokenSource source = TokenSource::lookahead;  // of the drafts
-    int chain = 0;     // accepted drafts that are first choices, before the first other choice of a tree
+    // accepted drafts that are first choices, before the first other choice of a tree
+    int chain = 0;
     int last_row = 0;  // the row of the last accepted draft
     std::vector<Token> tokens;
 };
@@ -45,28 +48,34 @@ struct StepResult {
 // Not thread-safe: the scheduler calls it from one thread at a time.
 class Runner {
    public:
-    Runner(Backend& backend, bool prefix_cache) : backend_(backend), slots_(backend, prefix_cache) {}
+    Runner(Backend& backend, bool prefix_cache)
+        : backend_(backend), slots_(backend, prefix_cache) {}
 
     Backend& backend() { return backend_; }
     Slots& slots() { return slots_; }
     // The plan whose windows are on the device; none if all windows must be staged again.
     const std::optional<Plan>& window() const { return window_; }
 
-    // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens in it.
+    // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens in
+    // it.
     std::int64_t prefill(Slot& slot, std::optional<std::int64_t> max_rows);
-    // Run one pass over every decoding slot; `Slots::make_room` comes first. drafts: by slot number, the n-gram drafts
-    // that replace those in its window. Returns the result of each sequence, and the seconds of the pass.
-    std::pair<std::vector<StepResult>, double> run(const Plan& plan, const std::map<int, Drafts>& drafts);
+    // Run one pass over every decoding slot; `Slots::make_room` comes first. drafts: by slot
+    // number, the n-gram drafts that replace those in its window. Returns the result of each
+    // sequence, and the seconds of the pass.
+    std::pair<std::vector<StepResult>, double> run(const Plan& plan,
+                                                   const std::map<int, Drafts>& drafts);
     // Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
     PassSeconds idle_pass(const PassKind& kind);
-    // Run passes before requests need them, on an engine that captures CUDA graphs: the first runs of a pass take far
-    // longer than later ones. Runs the passes of `ar`, `two-pass` and `fused` over `batch` slots, all masked, with a KV
-    // capacity of so many tokens, and prompt chunks in the slots that no smaller batch has. Does nothing while a
-    // sequence runs, and leaves out passes that have no room after the tokens that free slots keep.
+    // Run passes before requests need them, on an engine that captures CUDA graphs: the first runs
+    // of a pass take far longer than later ones. Runs the passes of `ar`, `two-pass` and `fused`
+    // over `batch` slots, all masked, with a KV capacity of so many tokens, and prompt chunks in
+    // the slots that no smaller batch has. Does nothing while a sequence runs, and leaves out
+    // passes that have no room after the tokens that free slots keep.
     void capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers);
     // The batch size of a pass over the slots `active`.
     int batch(const std::vector<Slot*>& active) const;
-    // The cheapest sampler that serves all of `active`: each Sampler also computes what those before it do.
+    // The cheapest sampler that serves all of `active`: each Sampler also computes what those
+    // before it do.
     static Sampler sampler(const std::vector<Slot*>& active);
 
    private:
@@ -77,7 +86,8 @@ class Runner {
     void record(Slot& slot, const StepResult& result, int next_drafts) noexcept;
     void stage_masked(const PassKind& kind);
     // kept: the most tokens that a slot keeps.
-    void run_all_passes(std::int64_t kept, std::int64_t capacity, int batch, const std::vector<Sampler>& samplers);
+    void run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
+                        const std::vector<Sampler>& samplers);
 
     Backend& backend_;
     Slots slots_;

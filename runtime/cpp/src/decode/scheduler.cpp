@@ -9,11 +9,13 @@ namespace pass {
 
 namespace {
 
-// While other sequences decode, a step begins no prompt chunk after so many tokens, and none with more rows.
+// While other sequences decode, a step begins no prompt chunk after so many tokens, and none with
+// more rows.
 constexpr std::int64_t max_prompt_tokens = 64;
 
-// Whether a request may be decoded with trees. It must not name another plan, because a tree's second choices round
-// differently from a chain. The graphs of log-probabilities and processors read the rows of a chain.
+// Whether a request may be decoded with trees. It must not name another plan, because a tree's
+// second choices round differently from a chain. The graphs of log-probabilities and processors
+// read the rows of a chain.
 bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
@@ -26,8 +28,8 @@ DraftState draft_state_of(const Slot& slot) {
 }
 
 // Teach the tuner how long a pass took, and how many of its drafts were accepted.
-void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, const std::vector<StepResult>& results,
-             const std::vector<DraftState>& states) {
+void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds,
+             const std::vector<StepResult>& results, const std::vector<DraftState>& states) {
     tuner.observe(plan, batch, seconds);
     bool drafted = false;
     for (std::size_t i = 0; i < results.size(); ++i) {
@@ -36,12 +38,14 @@ void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds, cons
         if (result.drafted == 0) continue;
         drafted = true;
         if (result.source == TokenSource::ngram) {
-            tuner.ngram(states[i].matched, states[i].ngram_acceptance).record(result.drafted, accepted);
+            tuner.ngram(states[i].matched, states[i].ngram_acceptance)
+                .record(result.drafted, accepted);
             tuner.ngram(states[i].matched).record(result.drafted, accepted);
             continue;
         }
         tuner.lookahead_drafts().record(result.drafted, accepted);
-        if (result.sequence->acceptance) result.sequence->acceptance->record(result.drafted, accepted);
+        if (result.sequence->acceptance)
+            result.sequence->acceptance->record(result.drafted, accepted);
     }
     if (!plan.groups.empty() || drafted) return;
     tuner.lookahead_drafts().forget();
@@ -123,7 +127,8 @@ void Scheduler::admit() {
     }
 }
 
-// Prefill prompt chunks, those of the oldest sequence first; one of any width if no sequence decodes.
+// Prefill prompt chunks, those of the oldest sequence first; one of any width if no sequence
+// decodes.
 void Scheduler::prefill() {
     std::vector<Slot*> prefilling;
     for (Slot* slot : slots_.busy()) {
@@ -139,7 +144,8 @@ void Scheduler::prefill() {
         try {
             slots_.share(*slot);  // an older sequence may have read the same prompt by now
             while (!slot->sequence->prefilled()) {
-                if (read > 0 && read >= limit.value_or(0)) return;  // new requests are admitted only between steps
+                // new requests are admitted only between steps
+                if (read > 0 && read >= limit.value_or(0)) return;
                 read += runner_.prefill(*slot, limit);
             }
         } catch (...) {
@@ -150,7 +156,8 @@ void Scheduler::prefill() {
 
 void Scheduler::decode(const std::vector<Slot*>& active) {
     const int batch = runner_.batch(active);
-    const bool may_draft = !max_concurrency_ || static_cast<std::int64_t>(active.size()) <= *max_concurrency_;
+    const bool may_draft =
+        !max_concurrency_ || static_cast<std::int64_t>(active.size()) <= *max_concurrency_;
     PlanTuner* tuner = may_draft ? tuner_for(active, batch) : nullptr;
     std::vector<DraftState> states;
     for (const Slot* slot : active) states.push_back(draft_state_of(*slot));
@@ -174,9 +181,10 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     deliver(std::move(results));
 }
 
-// The next pass. It runs one plan for all: that of the oldest request that names one, else the fastest. A tree becomes
-// a chain if one of the requests does not allow trees.
-std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
+// The next pass. It runs one plan for all: that of the oldest request that names one, else the
+// fastest. A tree becomes a chain if one of the requests does not allow trees.
+std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
+                                               const std::vector<DraftState>& states,
                                                PlanTuner* tuner, int batch, bool may_draft) {
     const SequenceState* oldest = nullptr;
     int lookahead = 0;
@@ -184,7 +192,8 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     std::vector<const ConditionalAcceptance*> accepted;
     for (const Slot* slot : active) {
         const SequenceState& sequence = *slot->sequence;
-        if (sequence.request.cycle && (oldest == nullptr || sequence.admission_number < oldest->admission_number))
+        if (sequence.request.cycle &&
+            (oldest == nullptr || sequence.admission_number < oldest->admission_number))
             oldest = &sequence;
         lookahead = std::max(lookahead, sequence.request.lookahead);
         if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
@@ -202,7 +211,8 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     }
     if (cycle && cycle->is_tree() && !allow_trees) cycle = cycle->narrower();
     // If all sequences have just been admitted, none has a window yet, and a cycle begins.
-    const bool staged = std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
+    const bool staged =
+        std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
     const std::vector<DraftState> no_drafts(states.size());
     const Situation situation{.cycle = cycle ? *cycle : make_cycle("ar", 0),
@@ -214,16 +224,18 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     return situation.next_pass();
 }
 
-// The tuner for these sequences; null if all of them name plans, or if passes are not timed yet: sequences without a
-// named plan then decode plainly. Timing waits until each of them has its first token, and until the KV cache has room
-// for the timed passes.
+// The tuner for these sequences; null if all of them name plans, or if passes are not timed yet:
+// sequences without a named plan then decode plainly. Timing waits until each of them has its first
+// token, and until the KV cache has room for the timed passes.
 PlanTuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
-    const bool all_named = std::all_of(active.begin(), active.end(),
-                                       [](const Slot* slot) { return slot->sequence->request.cycle.has_value(); });
+    const bool all_named = std::all_of(active.begin(), active.end(), [](const Slot* slot) {
+        return slot->sequence->request.cycle.has_value();
+    });
     if (all_named) return nullptr;
     const Sampler sampler = Runner::sampler(active);
-    const bool all_begun =
-        std::all_of(active.begin(), active.end(), [](const Slot* slot) { return slot->sequence->stats.passes > 0; });
+    const bool all_begun = std::all_of(active.begin(), active.end(), [](const Slot* slot) {
+        return slot->sequence->stats.passes > 0;
+    });
     if (!all_begun && !tuners_.is_timed(sampler, batch)) return nullptr;
     PlanTuner* tuner = tuners_.get(sampler, batch);
     if (tuner == nullptr) return nullptr;
@@ -253,9 +265,10 @@ void Scheduler::deliver(std::vector<StepResult> results) {
 }
 
 void Scheduler::end_longest(const std::vector<Slot*>& active, const End& end) {
-    finish(**std::max_element(active.begin(), active.end(),
-                              [](const Slot* a, const Slot* b) { return a->cached() < b->cached(); }),
-           end);
+    finish(
+        **std::max_element(active.begin(), active.end(),
+                           [](const Slot* a, const Slot* b) { return a->cached() < b->cached(); }),
+        end);
 }
 
 void Scheduler::finish(Slot& slot, const End& end) noexcept {

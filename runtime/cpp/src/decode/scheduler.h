@@ -1,8 +1,9 @@
-// Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is run.
+// Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is
+// run.
 //
-// One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over all sequences
-// that decode: no sequence waits until the long prompt of another is prefilled. An error ends only the sequences that
-// it happened to.
+// One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass
+// over all sequences that decode: no sequence waits until the long prompt of another is prefilled.
+// An error ends only the sequences that it happened to.
 #pragma once
 
 #include <deque>
@@ -21,14 +22,18 @@ namespace pass {
 // `add` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    // max_concurrency: if more sequences than this decode, none of them drafts, whatever plans requests name. Without a
-    // value there is no limit.
+    // max_concurrency: if more sequences than this decode, none of them drafts, whatever plans
+    // requests name. Without a value there is no limit.
     Scheduler(Runner& runner, Tuners& tuners, std::optional<std::int64_t> max_concurrency)
-        : runner_(runner), slots_(runner.slots()), tuners_(tuners), max_concurrency_(max_concurrency) {}
+        : runner_(runner),
+          slots_(runner.slots()),
+          tuners_(tuners),
+          max_concurrency_(max_concurrency) {}
 
     // Put a sequence at the end of the queue.
     void add(std::shared_ptr<SequenceState> sequence);
-    // Drop what was cancelled, admit, prefill, and run one pass. Returns whether a sequence runs or waits.
+    // Drop what was cancelled, admit, prefill, and run one pass. Returns whether a sequence runs or
+    // waits.
     bool step();
     // Finish every sequence, waiting ones too.
     void end_all(const End& end) noexcept;
@@ -38,8 +43,9 @@ class Scheduler {
     void admit();
     void prefill();
     void decode(const std::vector<Slot*>& active);
-    std::optional<NextPass> choose_pass(const std::vector<Slot*>& active, const std::vector<DraftState>& states,
-                                        PlanTuner* tuner, int batch, bool may_draft);
+    std::optional<NextPass> choose_pass(const std::vector<Slot*>& active,
+                                        const std::vector<DraftState>& states, PlanTuner* tuner,
+                                        int batch, bool may_draft);
     PlanTuner* tuner_for(const std::vector<Slot*>& active, int batch);
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
@@ -51,8 +57,8 @@ class Scheduler {
     Slots& slots_;
     Tuners& tuners_;
     std::optional<std::int64_t> max_concurrency_;
-    // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the readers' mutex
-    // held, so that would be a deadlock.
+    // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the
+    // readers' mutex held, so that would be a deadlock.
     std::mutex mutex_;
     std::deque<std::shared_ptr<SequenceState>> waiting_;
 };

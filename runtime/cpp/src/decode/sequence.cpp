@@ -8,7 +8,10 @@
 
 namespace pass {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
 
 End error_end() noexcept {
     std::exception_ptr error = std::current_exception();
@@ -26,7 +29,10 @@ End error_end() noexcept {
 
 SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReader> reader,
                              std::shared_ptr<Signals> shared)
-    : request(std::move(resolved)), tokens(request.prompt_ids), signals(std::move(shared)), reader_(std::move(reader)) {
+    : request(std::move(resolved)),
+      tokens(request.prompt_ids),
+      signals(std::move(shared)),
+      reader_(std::move(reader)) {
     if (request.ngram_drafts > 0) ngram_index.emplace().extend(request.prompt_ids);
     if (request.processing) processors.emplace(*request.processing, request.prompt_ids);
     stats.plan = request.name;

@@ -36,14 +36,16 @@ struct ResolvedRequest {
     int lookahead = 0;           // the most look-ahead drafts of a pass
     int ngram_drafts = 0;        // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
-    bool reuse_prefix = false;    // reuse K/V of prompt prefixes even if that may change bits of the results
+    // reuse K/V of prompt prefixes even if that may change bits of the results
+    bool reuse_prefix = false;
     std::string cache_salt{};     // only requests with the same salt share K/V
     std::optional<int> logprobs;  // how many of the likeliest tokens to report with each token
     std::string name = "ar";      // of the plan, in statistics
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended. stop: the token or string that ended it. error: what its reader throws; null if nothing failed.
+// How a sequence ended. stop: the token or string that ended it. error: what its reader throws;
+// null if nothing failed.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -57,10 +59,12 @@ End error_end() noexcept;
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
-    std::int64_t unfinished = 0;  // sequences that have not ended: each is in a slot or in the queue
+    // sequences that have not ended: each is in a slot or in the queue
+    std::int64_t unfinished = 0;
 };
 
-// A request that waits or decodes. Slots and runner set `cached`. A reader learns of progress through `output` alone.
+// A request that waits or decodes. Slots and runner set `cached`. A reader learns of progress
+// through `output` alone.
 class SequenceState {
    public:
     // What the reader sees, under the mutex of `signals`.
@@ -70,34 +74,44 @@ class SequenceState {
         Stats stats;
     };
 
-    SequenceState(ResolvedRequest request, std::unique_ptr<TextReader> reader, std::shared_ptr<Signals> signals);
+    SequenceState(ResolvedRequest request, std::unique_ptr<TextReader> reader,
+                  std::shared_ptr<Signals> signals);
 
     // Whether the whole prompt but its last token is in the cache.
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
     // Tokens written so far.
-    std::int64_t written() const { return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size()); }
+    std::int64_t written() const {
+        return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size());
+    }
     // Record the time that it waited, now that it has a slot, or has ended without one.
     void leave_queue();
-    // Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are dropped.
+    // Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are
+    // dropped.
     void write(std::vector<Token> pass_tokens);
-    // End the sequence. Text that was held back as a possible stop string is published first; if that fails, the end is
-    // that error.
+    // End the sequence. Text that was held back as a possible stop string is published first; if
+    // that fails, the end is that error.
     void finish(End end) noexcept;
 
     const ResolvedRequest request;
-    std::vector<std::int64_t> tokens;   // prompt and text; the last one is the root, whose K/V are not cached yet
-    std::int64_t cached = 0;            // how many of the tokens have K/V in the cache
-    std::int64_t admission_number = 0;  // its place in the order in which sequences got their slots, from 1
+    // prompt and text; the last one is the root, whose K/V are not cached yet
+    std::vector<std::int64_t> tokens;
+    std::int64_t cached = 0;  // how many of the tokens have K/V in the cache
+    // its place in the order in which sequences got their slots, from 1
+    std::int64_t admission_number = 0;
     std::atomic<bool> cancelled = false;
     bool finished = false;
     Stats stats;
     std::optional<NgramIndex> ngram_index;
-    std::optional<double> decoding_since;                   // when its first pass began
-    double engine_seconds_before = 0.0;                     // of the session, when its first pass began
-    std::optional<ConditionalAcceptance> acceptance;        // of its look-ahead drafts; none until `auto` needs it
-    std::map<int, ConditionalAcceptance> ngram_acceptance;  // of its n-gram drafts, by the length of the match
+    std::optional<double> decoding_since;  // when its first pass began
+    // of the session, when its first pass began
+    double engine_seconds_before = 0.0;
+    // of its look-ahead drafts; none until `auto` needs it
+    std::optional<ConditionalAcceptance> acceptance;
+    // of its n-gram drafts, by the length of the match
+    std::map<int, ConditionalAcceptance> ngram_acceptance;
     std::optional<Processors> processors;
-    std::exception_ptr processors_error;  // of its processors, if they failed: the sequence ends after the pass
+    // of its processors, if they failed: the sequence ends after the pass
+    std::exception_ptr processors_error;
     Output output;
     const std::shared_ptr<Signals> signals;
 

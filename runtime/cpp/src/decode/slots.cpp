@@ -25,7 +25,8 @@ std::span<const std::int64_t> Slot::held() const {
 Slots::Slots(Backend& backend, bool prefix_cache) : backend_(backend) {
     slots_.resize(static_cast<std::size_t>(backend.capabilities().slots()));
     for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].number = static_cast<int>(i);
-    if (prefix_cache && backend.capabilities().same_entries) store_.emplace(backend.cache(), backend.memory());
+    if (prefix_cache && backend.capabilities().same_entries)
+        store_.emplace(backend.cache(), backend.memory());
 }
 
 std::vector<Slot*> Slots::busy() {
@@ -52,7 +53,8 @@ std::int64_t Slots::room() {
 
 bool Slots::fits(std::size_t prompt_tokens) const {
     const Capabilities& capabilities = backend_.capabilities();
-    return static_cast<std::int64_t>(prompt_tokens) - 1 + capabilities.padded_width(1) <= capabilities.max_capacity();
+    return static_cast<std::int64_t>(prompt_tokens) - 1 + capabilities.padded_width(1) <=
+           capabilities.max_capacity();
 }
 
 bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
@@ -62,7 +64,8 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
         if (slot.sequence != nullptr) continue;
         const std::int64_t count = reusable(slot, sequence->request);
         const bool better = chosen == nullptr || count > most ||
-                            (count == most && slot.kept.size() < chosen->kept.size());  // fewer kept tokens are lost
+                            // fewer kept tokens are lost
+                            (count == most && slot.kept.size() < chosen->kept.size());
         if (!better) continue;
         chosen = &slot;
         most = count;
@@ -135,8 +138,8 @@ std::vector<Slot*> Slots::compact() {
         const auto target = std::find_if(slots_.begin(), slots_.begin() + source.number,
                                          [](const Slot& slot) { return slot.sequence == nullptr; });
         const bool none = target == slots_.begin() + source.number;
-        if (none ||
-            capabilities.batch_size(static_cast<int>(active.size())) == capabilities.batch_size(source.number + 1)) {
+        if (none || capabilities.batch_size(static_cast<int>(active.size())) ==
+                        capabilities.batch_size(source.number + 1)) {
             return active;
         }
         move(source, *target);
@@ -167,26 +170,30 @@ void Slots::resize(std::int64_t capacity) {
     backend_.resize(capacity, lengths);
 }
 
-// Shrink a cache that is longer than all sequences need, as every pass pays for its length. tokens: the length of a
-// sequence that joins in `slot` and reuses `kept` tokens there. Kept tokens that do not fit are dropped.
+// Shrink a cache that is longer than all sequences need, as every pass pays for its length. tokens:
+// the length of a sequence that joins in `slot` and reuses `kept` tokens there. Kept tokens that do
+// not fit are dropped.
 void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t kept) {
     truncate_kept(slot, kept);
     for (const Slot* other : busy()) {
         tokens = std::max(tokens, static_cast<std::int64_t>(other->sequence->tokens.size()) + 1);
     }
     const Capabilities& capabilities = backend_.capabilities();
-    const std::int64_t fitting = capabilities.capacity(std::min(tokens, capabilities.max_capacity()));
+    const std::int64_t fitting =
+        capabilities.capacity(std::min(tokens, capabilities.max_capacity()));
     if (fitting < backend_.capacity()) {
         for (Slot& other : slots_) truncate_kept(other, fitting);
         resize(fitting);
     }
 }
 
-// Keep only the first `tokens` kept tokens of a free slot. If some are dropped, the exact prefix is saved first. The
-// slot must be staged or masked again before the next pass, which would otherwise write at the old length.
+// Keep only the first `tokens` kept tokens of a free slot. If some are dropped, the exact prefix is
+// saved first. The slot must be staged or masked again before the next pass, which would otherwise
+// write at the old length.
 void Slots::truncate_kept(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
-        if (store_) store_->save(slot.number, beginning(slot.kept, slot.exact_prefix_len), slot.salt);
+        if (store_)
+            store_->save(slot.number, beginning(slot.kept, slot.exact_prefix_len), slot.salt);
         slot.kept.resize(static_cast<std::size_t>(tokens));
     }
     slot.staged = slot.masked = false;
@@ -204,12 +211,13 @@ void Slots::move(Slot& source, Slot& target) {
     truncate_kept(source, 0);
 }
 
-// How many tokens of the prompt of `request` have K/V in `slot` that it may use, in whole blocks. On an engine with
-// `same_entries` they must be bit-identical to a prefill's. Without a prefix store only requests with `reuse_prefix`
-// use them.
+// How many tokens of the prompt of `request` have K/V in `slot` that it may use, in whole blocks.
+// On an engine with `same_entries` they must be bit-identical to a prefill's. Without a prefix
+// store only requests with `reuse_prefix` use them.
 std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
-    const std::int64_t usable = backend_.capabilities().same_entries ? slot.exact_prefix_len : slot.cached();
+    const std::int64_t usable =
+        backend_.capabilities().same_entries ? slot.exact_prefix_len : slot.cached();
     return whole_blocks(std::min(usable, common_prefix(slot.held(), all_but_last(request))));
 }
 

@@ -33,7 +33,9 @@ void Stats::add(const Stats& other) {
     for (std::size_t i = 0; i < other.histogram.size(); ++i) histogram[i] += other.histogram[i];
 }
 
-double Stats::tau() const { return quotient(static_cast<double>(emitted), static_cast<double>(passes)); }
+double Stats::tau() const {
+    return quotient(static_cast<double>(emitted), static_cast<double>(passes));
+}
 
 double Stats::mean_acceptance_length() const {
     return 1 + quotient(static_cast<double>(accepted), static_cast<double>(steps));
@@ -48,7 +50,8 @@ std::vector<double> Stats::acceptance_per_position() const {
     if (steps == 0) return rates;
     for (std::size_t i = 0; i < static_cast<std::size_t>(lookahead); ++i) {
         std::int64_t times = 0;
-        for (std::size_t count = i + 1; count < histogram.size(); ++count) times += histogram[count];
+        for (std::size_t count = i + 1; count < histogram.size(); ++count)
+            times += histogram[count];
         rates.push_back(static_cast<double>(times) / static_cast<double>(steps));
     }
     return rates;

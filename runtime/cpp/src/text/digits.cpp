@@ -48,14 +48,16 @@ char32_t code_point(std::string_view character) {
     const auto first = static_cast<unsigned char>(character[0]);
     if (character.size() == 1) return first;
     char32_t code = first & (0x7FU >> character.size());
-    for (const char byte : character.substr(1)) code = code << 6 | (static_cast<unsigned char>(byte) & 0x3FU);
+    for (const char byte : character.substr(1))
+        code = code << 6 | (static_cast<unsigned char>(byte) & 0x3FU);
     return code;
 }
 
 bool is_numeric(std::string_view character) {
     const char32_t code = code_point(character);
-    const auto* after = std::upper_bound(std::begin(numeric), std::end(numeric), code,
-                                         [](char32_t value, const Range& range) { return value < range.first; });
+    const auto* after =
+        std::upper_bound(std::begin(numeric), std::end(numeric), code,
+                         [](char32_t value, const Range& range) { return value < range.first; });
     return after != std::begin(numeric) && code <= std::prev(after)->last;
 }
 

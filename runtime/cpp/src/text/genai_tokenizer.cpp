@@ -15,9 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Opens a library and never closes it, because it has threads. The path is the first that is not empty: `given`, the
-// environment variable, `built_with` (the path that the build found), `file_name`.
-void* open_library(const fs::path& given, const char* variable, const char* built_with, const char* file_name) {
+// Opens a library and never closes it, because it has threads. The path is the first that is not
+// empty: `given`, the environment variable, `built_with` (the path that the build found),
+// `file_name`.
+void* open_library(const fs::path& given, const char* variable, const char* built_with,
+                   const char* file_name) {
     const char* set = std::getenv(variable);
     const std::string name = !given.empty()                   ? given.string()
                              : set != nullptr && *set != '\0' ? set
@@ -25,8 +27,8 @@ void* open_library(const fs::path& given, const char* variable, const char* buil
                                                               : file_name;
     void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle != nullptr) return handle;
-    throw Error(std::string("text needs ") + file_name + ", which cannot be opened (" + one_line(dlerror()) +
-                "); set " + variable + " to it, or use token ids");
+    throw Error(std::string("text needs ") + file_name + ", which cannot be opened (" +
+                one_line(dlerror()) + "); set " + variable + " to it, or use token ids");
 }
 
 // A temporary directory with the three files that the library reads.
@@ -58,8 +60,8 @@ class Folder {
 
 }  // namespace
 
-// Functions of onnxruntime-genai's C interface. Those that can fail return null on success, else a result with an error
-// message.
+// Functions of onnxruntime-genai's C interface. Those that can fail return null on success, else a
+// result with an error message.
 struct GenaiTokenizer::Api {
     void* (*create_tokenizer)(const char* directory, void** tokenizer);
     void (*destroy_tokenizer)(void* tokenizer);
@@ -87,7 +89,8 @@ struct GenaiTokenizer::Api {
     static void take(void* library, const char* name, Function& function) {
         function = reinterpret_cast<Function>(dlsym(library, name));
         if (function == nullptr)
-            throw Error(std::string("this onnxruntime-genai has no ") + name + "; use 0.18 or newer");
+            throw Error(std::string("this onnxruntime-genai has no ") + name +
+                        "; use 0.18 or newer");
     }
 
     void check(void* result, const std::string& what) const {
@@ -98,12 +101,14 @@ struct GenaiTokenizer::Api {
     }
 };
 
-GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library, const fs::path& onnxruntime) {
-    // libonnxruntime.so is opened first, so that onnxruntime-genai finds it: without it, onnxruntime-genai aborts the
-    // process.
+GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library,
+                               const fs::path& onnxruntime) {
+    // libonnxruntime.so is opened first, so that onnxruntime-genai finds it: without it,
+    // onnxruntime-genai aborts the process.
     open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
-    api_ = std::make_unique<Api>(
-        open_library(library, "PASS_ONNXRUNTIME_GENAI", PASS_DEFAULT_ONNXRUNTIME_GENAI, "libonnxruntime-genai.so"));
+    api_ = std::make_unique<Api>(open_library(library, "PASS_ONNXRUNTIME_GENAI",
+                                              PASS_DEFAULT_ONNXRUNTIME_GENAI,
+                                              "libonnxruntime-genai.so"));
     const Folder folder(tokenizer);
     api_->check(api_->create_tokenizer(folder.path().c_str(), &tokenizer_),
                 "onnxruntime-genai does not read " + tokenizer.string());
@@ -121,7 +126,8 @@ std::vector<std::int64_t> GenaiTokenizer::encode(const std::string& text) const 
     const std::int32_t* const data = api_->data(sequences, 0);
     std::vector<std::int64_t> ids;
     // The library returns -1 for a byte that has no token; `tokenizers` leaves it out.
-    std::copy_if(data, data + count, std::back_inserter(ids), [](std::int32_t id) { return id >= 0; });
+    std::copy_if(data, data + count, std::back_inserter(ids),
+                 [](std::int32_t id) { return id >= 0; });
     return ids;
 }
 

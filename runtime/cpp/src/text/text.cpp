@@ -12,7 +12,8 @@
 namespace pass {
 
 struct Tokenizer::Data {
-    Data(const std::string& path, const std::filesystem::path& library, const std::filesystem::path& onnxruntime);
+    Data(const std::string& path, const std::filesystem::path& library,
+         const std::filesystem::path& onnxruntime);
 
     std::shared_ptr<const Vocabulary> vocabulary;
     std::optional<GenaiTokenizer> encoder;  // none if the tokenizer has byte fallback
@@ -49,7 +50,9 @@ Tokenizer::~Tokenizer() = default;
 
 std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
     if (!data_->encoder) {
-        throw Error("only the Python runtime turns text into the ids of a tokenizer with byte fallback; use token ids");
+        throw Error(
+            "only the Python runtime turns text into the ids of a tokenizer with byte fallback; "
+            "use token ids");
     }
     if (text.find('\0') != std::string::npos || lossy_utf8(text) != text) {
         throw Error("the text is not UTF-8, or has a null character; use token ids");
@@ -73,7 +76,8 @@ std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
 }
 
 std::unique_ptr<TextReader> Tokenizer::reader(const std::vector<std::string>& stop,
-                                              const std::vector<std::int64_t>& prompt, std::int64_t min_tokens) const {
+                                              const std::vector<std::int64_t>& prompt,
+                                              std::int64_t min_tokens) const {
     return std::make_unique<TextStream>(data_->vocabulary, stop, prompt, min_tokens);
 }
 

@@ -16,8 +16,8 @@
 
 namespace pass {
 
-// Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the text that is the
-// beginning of a word; 0 for none. As pass_runtime.text.stream.Automaton.
+// Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the
+// text that is the beginning of a word; 0 for none. As pass_runtime.text.stream.Automaton.
 class Automaton {
    public:
     // words: none of them empty.
@@ -33,7 +33,8 @@ class Automaton {
    private:
     struct Node {
         std::size_t depth = 0, found = 0;
-        std::uint32_t shorter = 0;  // the state of the next shorter suffix that is the beginning of a word
+        // the state of the next shorter suffix that is the beginning of a word
+        std::uint32_t shorter = 0;
     };
     static std::uint64_t edge(std::uint32_t state, char byte) {
         return std::uint64_t{state} << 8 | static_cast<unsigned char>(byte);
@@ -48,8 +49,9 @@ class StopFilter {
    public:
     explicit StopFilter(std::vector<std::string> stops);
 
-    // Add `text`; returns the text that is final now. The stop string that is complete first ends the text: `stop` is
-    // set to it, and it is not shown. may_end: false if stop strings that `text` completes are shown like other text.
+    // Add `text`; returns the text that is final now. The stop string that is complete first ends
+    // the text: `stop` is set to it, and it is not shown. may_end: false if stop strings that
+    // `text` completes are shown like other text.
     std::string push(std::string_view text, std::optional<std::string>& stop, bool may_end = true);
     // The text that was held back. Call it after the last `push`.
     std::string flush();
@@ -60,11 +62,12 @@ class StopFilter {
     std::string held_;
 };
 
-// The text of tokens that follow a prompt. The beginning of a character is held back until the next tokens complete it
-// or show that they do not. As pass_runtime.text.detokenizer.Detokenizer.
+// The text of tokens that follow a prompt. The beginning of a character is held back until the next
+// tokens complete it or show that they do not. As pass_runtime.text.detokenizer.Detokenizer.
 class Detokenizer {
    public:
-    Detokenizer(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<std::int64_t>& prompt);
+    Detokenizer(std::shared_ptr<const Vocabulary> vocabulary,
+                const std::vector<std::int64_t>& prompt);
 
     // Take the next token. Returns the text that is final now.
     std::string push(std::int64_t token);
@@ -72,9 +75,10 @@ class Detokenizer {
    private:
     // The bytes that `token` adds to the text.
     std::string bytes(std::int64_t token);
-    std::string decode(std::string_view more);  // adds `more` to `held_`, and returns its whole characters
-    // Update `strips_left_`, and hold back the beginning of a character that the prompt ends with. Returns what the
-    // prompt's own text shows in its place: U+FFFD.
+    // adds `more` to `held_`, and returns its whole characters
+    std::string decode(std::string_view more);
+    // Update `strips_left_`, and hold back the beginning of a character that the prompt ends with.
+    // Returns what the prompt's own text shows in its place: U+FFFD.
     std::string read_prompt(const std::vector<std::int64_t>& prompt);
 
     std::shared_ptr<const Vocabulary> vocabulary_;
@@ -83,13 +87,15 @@ class Detokenizer {
     std::string shown_before_;  // what `read_prompt` returned, until there is text
 };
 
-// The text of one request, token by token. stop: strings that end the text and are not part of it. A stop string that
-// is the text of a special token ends the text at that token, although special tokens are not shown. min_tokens: the
-// first so many tokens do not end the text. As pass_runtime.text.stream.TextStream.
+// The text of one request, token by token. stop: strings that end the text and are not part of it.
+// A stop string that is the text of a special token ends the text at that token, although special
+// tokens are not shown. min_tokens: the first so many tokens do not end the text. As
+// pass_runtime.text.stream.TextStream.
 class TextStream : public TextReader {
    public:
-    TextStream(const std::shared_ptr<const Vocabulary>& vocabulary, const std::vector<std::string>& stop,
-               const std::vector<std::int64_t>& prompt = {}, std::int64_t min_tokens = 0);
+    TextStream(const std::shared_ptr<const Vocabulary>& vocabulary,
+               const std::vector<std::string>& stop, const std::vector<std::int64_t>& prompt = {},
+               std::int64_t min_tokens = 0);
 
     std::string read(std::int64_t token, std::optional<std::string>& stop) override;
     std::string flush() override;
@@ -97,8 +103,9 @@ class TextStream : public TextReader {
    private:
     StopFilter filter_;
     Detokenizer detokenizer_;
-    std::map<std::int64_t, std::string> special_stops_;  // the special tokens that are stop strings, and their texts
-    std::int64_t tokens_before_stop_;                    // how many more tokens do not end the text
+    // the special tokens that are stop strings, and their texts
+    std::map<std::int64_t, std::string> special_stops_;
+    std::int64_t tokens_before_stop_;  // how many more tokens do not end the text
 };
 
 }  // namespace pass

@@ -15,17 +15,19 @@ namespace {
 
 using Json = nlohmann::json;
 
-// GPT-2's way of writing bytes as characters: printable bytes are written as themselves, the others as U+0100 and
-// following.
+// GPT-2's way of writing bytes as characters: printable bytes are written as themselves, the others
+// as U+0100 and following.
 std::map<std::string, char> byte_of_character() {
     const auto utf8 = [](unsigned code) {
         if (code < 0x80) return std::string(1, static_cast<char>(code));
-        return std::string{static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+        return std::string{static_cast<char>(0xC0 | code >> 6),
+                           static_cast<char>(0x80 | (code & 0x3F))};
     };
     std::map<std::string, char> table;
     unsigned next = 0x100;
     for (unsigned byte = 0; byte < 0x100; ++byte) {
-        const bool itself = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+        const bool itself =
+            (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
         table[utf8(itself ? byte : next++)] = static_cast<char>(byte);
     }
     return table;
@@ -48,10 +50,13 @@ std::string to_bytes(const std::string& text, const std::map<std::string, char>&
     throw Error("has " + what + ", which only the Python runtime turns into text; use token ids");
 }
 
-std::string type_of(const Json& part) { return part.is_object() ? part.value("type", "no type") : "none"; }
+std::string type_of(const Json& part) {
+    return part.is_object() ? part.value("type", "no type") : "none";
+}
 
 // The ids that a template for a single text puts before and after it.
-void read_template(const Json& processor, std::vector<std::int64_t>& prefix, std::vector<std::int64_t>& suffix) {
+void read_template(const Json& processor, std::vector<std::int64_t>& prefix,
+                   std::vector<std::int64_t>& suffix) {
     std::vector<std::int64_t>* side = &prefix;
     for (const Json& part : processor.at("single")) {
         if (part.contains("Sequence")) {
@@ -64,8 +69,9 @@ void read_template(const Json& processor, std::vector<std::int64_t>& prefix, std
     }
 }
 
-// The pre-tokenizer Digits, if the sequence of pre-tokenizers begins with it, else null. Digits are split here
-// because the encoder's library does not: it treats whitespace before a digit like whitespace before a letter.
+// The pre-tokenizer Digits, if the sequence of pre-tokenizers begins with it, else null. Digits are
+// split here because the encoder's library does not: it treats whitespace before a digit like
+// whitespace before a letter.
 Json digits_step(const Json& pre_tokenizer) {
     if (type_of(pre_tokenizer) != "Sequence") return {};
     const Json& first = pre_tokenizer.at("pretokenizers").at(0);
@@ -75,24 +81,26 @@ Json digits_step(const Json& pre_tokenizer) {
 // What turns the tokens of a tokenizer with byte fallback into bytes.
 struct ByteFallback {
     std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what replaces them
-    std::size_t stripped_spaces = 0;  // how many spaces are removed from a text's beginning, at most
+    // how many spaces are removed from a text's beginning, at most
+    std::size_t stripped_spaces = 0;
 
     // The bytes of a token's text.
     std::string bytes(std::string text) const {
-        if (text.size() == 6 && text.starts_with("<0x") && text.back() == '>' && std::isxdigit(text[3]) != 0 &&
-            std::isxdigit(text[4]) != 0) {
+        if (text.size() == 6 && text.starts_with("<0x") && text.back() == '>' &&
+            std::isxdigit(text[3]) != 0 && std::isxdigit(text[4]) != 0) {
             return {static_cast<char>(std::stoi(text.substr(3, 2), nullptr, 16))};
         }
         for (const auto& [from, to] : replaced) {
-            for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+            for (std::size_t at = text.find(from); at != std::string::npos;
+                 at = text.find(from, at + to.size()))
                 text.replace(at, from.size(), to);
         }
         return text;
     }
 };
 
-// The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and at most one Strip
-// of spaces at the beginning. None for any other decoder.
+// The decoder of Llama 2, Mistral, Gemma and Phi-3: texts are replaced, then ByteFallback, Fuse and
+// at most one Strip of spaces at the beginning. None for any other decoder.
 std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
     if (type_of(decoder) != "Sequence") return std::nullopt;
     ByteFallback found;
@@ -122,14 +130,16 @@ Vocabulary::Vocabulary(const std::string& text) {
         if (type_of(model) != "BPE") refuse("a model of type " + type_of(model));
         const Json decoder = document.value("decoder", none);
         const auto fallback = read_byte_fallback(decoder);
-        if (!fallback && type_of(decoder) != "ByteLevel") refuse("a decoder of type " + type_of(decoder));
+        if (!fallback && type_of(decoder) != "ByteLevel")
+            refuse("a decoder of type " + type_of(decoder));
         byte_fallback_ = fallback.has_value();
         if (fallback) stripped_spaces_ = fallback->stripped_spaces;
         const auto table = byte_of_character();
         const auto bytes_of = [&](const std::string& token) {
             return fallback ? fallback->bytes(token) : to_bytes(token, table);
         };
-        for (const auto& [token, id] : model.at("vocab").items()) bytes_[id.get<std::int64_t>()] = bytes_of(token);
+        for (const auto& [token, id] : model.at("vocab").items())
+            bytes_[id.get<std::int64_t>()] = bytes_of(token);
         for (const Json& added : document.value("added_tokens", Json::array())) {
             const auto id = added.at("id").get<std::int64_t>();
             const auto content = added.at("content").get<std::string>();
@@ -142,10 +152,13 @@ Vocabulary::Vocabulary(const std::string& text) {
             }
         }
         if (fallback) return;
-        std::stable_sort(added_.begin(), added_.end(),
-                         [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
-        if (const Json digits = digits_step(document.value("pre_tokenizer", none)); !digits.is_null()) {
-            digits_ = digits.value("individual_digits", false) ? Digits::one_by_one : Digits::in_runs;
+        std::stable_sort(added_.begin(), added_.end(), [](const auto& a, const auto& b) {
+            return a.first.size() > b.first.size();
+        });
+        if (const Json digits = digits_step(document.value("pre_tokenizer", none));
+            !digits.is_null()) {
+            digits_ =
+                digits.value("individual_digits", false) ? Digits::one_by_one : Digits::in_runs;
         }
         const Json processor = document.value("post_processor", none);
         const std::string kind = type_of(processor);

@@ -10,20 +10,21 @@
 
 namespace pass {
 
-// Splits UTF-8 `text` into runs of digits (one_by_one: into single digits) and the text between them, as the
-// pre-tokenizer Digits of `tokenizers` does.
+// Splits UTF-8 `text` into runs of digits (one_by_one: into single digits) and the text between
+// them, as the pre-tokenizer Digits of `tokenizers` does.
 std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:
-    // text: the content of the file. Throws Error, without the file's name, unless the file is a byte-level tokenizer
-    // whose post-processor only adds special tokens at either end, or a tokenizer with byte fallback.
+    // text: the content of the file. Throws Error, without the file's name, unless the file is a
+    // byte-level tokenizer whose post-processor only adds special tokens at either end, or a
+    // tokenizer with byte fallback.
     explicit Vocabulary(const std::string& text);
 
     // The bytes of `token`; empty for a special token, and for an id that has no token.
     const std::string& bytes(std::int64_t token) const;
-    // Whether the tokenizer has byte fallback: each byte of an incomplete character is shown as U+FFFD. `split`,
-    // `prefix` and `suffix` are then not usable.
+    // Whether the tokenizer has byte fallback: each byte of an incomplete character is shown as
+    // U+FFFD. `split`, `prefix` and `suffix` are then not usable.
     bool byte_fallback() const { return byte_fallback_; }
     // How many spaces are removed from a text's beginning, at most.
     std::size_t stripped_spaces() const { return stripped_spaces_; }
@@ -35,13 +36,15 @@ class Vocabulary {
     // A part of a text that is encoded by itself.
     struct Part {
         std::string text;
-        std::int64_t token = -1;  // its id, if it is a token that was added to the vocabulary, else -1
+        // its id, if it is a token that was added to the vocabulary, else -1
+        std::int64_t token = -1;
     };
     // The parts of `text` in their order.
     std::vector<Part> split(const std::string& text) const;
 
    private:
-    enum class Digits { as_letters, in_runs, one_by_one };  // as_letters: `split` does not split at digits
+    // as_letters: `split` does not split at digits
+    enum class Digits { as_letters, in_runs, one_by_one };
 
     bool byte_fallback_ = false;
     std::size_t stripped_spaces_ = 0;

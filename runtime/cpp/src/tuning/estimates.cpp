@@ -18,9 +18,11 @@ constexpr double agreement_ratio = 1.1;
 // The most timings of a pass, and of one with more than wide_window_rows rows.
 constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
 constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
-// How many passes two moving averages span: the slowness of all passes, and the ratio of one shape to the others.
+// How many passes two moving averages span: the slowness of all passes, and the ratio of one shape
+// to the others.
 constexpr int latest_passes = 4, shape_passes = 32;
-constexpr double max_ratio = 1.2;  // a pass counts as at most this many times slower or faster than expected
+// a pass counts as at most this many times slower or faster than expected
+constexpr double max_ratio = 1.2;
 constexpr double min_pass_seconds = 1e-9;
 
 // Whether the two shortest times of a pass (trunk and tail together) agree.
@@ -58,7 +60,8 @@ void ConditionalAcceptance::record(int drafted, int accepted) {
 }
 
 void ConditionalAcceptance::forget() {
-    for (std::size_t i = 0; i < prior_.size(); ++i) move_towards(i, prior_[i], 1 / (8 * averaged_passes));
+    for (std::size_t i = 0; i < prior_.size(); ++i)
+        move_towards(i, prior_[i], 1 / (8 * averaged_passes));
 }
 
 void ConditionalAcceptance::move_towards(std::size_t i, double rate, double share) {
@@ -85,7 +88,8 @@ double Line::operator()(int x) const {
     const auto above = points_.lower_bound(x);
     if (above == points_.begin()) return above->second;
     const auto& [from, low] = *std::prev(above);
-    const double rise = above == points_.end() ? rise_ : (above->second - low) / (above->first - from);
+    const double rise =
+        above == points_.end() ? rise_ : (above->second - low) / (above->first - from);
     return low + rise * (x - from);
 }
 
@@ -107,13 +111,16 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
         std::map<int, double> trunk, extra;
         for (const auto& [shape, seconds] : plain) trunk[shape.rows] = seconds.trunk;
         for (const auto& [shape, seconds] : drafting) {
-            if (trunk.contains(shape.rows)) extra[shape.rows] = std::max(seconds.trunk - trunk[shape.rows], 0.0);
+            if (trunk.contains(shape.rows))
+                extra[shape.rows] = std::max(seconds.trunk - trunk[shape.rows], 0.0);
         }
         if (!extra.empty()) adapter_ = Line(extra, true);
         std::map<int, double> bare;  // of drafting passes, without the extra seconds
-        for (const auto& [shape, seconds] : drafting) bare[shape.rows] = seconds.trunk - adapter_(shape.rows);
+        for (const auto& [shape, seconds] : drafting)
+            bare[shape.rows] = seconds.trunk - adapter_(shape.rows);
         trunk.merge(bare);
-        // If one width alone was timed, half of its time counts as due to its rows: more rows must not look free.
+        // If one width alone was timed, half of its time counts as due to its rows: more rows must
+        // not look free.
         if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
         trunk_ = Line(trunk);
     }
@@ -133,12 +140,15 @@ double PassTimes::trunk_seconds(const PassShape& shape) const {
 double PassTimes::seconds(const PassShape& shape) const {
     const double expected = trunk_seconds(shape) + (tail_(shape.sampled) + drafts_(shape.drafts));
     const auto ratio = ratios_.find(shape);
-    return std::max(expected, min_pass_seconds) * (ratio == ratios_.end() ? 1.0 : ratio->second) * slowness_;
+    return std::max(expected, min_pass_seconds) * (ratio == ratios_.end() ? 1.0 : ratio->second) *
+           slowness_;
 }
 
 void PassTimes::record(const PassShape& shape, double seconds) {
-    const double deviation = std::clamp(seconds / this->seconds(shape), 1 / max_ratio, max_ratio) - 1;
-    const double change = 1 + deviation / std::min(++passes_[shape] + latest_passes - 1, shape_passes);
+    const double deviation =
+        std::clamp(seconds / this->seconds(shape), 1 / max_ratio, max_ratio) - 1;
+    const double change =
+        1 + deviation / std::min(++passes_[shape] + latest_passes - 1, shape_passes);
     ratios_.try_emplace(shape, 1.0).first->second *= change;
     const double mean = std::pow(change, 1.0 / static_cast<double>(ratios_.size()));
     for (auto& [ran, ratio] : ratios_) ratio /= mean;  // their product is 1
@@ -149,7 +159,8 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     std::vector<Plan> found;
     const auto add = [&](const Plan& plan) {
         const bool narrow = plan.width() * batch <= max_timed_rows || plan.width() == 1;
-        if (narrow && std::find(found.begin(), found.end(), plan) == found.end()) found.push_back(plan);
+        if (narrow && std::find(found.begin(), found.end(), plan) == found.end())
+            found.push_back(plan);
     };
     add(ar_plan());
     for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
@@ -160,7 +171,8 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
         if (!few && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
     }
     for (int length = lookahead; length > 0; --length) {
-        const Plan full = fused_plan(std::vector<int>(static_cast<std::size_t>(length) + 1, length));
+        const Plan full =
+            fused_plan(std::vector<int>(static_cast<std::size_t>(length) + 1, length));
         if (full.width() * batch > max_timed_rows) continue;
         add(full);
         break;
@@ -168,7 +180,8 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
     return found;
 }
 
-std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time, const std::vector<Plan>& plans) {
+std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time,
+                                 const std::vector<Plan>& plans) {
     std::vector<std::vector<PassSeconds>> seconds(plans.size());
     for (int number = 0; number < timed_runs; ++number) {
         for (std::size_t i = 0; i < plans.size(); ++i) {

@@ -10,17 +10,22 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
-constexpr double decision_time_share = 0.005;          // the largest share of decoding time that decisions may take
-// After a decision, a cycle that did not run in the last idle_passes is run for trial_passes if its expected rate is at
-// least that of the cycle in use. Plain decoding, with which all are compared, is run whatever its rate.
+// the largest share of decoding time that decisions may take
+constexpr double decision_time_share = 0.005;
+// After a decision, a cycle that did not run in the last idle_passes is run for trial_passes if its
+// expected rate is at least that of the cycle in use. Plain decoding, with which all are compared,
+// is run whatever its rate.
 constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
-constexpr double default_acceptance = 0.1;  // the initial rate of look-ahead drafts, if the bundle states none
-constexpr double ngram_prior = 0.6;         // the initial rate of n-gram drafts
-// A new sequence starts with the rates of all sequences, which count for so many of its passes. Few, because texts
-// differ: n-gram drafts that fail in one text are given up after a few passes, however well they do in others.
+// the initial rate of look-ahead drafts, if the bundle states none
+constexpr double default_acceptance = 0.1;
+constexpr double ngram_prior = 0.6;  // the initial rate of n-gram drafts
+// A new sequence starts with the rates of all sequences, which count for so many of its passes.
+// Few, because texts differ: n-gram drafts that fail in one text are given up after a few passes,
+// however well they do in others.
 constexpr double ngram_prior_passes = 2.0;
 
-// [L] conditional rates from cumulative `acceptance`, and default_acceptance for the positions after those.
+// [L] conditional rates from cumulative `acceptance`, and default_acceptance for the positions
+// after those.
 std::vector<double> conditional_rates(const std::vector<double>& acceptance, int lookahead) {
     std::vector<double> rates;
     double before = 1.0;
@@ -32,13 +37,16 @@ std::vector<double> conditional_rates(const std::vector<double>& acceptance, int
     return rates;
 }
 
-// The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy rates.
+// The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy
+// rates.
 constexpr double sampled_acceptance_ratio = 0.6;
 
-// Cumulative acceptance that the bundle states for this sampler; derived from the greedy one if it states none.
+// Cumulative acceptance that the bundle states for this sampler; derived from the greedy one if it
+// states none.
 std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
     if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
-    if (!lookahead.acceptance_per_position_sampled.empty()) return lookahead.acceptance_per_position_sampled;
+    if (!lookahead.acceptance_per_position_sampled.empty())
+        return lookahead.acceptance_per_position_sampled;
     std::vector<double> shares = lookahead.acceptance_per_position;
     double ratio = 1.0;
     for (double& share : shares) share *= ratio *= sampled_acceptance_ratio;
@@ -63,16 +71,20 @@ void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
 }
 
 ConditionalAcceptance& PlanTuner::ngram(int matched, std::map<int, ConditionalAcceptance>* own) {
-    if (own != nullptr) return own->try_emplace(matched, ngram(matched).rates(), ngram_prior_passes).first->second;
+    if (own != nullptr)
+        return own->try_emplace(matched, ngram(matched).rates(), ngram_prior_passes).first->second;
     const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
     return ngrams_.try_emplace(matched, prior).first->second;
 }
 
-std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch, const std::vector<double>& cumulative) const {
+std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch,
+                                             const std::vector<double>& cumulative) const {
     std::vector<Candidate> found;
     auto cached = menus_.find(lookahead);
     if (cached == menus_.end())
-        cached = menus_.emplace(lookahead, menu(lookahead, capabilities_ ? &*capabilities_ : nullptr)).first;
+        cached =
+            menus_.emplace(lookahead, menu(lookahead, capabilities_ ? &*capabilities_ : nullptr))
+                .first;
     for (const Cycle& cycle : cached->second) {
         if (cycle.plans.front().width() > times(1).max_rows()) continue;
         double seconds = 0;
@@ -91,7 +103,8 @@ Candidate PlanTuner::next_candidate(int lookahead, int batch,
     const std::pair key(lookahead, batch);
     auto known = decisions_.find(key);
     if (known != decisions_.end()) decided_ = known->second.decided;
-    if (known == decisions_.end() || (passes_ - decided_at_ >= decision_interval_passes && decoding_ >= due_)) {
+    if (known == decisions_.end() ||
+        (passes_ - decided_at_ >= decision_interval_passes && decoding_ >= due_)) {
         known = decisions_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
         decided_at_ = passes_;
         due_ = std::max(due_, decoding_) + (now() - started) / decision_time_share;
@@ -100,10 +113,11 @@ Candidate PlanTuner::next_candidate(int lookahead, int batch,
     return passes_ < known->second.ends ? known->second.trial : decided_;
 }
 
-// The best candidate, or the present one if the best is not switch_margin times as fast. If the present one is not
-// switch_margin times as fast as plain decoding, plain decoding counts as the present one.
-PlanTuner::Decision PlanTuner::decide(int lookahead, int batch,
-                                      const std::vector<const ConditionalAcceptance*>& acceptances) {
+// The best candidate, or the present one if the best is not switch_margin times as fast. If the
+// present one is not switch_margin times as fast as plain decoding, plain decoding counts as the
+// present one.
+PlanTuner::Decision PlanTuner::decide(
+    int lookahead, int batch, const std::vector<const ConditionalAcceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(lookahead_drafts_.rates());
     if (!acceptances.empty()) {  // their mean
         std::fill(cumulative.begin(), cumulative.end(), 0.0);
@@ -115,24 +129,29 @@ PlanTuner::Decision PlanTuner::decide(int lookahead, int batch,
         }
     }
     const std::vector<Candidate> found = candidates(lookahead, batch, cumulative);
-    const auto matching = [&](const auto& test) { return std::find_if(found.begin(), found.end(), test); };
+    const auto matching = [&](const auto& test) {
+        return std::find_if(found.begin(), found.end(), test);
+    };
     const auto plain = matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
     auto present = matching([&](const Candidate& one) { return one.cycle == decided_.cycle; });
     if (present == found.end() || present->rate() < switch_margin * plain->rate()) present = plain;
-    const Candidate& decided = found.front().rate() >= switch_margin * present->rate() ? found.front() : *present;
+    const Candidate& decided =
+        found.front().rate() >= switch_margin * present->rate() ? found.front() : *present;
     auto trial = matching([&](const Candidate& one) {
         const auto ran = last_ran_.find({one.cycle.plans.front().name, batch});
         const bool idle = ran == last_ran_.end() || passes_ - ran->second >= idle_passes;
         return idle && passes_ > 0 && (one.cycle.lookahead() == 0 || one.rate() >= decided.rate());
     });
     const Candidate& tried = trial == found.end() ? decided : *trial;
-    last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;  // although a request's own plan may run instead
+    // although a request's own plan may run instead
+    last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;
     return {decided, tried, passes_ + trial_passes};
 }
 
 Tuners::Tuners(Runner& runner) : runner_(runner) {
     plans_[1] = timed_plans(1);
-    for (int batch : runner_.backend().capabilities().batch_sizes) plans_[batch] = timed_plans(batch);
+    for (int batch : runner_.backend().capabilities().batch_sizes)
+        plans_[batch] = timed_plans(batch);
 }
 
 bool Tuners::is_timed(Sampler sampler, int batch) const {
@@ -146,8 +165,8 @@ PlanTuner* Tuners::get(Sampler sampler, int batch) {
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
-        PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length), stated_acceptance(lookahead, sampler),
-                        runner_.backend().capabilities());
+        PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length),
+                        stated_acceptance(lookahead, sampler), runner_.backend().capabilities());
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
     PlanTuner& tuner = found->second;
@@ -160,7 +179,8 @@ bool Tuners::fits(int batch) const {
     for (const std::vector<Plan>* plans : {&plans_.at(1), &plans_.at(batch)}) {
         for (const Plan& plan : *plans) widest = std::max(widest, plan.width());
     }
-    return !plans_.at(1).empty() && runner_.backend().capabilities().padded_width(widest) <= runner_.slots().room();
+    return !plans_.at(1).empty() &&
+           runner_.backend().capabilities().padded_width(widest) <= runner_.slots().room();
 }
 
 PassTimes Tuners::times(Sampler sampler, int batch) {
@@ -177,7 +197,9 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
             return plan.drafts > 0 && (plan.drafts < max_drafts || !plan.groups.empty());
         });
     }
-    const auto time = [&](const Plan& plan) { return runner_.idle_pass({plan, batch, sampler, false}); };
+    const auto time = [&](const Plan& plan) {
+        return runner_.idle_pass({plan, batch, sampler, false});
+    };
     const std::vector<PassSeconds> seconds = measure(time, plans);
     TimedPasses timed;
     for (std::size_t i = 0; i < plans.size(); ++i) timed[shape_of(plans[i], batch)] = seconds[i];
@@ -185,14 +207,16 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
 }
 
 std::vector<Plan> Tuners::timed_plans(int batch) const {
-    std::vector<Plan> found = probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
+    std::vector<Plan> found =
+        probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
     const Capabilities& capabilities = runner_.backend().capabilities();
     std::erase_if(found, [&](const Plan& plan) {
         return !capabilities.allows({plan}) ||
                capabilities.padded_width(plan.width()) > capabilities.max_capacity() / 2;
     });
-    const bool one_width = std::none_of(found.begin(), found.end(),
-                                        [&](const Plan& plan) { return plan.width() != found.front().width(); });
+    const bool one_width = std::none_of(found.begin(), found.end(), [&](const Plan& plan) {
+        return plan.width() != found.front().width();
+    });
     return one_width ? std::vector<Plan>{} : found;
 }
 

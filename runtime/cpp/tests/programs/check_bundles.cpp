@@ -1,5 +1,5 @@
-// For tests/cpp: reads paths of bundles, one per line, and writes for each what opening it would complain of, as JSON.
-// A line that ends in "\tno hashes" leaves the hashes out.
+// For tests/cpp: reads paths of bundles, one per line, and writes for each what opening it would
+// complain of, as JSON. A line that ends in "\tno hashes" leaves the hashes out.
 
 #include <iostream>
 #include <nlohmann/json.hpp>

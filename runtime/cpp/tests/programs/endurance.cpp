@@ -1,6 +1,7 @@
-// For tests/cpp: endurance BUNDLE runs the same 200 requests of every kind ten times on one session, some of them
-// cancelled or dropped unread. It writes the memory in use after each time, and after the session is closed, as JSON.
-// Other requests could open another tail, or make ONNX Runtime's arena grow.
+// For tests/cpp: endurance BUNDLE runs the same 200 requests of every kind ten times on one
+// session, some of them cancelled or dropped unread. It writes the memory in use after each time,
+// and after the session is closed, as JSON. Other requests could open another tail, or make ONNX
+// Runtime's arena grow.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -51,11 +52,13 @@ class Chance {
         const int period = 1 + below(12);  // n-grams find something
         std::vector<std::int64_t> cycle;
         for (int i = 0; i < period; ++i) cycle.push_back(2 + below(static_cast<int>(vocab) - 2));
-        for (int i = 0; i < length; ++i) sent.prompt_ids.push_back(cycle[static_cast<std::size_t>(i % period)]);
+        for (int i = 0; i < length; ++i)
+            sent.prompt_ids.push_back(cycle[static_cast<std::size_t>(i % period)]);
         pass::GenerateOptions& options = sent.options;
         options.max_new_tokens = 1 + below(8);
         options.plan = plans[below(5)];
-        if (options.plan == "auto") options.lookahead = 1;  // few shapes: which it takes depends on the clock
+        // few shapes: which it takes depends on the clock
+        if (options.plan == "auto") options.lookahead = 1;
         if (options.plan != "ar" && below(2) == 0) options.draft = drafts[below(3)];
         options.sampling.seed = static_cast<std::uint64_t>(below(1 << 30));
         options.sampling.temperature = below(3) == 0 ? 0.0 : 0.9;

@@ -1,16 +1,19 @@
-// For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over fakes of CUDA and TensorRT, and writes a
-// report as JSON.
+// For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over fakes of CUDA and
+// TensorRT, and writes a report as JSON.
 //
 //     fake_gpu BUNDLE SCENES              every scene five times, each scene on its own session
-//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing; then again on
+//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing;
+//     then again on
 //                                         the same session, without failures
-//     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, also those of opening
-//     fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA's calls fail with CODE while two requests
+//     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, also
+//     those of opening fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA's calls fail
+//     with CODE while two requests
 //                                         run, and work again for a third one
-//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail (see FakeCuda::fail_capture)
-//     fake_gpu BUNDLE SCENES refused NAME    the first scene, while TensorRT's function NAME fails
-//     fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens it on a GPU of that capability
-//     fake_gpu BUNDLE SCENES warm                   every scene, after Session::warm_up
+//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail (see
+//     FakeCuda::fail_capture) fake_gpu BUNDLE SCENES refused NAME    the first scene, while
+//     TensorRT's function NAME fails fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL
+//     [DRIVER]]]]   opens it on a GPU of that capability fake_gpu BUNDLE SCENES warm every scene,
+//     after Session::warm_up
 #include <iostream>
 #include <sstream>
 #include <utility>
@@ -32,11 +35,14 @@ struct Machine {
 
     Session open(const std::string& bundle, const Json& scene) {
         LoadOptions options = options_of(scene);
-        options.device = cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
+        options.device =
+            cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
-        auto backend = std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
-                                                    std::make_unique<FakeTrt>(cuda, counts), cuda.api());
-        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
+        auto backend =
+            std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
+                                         std::make_unique<FakeTrt>(cuda, counts), cuda.api());
+        return Session(
+            std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
 
     Json report() const {
@@ -116,12 +122,17 @@ std::string refusal_of(const std::string& bundle, const Json& scene, const std::
     return "";
 }
 
-// Plays the scene with the first operation failing, then with the second, and so on until none fails. fail(machine, n)
-// makes the nth operation from now on fail. left(machine): how many are left until then; 0 or less if it has failed.
+// Plays the scene with the first operation failing, then with the second, and so on until none
+// fails. fail(machine, n) makes the nth operation from now on fail. left(machine): how many are
+// left until then; 0 or less if it has failed.
 template <class Fail, class Left>
-Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail, const Left& left) {
-    Json report{
-        {"failures", 0}, {"errors", Json::array()}, {"told", Json::array()}, {"differences", ""}, {"empty", true}};
+Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail,
+               const Left& left) {
+    Json report{{"failures", 0},
+                {"errors", Json::array()},
+                {"told", Json::array()},
+                {"differences", ""},
+                {"empty", true}};
     Messages messages;
     for (int number = 1, failed = 1; failed > 0; ++number) {
         Machine machine;
@@ -141,7 +152,8 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
             failed = left(machine) <= 0 ? 1 : 0;
             fail(machine, 0);
             if (!session) session.emplace(machine.open(bundle, scene));
-            report["differences"] = report["differences"].get<std::string>() + differences_of(scene, *session);
+            report["differences"] =
+                report["differences"].get<std::string>() + differences_of(scene, *session);
         }
         for (const std::string& message : messages.take()) report["told"].push_back(message);
         report["failures"] = report["failures"].get<int>() + failed;
@@ -150,7 +162,8 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
     return report;
 }
 
-// The errors of a request that runs and of one that waits when CUDA begins to fail, and of one after that.
+// The errors of a request that runs and of one that waits when CUDA begins to fail, and of one
+// after that.
 Json fail_with(const std::string& bundle, const Json& scene, int code) {
     Machine machine;
     Json errors = Json::array();
@@ -181,7 +194,8 @@ Json fail_with(const std::string& bundle, const Json& scene, int code) {
     return {{"errors", errors}};
 }
 
-Json open_on(const std::string& bundle, int major, int minor, int devices, int ordinal, int driver) {
+Json open_on(const std::string& bundle, int major, int minor, int devices, int ordinal,
+             int driver) {
     Machine machine;
     machine.cuda.driver = driver;
     machine.cuda.ordinal = ordinal;
@@ -194,7 +208,8 @@ Json open_on(const std::string& bundle, int major, int minor, int devices, int o
     } catch (const Error& error) {
         refusal = error.what();
     }
-    return {{"refusal", refusal}, {"mallocs", machine.cuda.mallocs}, {"empty", machine.cuda.empty()}};
+    return {
+        {"refusal", refusal}, {"mallocs", machine.cuda.mallocs}, {"empty", machine.cuda.empty()}};
 }
 
 Json report_of(const std::vector<std::string>& words) {
@@ -204,7 +219,8 @@ Json report_of(const std::vector<std::string>& words) {
         return i < words.size() ? std::stoi(words[i]) : otherwise;
     };
     if (what == "open")
-        return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0), number(7, 13040));
+        return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0),
+                       number(7, 13040));
     if (what == "sticky") return fail_with(words[0], scenes.at(0), number(3, 700));
     if (what == "refused") return {{"error", refusal_of(words[0], scenes.at(0), words.at(3))}};
     if (what == "captures" || what == "warm") {
@@ -217,12 +233,14 @@ Json report_of(const std::vector<std::string>& words) {
     }
     if (what == "runs") {
         return fail_each(
-            words[0], scenes.at(0), false, [](Machine& machine, int n) { machine.counts.fail_run = n; },
+            words[0], scenes.at(0), false,
+            [](Machine& machine, int n) { machine.counts.fail_run = n; },
             [](const Machine& machine) { return machine.counts.fail_run; });
     }
     if (what == "allocations") {
         return fail_each(
-            words[0], scenes.at(0), true, [](Machine& machine, int n) { machine.cuda.fail_malloc = n; },
+            words[0], scenes.at(0), true,
+            [](Machine& machine, int n) { machine.cuda.fail_malloc = n; },
             [](const Machine& machine) { return machine.cuda.fail_malloc; });
     }
     Json report = Json::array();

@@ -1,10 +1,13 @@
-// For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over fakes of its CUDA provider and
-// of CUDA, and writes a report as JSON.
+// For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over fakes of
+// its CUDA provider and of CUDA, and writes a report as JSON.
 //
-//     fake_ort BUNDLE SCENES               every scene twice, each time in a new thread, on a session that captures; a
-//                                          session that does not capture first computes results if a scene has none
-//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with NAME in their names fail
-//     fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost with that error in the first run
+//     fake_ort BUNDLE SCENES               every scene twice, each time in a new thread, on a
+//     session that captures; a
+//                                          session that does not capture first computes results if
+//                                          a scene has none
+//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with NAME in their
+//     names fail fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost
+//     with that error in the first run
 #include <iostream>
 #include <sstream>
 #include <thread>
@@ -39,9 +42,12 @@ struct Machine {
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
         std::shared_ptr<const OrtLibrary> library = ort.library();
         Device device = choose_device(*library, options.device);
-        OrtBackend::Engine engine{std::move(library), std::move(device), std::make_unique<Cuda>(cuda.api(), ordinal)};
-        auto backend = std::make_unique<OrtBackend>(bundle, data->manifest, options, std::move(engine));
-        return Session(std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
+        OrtBackend::Engine engine{std::move(library), std::move(device),
+                                  std::make_unique<Cuda>(cuda.api(), ordinal)};
+        auto backend =
+            std::make_unique<OrtBackend>(bundle, data->manifest, options, std::move(engine));
+        return Session(
+            std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
 
     bool left_nothing() const { return cuda.empty() && FakeCuda::current == 0; }
@@ -101,7 +107,8 @@ Json report_of(const std::vector<std::string>& words) {
     const std::string what = words.size() > 3 ? words[2] : "";
     if (what == "lost") return lose(words[0], scenes.at(0), std::stoi(words[3]));
     Json report = Json::array();
-    for (const Json& scene : scenes) report.push_back(play_twice(words[0], scene, what == "refused" ? words[3] : ""));
+    for (const Json& scene : scenes)
+        report.push_back(play_twice(words[0], scene, what == "refused" ? words[3] : ""));
     return report;
 }
 

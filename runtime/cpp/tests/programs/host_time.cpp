@@ -1,10 +1,10 @@
-// Prints the time of a pass outside the engine, in microseconds: the median over rounds of a generation's time divided
-// by its passes.
+// Prints the time of a pass outside the engine, in microseconds: the median over rounds of a
+// generation's time divided by its passes.
 //
 //     host_time [TOKENS [ROUNDS]]
 //
-// The backend recites, so a pass only chooses the plan, stages windows, drafts n-grams, counts and makes events, and
-// copies the recited tokens. There is no text.
+// The backend recites, so a pass only chooses the plan, stages windows, drafts n-grams, counts and
+// makes events, and copies the recited tokens. There is no text.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,7 +22,8 @@ struct Kind {
     double temperature;
 };
 
-double microseconds(Core& core, std::int64_t& passes, const Kind& kind, int batch, std::int64_t tokens) {
+double microseconds(Core& core, std::int64_t& passes, const Kind& kind, int batch,
+                    std::int64_t tokens) {
     Request sent = request(1, tokens, kind.plan);
     if (*kind.draft != '\0') sent.options.draft = kind.draft;
     sent.options.sampling.temperature = kind.temperature;
@@ -32,7 +33,8 @@ double microseconds(Core& core, std::int64_t& passes, const Kind& kind, int batc
     std::vector<std::shared_ptr<SequenceState>> sequences;
     for (int i = 0; i < batch; ++i) sequences.push_back(core.submit(sent, nullptr));
     for (const auto& sequence : sequences) read_all(core, *sequence);
-    const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - started;
+    const std::chrono::duration<double, std::micro> taken =
+        std::chrono::steady_clock::now() - started;
     return taken.count() / static_cast<double>(passes);
 }
 
@@ -58,7 +60,8 @@ int main(int argc, char** argv) {
             for (int round = 0; round < rounds; ++round)
                 measured.push_back(microseconds(*core, passes, kind, batch, tokens));
             std::nth_element(measured.begin(), measured.begin() + rounds / 2, measured.end());
-            std::printf("batch %d  %-17s %6.1f us\n", batch, kind.name, measured[static_cast<std::size_t>(rounds / 2)]);
+            std::printf("batch %d  %-17s %6.1f us\n", batch, kind.name,
+                        measured[static_cast<std::size_t>(rounds / 2)]);
         }
         core->close();
     }

@@ -1,5 +1,5 @@
-// For tests/cpp and tests/cpus: kernels BUNDLE... writes what the CPU kernels that run each bundle's products compute
-// here, a line each.
+// For tests/cpp and tests/cpus: kernels BUNDLE... writes what the CPU kernels that run each
+// bundle's products compute here, a line each.
 
 #include "backends/ort/kernels.h"
 

@@ -1,5 +1,6 @@
-// For tests/cpp and by hand: replay BUNDLE TRACES [THREADS] does again, on the CPU, what tests/cpp/golden_traces.py
-// wrote down of the Python runtime, and compares the results to the last bit. It ends with status 1 if they differ.
+// For tests/cpp and by hand: replay BUNDLE TRACES [THREADS] does again, on the CPU, what
+// tests/cpp/golden_traces.py wrote down of the Python runtime, and compares the results to the last
+// bit. It ends with status 1 if they differ.
 #include <cstdlib>
 #include <iostream>
 
@@ -24,8 +25,9 @@ int replay(const std::string& bundle, const std::string& traces, int threads) {
         differing += compare(scene, results, std::cout);
         requests += results.size();
     }
-    std::cout << scenes.size() << " scenes, " << requests
-              << " requests: " << (differing == 0 ? "equal" : std::to_string(differing) + " differences") << std::endl;
+    std::cout << scenes.size() << " scenes, " << requests << " requests: "
+              << (differing == 0 ? "equal" : std::to_string(differing) + " differences")
+              << std::endl;
     return differing == 0 ? 0 : 1;
 }
 

@@ -1,5 +1,6 @@
-// For tests/cpp: text BUNDLE reads JSON, a line each: a text -> its ids; {"ids": [...], "stop": [...]}, and "prompt"
-// and "min_tokens" if wanted, -> the pieces that the ids become, what is left at the end, and the stop string.
+// For tests/cpp: text BUNDLE reads JSON, a line each: a text -> its ids; {"ids": [...], "stop":
+// [...]}, and "prompt" and "min_tokens" if wanted, -> the pieces that the ids become, what is left
+// at the end, and the stop string.
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -12,13 +13,15 @@ namespace {
 nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& sent) {
     if (sent.is_string()) return tokenizer.encode(sent.get<std::string>());
     const auto ids = sent.at("ids").get<std::vector<std::int64_t>>();
-    const auto reader =
-        tokenizer.reader(sent.at("stop").get<std::vector<std::string>>(),
-                         sent.value("prompt", std::vector<std::int64_t>{}), sent.value("min_tokens", std::int64_t{0}));
+    const auto reader = tokenizer.reader(sent.at("stop").get<std::vector<std::string>>(),
+                                         sent.value("prompt", std::vector<std::int64_t>{}),
+                                         sent.value("min_tokens", std::int64_t{0}));
     std::vector<std::string> pieces;
     std::optional<std::string> stop;
-    for (std::size_t i = 0; i < ids.size() && !stop; ++i) pieces.push_back(reader->read(ids[i], stop));
-    nlohmann::json found{{"pieces", pieces}, {"rest", reader->flush()}, {"text", tokenizer.decode(ids)}};
+    for (std::size_t i = 0; i < ids.size() && !stop; ++i)
+        pieces.push_back(reader->read(ids[i], stop));
+    nlohmann::json found{
+        {"pieces", pieces}, {"rest", reader->flush()}, {"text", tokenizer.decode(ids)}};
     if (stop) found["stop"] = *stop;
     return found;
 }

@@ -1,7 +1,7 @@
 """ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
 
-A pass is a `run_with_iobinding` call for each graph, and a copy of a few integers to the host. A session serves every
-window width and batch; its bindings are kept for each plan and batch.
+A pass is a `run_with_iobinding` call for each graph, and a copy of a few integers to the host. A
+session serves every window width and batch; its bindings are kept for each plan and batch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,23 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.base import DEFAULT_BATCH, Backend, Capabilities, PassKind, check_onnx_runtime, doublings
+from pass_runtime.backends.base import (
+    DEFAULT_BATCH,
+    Backend,
+    Capabilities,
+    PassKind,
+    check_onnx_runtime,
+    doublings,
+)
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import Memory, wide_chunks
-from pass_runtime.backends.ort.engine import check_graph, choose_device, map_shared, open_memory, open_session
+from pass_runtime.backends.ort.engine import (
+    check_graph,
+    choose_device,
+    map_shared,
+    open_memory,
+    open_session,
+)
 from pass_runtime.backends.ort.kernels import EXACT, find_kernels
 from pass_runtime.backends.ort.packed_weights import WeightCache
 from pass_runtime.backends.ort.packing import sample_logits
@@ -48,17 +61,21 @@ Tasks = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 
 class OneThread:
-    """Runs tasks one after another in its own thread, because captured graphs belong to the thread that captured them.
-    The thread ends with this object. context: makes the context that the thread holds."""
+    """Runs tasks one after another in its own thread, because captured graphs belong to the thread
+    that captured them. The thread ends with this object. context: makes the context that the thread
+    holds."""
 
     def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
         self._tasks: Tasks = SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._tasks, context), name="pass-device", daemon=True)
+        self._thread = threading.Thread(
+            target=_work, args=(self._tasks, context), name="pass-device", daemon=True
+        )
         self._thread.start()
         self._finalizer = weakref.finalize(self, self._tasks.put, None)
 
     def run(self, task: Callable[[], T]) -> T:
-        """Run `task` in the thread, and return its result or raise its error. A task may itself call this."""
+        """Run `task` in the thread, and return its result or raise its error. A task may itself
+        call this."""
         if threading.current_thread() is self._thread:
             return task()
         future: Future[T] = Future()
@@ -85,14 +102,18 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
 FIRST_CAPACITY = 256
 """The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU, in tokens, are multiples of this, except the largest: the number of masked entries then
-does not change how sums over all entries are rounded."""
-ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {"cpu": ("int4", "int8", "source", "w8a8"), "cuda": ("w8a8",)}
+"""KV capacities on the CPU, in tokens, are multiples of this, except the largest: the number of
+masked entries then does not change how sums over all entries are rounded."""
+ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {
+    "cpu": ("int4", "int8", "source", "w8a8"),
+    "cuda": ("w8a8",),
+}
 """By device, the weight formats that are multiplied with activations rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 """The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
 CAPTURE_DEVICES: Collection[str] = ("cuda",)
-"""Devices on which ONNX Runtime captures graphs. It captures and replays them for each thread separately."""
+"""Devices on which ONNX Runtime captures graphs. It captures and replays them for each thread
+separately."""
 
 
 class OrtBackend(Backend):
@@ -112,11 +133,13 @@ class OrtBackend(Backend):
         weight_cache: WeightCache | None = None,
         trunks: Trunks | None = None,
     ) -> None:
-        """device: cpu, cuda, cuda:1 and so on, or auto. threads: 0 lets ONNX Runtime choose. max_batch_size: None is
-        DEFAULT_BATCH. capacity: the largest KV capacity in tokens; None is the model's.
+        """device: cpu, cuda, cuda:1 and so on, or auto. threads: 0 lets ONNX Runtime choose.
+        max_batch_size: None is DEFAULT_BATCH. capacity: the largest KV capacity in tokens; None is
+        the model's.
 
-        exact: open the trunk with `exact` (see `open_session`). weight_cache: keeps the trunk's packed weights; unused
-        if `exact` or not on the CPU. trunks: sessions to use that are already open.
+        exact: open the trunk with `exact` (see `open_session`). weight_cache: keeps the trunk's
+        packed weights; unused if `exact` or not on the CPU. trunks: sessions to use that are
+        already open.
         """
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
@@ -126,9 +149,13 @@ class OrtBackend(Backend):
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
         kernels = find_kernels(manifest) if kind == "cpu" and not exact else EXACT
         if kernels.least_rows is None:
-            log.info("%s: a token's values depend on the rows of its pass, so the prefix cache is off", kernels)
+            log.info(
+                "%s: a token's values depend on the rows of its pass, so the prefix cache is off",
+                kernels,
+            )
         least_rows = kernels.least_rows or 1
-        # The trunk for one slot attends to as many entries as are valid, that for several to a multiple of 64.
+        # The trunk for one slot attends to as many entries as are valid, that for several to a
+        # multiple of 64.
         self._trunk_slots = slots[-1] if kernels.equal_softmax else max(slots[-1], 2)
         derived = manifest.derived_trunk(kind, self._trunk_slots)
         capabilities = Capabilities(
@@ -140,39 +167,60 @@ class OrtBackend(Backend):
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
-            # On the CPU a `DerivedTrunk` computes the same bits in any window (tests/parity/test_same_entries.py).
-            same_entries=kind == "cpu" and not exact and derived is not None and kernels.least_rows is not None,
+            # On the CPU a `DerivedTrunk` computes the same bits in any window
+            # (tests/parity/test_same_entries.py).
+            same_entries=kind == "cpu"
+            and not exact
+            and derived is not None
+            and kernels.least_rows is not None,
             exact_sums=kernels.exact_sums,
             least_rows=least_rows,
         )
         spare_entries = max(0 if derived is None else derived.spare_entries, least_rows - 1)
-        super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries)
+        super().__init__(
+            bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries
+        )
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
-        self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch, until the cache is resized
-        self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot, until the cache is resized
-        self._bound_tails = BoundSessions[tuple[Hashable, ...]]()  # by `PassKind.tail_key`, `logprobs_key` and so on
+        self._bound_trunks = BoundSessions[
+            tuple[str, int]
+        ]()  # by plan and batch, until the cache is resized
+        self._bound_prefills = BoundSessions[
+            tuple[int, int]
+        ]()  # by width and slot, until the cache is resized
+        self._bound_tails = BoundSessions[
+            tuple[Hashable, ...]
+        ]()  # by `PassKind.tail_key`, `logprobs_key` and so on
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
         if self._weight_cache is None or limits.device != "cpu" or exact:
-            trunks = open_trunk(self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact)
+            trunks = open_trunk(
+                self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact
+            )
             self._note_capture(trunks.plain.file, trunks.plain)
             return trunks
-        return open_packed(self.bundle, self.manifest, self._trunk_slots, threads, self._weight_cache, self._probe)
+        return open_packed(
+            self.bundle, self.manifest, self._trunk_slots, threads, self._weight_cache, self._probe
+        )
 
-    def _probe(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> list[npt.NDArray[np.float32]]:
+    def _probe(
+        self, trunk: ort.InferenceSession, *, lookahead_rows: bool
+    ) -> list[npt.NDArray[np.float32]]:
         """The logits by which two sessions of a trunk are compared."""
         slots, trunks = self.capabilities.slots, Trunks(trunk, lambda: trunk)
-        with closing(OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)) as backend:
+        with closing(
+            OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)
+        ) as backend:
             return sample_logits(backend, lookahead_rows=lookahead_rows)
 
     @cached_property
     def _shared(self) -> Mapping[str, ort.OrtValue]:
-        """The constants that all tails share on the CPU. On other devices each tail has its own copy."""
+        """The constants that all tails share on the CPU. On other devices each tail has its own
+        copy."""
         return map_shared(self.bundle, self.manifest) if self.capabilities.device == "cpu" else {}
 
     def close(self) -> None:
@@ -213,7 +261,10 @@ class OrtBackend(Backend):
     def _run_graphs(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(kind.plan, kind.batch)
         self.run_tail(kind)
-        return {name: self.buffers.read(name, shape, np.int64) for name, shape in self.result_shapes(kind).items()}
+        return {
+            name: self.buffers.read(name, shape, np.int64)
+            for name, shape in self.result_shapes(kind).items()
+        }
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         make = partial(self._bind_trunk, plan, 1, slot=slot, prefill=True)
@@ -239,12 +290,21 @@ class OrtBackend(Backend):
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The cache inputs and outputs. They share memory, so that no pass copies the cache."""
         cache = self.cache
-        past = [BoundTensor(name, cache.dtype, cache.shape(batch), address) for name, address in cache.places(slot)]
-        return past, [BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past]
+        past = [
+            BoundTensor(name, cache.dtype, cache.shape(batch), address)
+            for name, address in cache.places(slot)
+        ]
+        return past, [
+            BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past
+        ]
 
     def _bind_tail(self, kind: PassKind, graph_id: int) -> BoundSession:
-        bindings = self.bindings.tail(kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched))
-        return self._bind_graph(graph_id, self.bindings.tail_graph(kind.plan, kind.sampler), bindings)
+        bindings = self.bindings.tail(
+            kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched)
+        )
+        return self._bind_graph(
+            graph_id, self.bindings.tail_graph(kind.plan, kind.sampler), bindings
+        )
 
     def _bind_processors(self, kind: PassKind, graph_id: int) -> BoundSession:
         processors = self.processors
@@ -272,7 +332,16 @@ class OrtBackend(Backend):
             for bs in (bindings.inputs, bindings.outputs)
         )
         on_failure = partial(self._not_captured, file)
-        return bind(session, self._device, inputs, outputs, (past, present), graph_id, self.memory, on_failure)
+        return bind(
+            session,
+            self._device,
+            inputs,
+            outputs,
+            (past, present),
+            graph_id,
+            self.memory,
+            on_failure,
+        )
 
     def _not_captured(self, file: str, reason: str) -> None:
         if file not in self.uncaptured:  # Warn once, not for every plan, batch and slot.
@@ -280,10 +349,12 @@ class OrtBackend(Backend):
         self.captures[file] = reason
 
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
-        """Open a tail on one thread. A second thread pool would spin on the cores that the trunk's next pass needs,
-        which doubled the time of a pass."""
+        """Open a tail on one thread. A second thread pool would spin on the cores that the trunk's
+        next pass needs, which doubled the time of a pass."""
         if graph.file not in self._tails:
-            session = open_session(self.bundle / graph.file, self._device, threads=1, shared=self._shared)
+            session = open_session(
+                self.bundle / graph.file, self._device, threads=1, shared=self._shared
+            )
             check_graph(session, graph)
             self._note_capture(graph.file, session)
             self._tails[graph.file] = session
@@ -295,10 +366,12 @@ class OrtBackend(Backend):
 
 
 def following_capacities(maximum: int) -> tuple[int, ...]:
-    """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the size before.
+    """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the
+    size before.
 
-    They follow the text's length closely: attention on the CPU takes time for every entry of the cache, valid or not,
-    and copying the cache whenever it grows costs less than attention over invalid entries.
+    They follow the text's length closely: attention on the CPU takes time for every entry of the
+    cache, valid or not, and copying the cache whenever it grows costs less than attention over
+    invalid entries.
     """
     sizes, size = [], CAPACITY_STEP
     while size < maximum:
@@ -308,8 +381,12 @@ def following_capacities(maximum: int) -> tuple[int, ...]:
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """256, 512, ... up to and including `maximum`. They are few, because each needs its own CUDA graphs."""
+    """256, 512, ... up to and including `maximum`. They are few, because each needs its own CUDA
+    graphs."""
     return doublings(maximum, FIRST_CAPACITY)
 
 
-CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"cpu": following_capacities, "cuda": doubling_capacities}
+CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
+    "cpu": following_capacities,
+    "cuda": doubling_capacities,
+}

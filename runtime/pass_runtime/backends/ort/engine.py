@@ -1,4 +1,5 @@
-"""Chooses the device, opens ONNX Runtime sessions, shares constants among them, and checks graphs."""
+"""Chooses the device, opens ONNX Runtime sessions, shares constants among them, and checks
+graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from pass_runtime.backends.cuda import Cuda, find_device, has_driver, import_api, require_device, why_no_device
+from pass_runtime.backends.cuda import (
+    Cuda,
+    find_device,
+    has_driver,
+    import_api,
+    require_device,
+    why_no_device,
+)
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.ort.external_data import resolve_links
@@ -35,7 +43,8 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
 CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
-    # The second if opening with the first fails, as for a graph with a node on the CPU. TF32 would round float32.
+    # The second if opening with the first fails, as for a graph with a node on the CPU. TF32 would
+    # round float32.
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
@@ -47,13 +56,14 @@ SAVE_OPTIONS = {
     "session.save_external_prepacked_constant_initializers": "1",
 }
 UNSIGNED_OPTIONS = ("session.x64quantprecision", "session.qdqisint8allowed")
-"""With both, ONNX Runtime makes int8 weights uint8, but leaves activations alone. It does so only on CPUs whose kernels
-do not sum products of uint8 and int8 codes exactly, and fails if a weight's zero points are missing or shared."""
+"""With both, ONNX Runtime makes int8 weights uint8, but leaves activations alone. It does so only
+on CPUs whose kernels do not sum products of uint8 and int8 codes exactly, and fails if a weight's
+zero points are missing or shared."""
 
 
 def choose_device(device: str) -> str:
-    """The device to use, which may end in a GPU's number. `auto` is CUDA if this onnxruntime has it and CUDA sees a
-    GPU, else the CPU. Raises PassError if a device that is named cannot be used."""
+    """The device to use, which may end in a GPU's number. `auto` is CUDA if this onnxruntime has it
+    and CUDA sees a GPU, else the CPU. Raises PassError if a device that is named cannot be used."""
     has_cuda = PROVIDERS["cuda"][0] in ort.get_available_providers()
     if device == "auto":
         return "cuda" if _sees_gpu(has_cuda) else "cpu"
@@ -68,13 +78,16 @@ def choose_device(device: str) -> str:
 
 
 def _sees_gpu(has_cuda: bool) -> bool:
-    """Whether there is a GPU and this onnxruntime can use it. If only one of both is the case, the log says so."""
+    """Whether there is a GPU and this onnxruntime can use it. If only one of both is the case, the
+    log says so."""
     gpu = find_device()
     if gpu is not None and not has_cuda:
         log.warning("%s is not used: %s", gpu.name, why_no_cuda())
     elif gpu is None and has_cuda:
         # With a driver, the user probably expects that the GPU is used.
-        log.log(logging.WARNING if has_driver() else logging.INFO, "no GPU is used: %s", why_no_device())
+        log.log(
+            logging.WARNING if has_driver() else logging.INFO, "no GPU is used: %s", why_no_device()
+        )
     return gpu is not None and has_cuda
 
 
@@ -96,21 +109,25 @@ def open_session(
     packed: bool = False,
     unsigned: bool = False,
 ) -> ort.InferenceSession:
-    """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails. `captures` of the
-    session is whether it captures CUDA graphs. If it cannot, `not_captured` is ONNX Runtime's reason, else None. `file`
-    is the name of the graph's file.
+    """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails.
+    `captures` of the session is whether it captures CUDA graphs. If it cannot, `not_captured` is
+    ONNX Runtime's reason, else None. `file` is the name of the graph's file.
 
-    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights, which is slow. Quantized weights are
-    then multiplied in float32; fused kernels also round activations to 8 bits. shared: constants, by name, that the
-    session reads from this memory instead of from the file. save: also write the optimized graph to this file, and the
-    weights as ONNX Runtime's kernels read them to a file beside it (.data). packed: `path` was written with `save`.
-    unsigned: make int8 weights uint8, where products of uint8 and int8 codes are not summed exactly.
+    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights, which is slow.
+    Quantized weights are then multiplied in float32; fused kernels also round activations to 8
+    bits. shared: constants, by name, that the session reads from this memory instead of from the
+    file. save: also write the optimized graph to this file, and the weights as ONNX Runtime's
+    kernels read them to a file beside it (.data). packed: `path` was written with `save`.
+    unsigned: make int8 weights uint8, where products of uint8 and int8 codes are not summed
+    exactly.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     kind, ordinal = split_device(device)
-    options.enable_mem_pattern = kind != "cpu"  # A memory pattern would be kept for each of many shapes.
+    options.enable_mem_pattern = (
+        kind != "cpu"
+    )  # A memory pattern would be kept for each of many shapes.
     for name, value in shared.items():
         options.add_initializer(name, value)
     if save is not None:
@@ -122,8 +139,8 @@ def open_session(
         for name in UNSIGNED_OPTIONS:
             options.add_session_config_entry(name, "1")
     if packed:
-        # Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
-        # the other one's pass needs, which doubled the time of a pass.
+        # Passes alternate between two such sessions. Threads of one that spin after its pass would
+        # take the cores that the other one's pass needs, which doubled the time of a pass.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if exact or packed:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -132,7 +149,9 @@ def open_session(
     if kind == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, if installed
     if ordinal:
-        require_device(import_api(), ordinal)  # ONNX Runtime's own error would not say how many GPUs there are.
+        require_device(
+            import_api(), ordinal
+        )  # ONNX Runtime's own error would not say how many GPUs there are.
     source: str | bytes | Path = path
     if (resolved := resolve_links(path)) is not None:
         source, folder = resolved
@@ -140,35 +159,47 @@ def open_session(
     provider, errors = PROVIDERS[kind][0], []
     for settings in provider_options(device):
         try:
-            # enable_fallback=1, the default, would print an error of CUDA and open a session on the CPU instead.
-            session = ort.InferenceSession(source, options, providers=[(provider, settings)], enable_fallback=0)
+            # enable_fallback=1, the default, would print an error of CUDA and open a session on the
+            # CPU instead.
+            session = ort.InferenceSession(
+                source, options, providers=[(provider, settings)], enable_fallback=0
+            )
             break
         except Exception as error:  # onnxruntime raises bare classes of its own
             errors.append(" ".join(str(error).split()))
     else:
         if "bad_alloc" in errors[-1]:
             raise PassError(
-                f"too little memory to load {path}: end other programs, or export the model with --weights w8a8 or int4"
+                f"too little memory to load {path}: end other programs, or export the model "
+                "with --weights w8a8 or int4"
             )
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
-        raise PassError(f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu")
+        raise PassError(
+            f"onnxruntime could not start {provider} (is the GPU visible?); use --device cpu"
+        )
     session.file, session.not_captured = path.name, errors[0] if errors else None
     session.captures = CAPTURE in settings
     if errors:
-        log.warning("%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0])
+        log.warning(
+            "%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0]
+        )
     session.shared = shared  # Keeps the memory alive for as long as the session.
     return session
 
 
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
-    """Map the files of the constants that all tails read: noise tables and draft head. ONNX Runtime itself would map
-    them again for every tail, and the process's resident size would count the pages of each mapping."""
+    """Map the files of the constants that all tails read: noise tables and draft head. ONNX Runtime
+    itself would map them again for every tail, and the process's resident size would count the
+    pages of each mapping."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
         model = manifest.model
-        head = map_head(bundle / HEAD_FILE, head_layout(model.vocab_size, model.hidden_size, info.rank, info.width))
+        head = map_head(
+            bundle / HEAD_FILE,
+            head_layout(model.vocab_size, model.hidden_size, info.rank, info.width),
+        )
         shared |= {f"{HEAD_PREFIX}{name}": array for name, array in vars(head).items()}
     return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in shared.items()}
 
@@ -189,18 +220,27 @@ ORT_TYPES = {  # by dtype of the manifest
 }
 
 
-def check_graph(session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None) -> None:
-    """Raises PassError if a session's inputs or outputs differ from those of `graph`. manifest: given for a trunk,
-    whose metadata are then compared with it too."""
-    for described, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+def check_graph(
+    session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None
+) -> None:
+    """Raises PassError if a session's inputs or outputs differ from those of `graph`. manifest:
+    given for a trunk, whose metadata are then compared with it too."""
+    for described, found in (
+        (graph.inputs, session.get_inputs()),
+        (graph.outputs, session.get_outputs()),
+    ):
         listed = [(tensor.name, ORT_TYPES[tensor.dtype], tensor.shape) for tensor in described]
         actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in found]
         for one in sorted({*listed} ^ {*actual}, key=str):
-            raise PassError(f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the bundle again")
+            raise PassError(
+                f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the "
+                "bundle again"
+            )
     if manifest is not None:
         stated = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))
         for name, value in trunk_metadata(manifest).items():
             if stated.get(name) != value:
                 raise PassError(
-                    f"the manifest says {name} {value} and {graph.file} {stated.get(name)}; export the bundle again"
+                    f"the manifest says {name} {value} and {graph.file} {stated.get(name)}; "
+                    "export the bundle again"
                 )

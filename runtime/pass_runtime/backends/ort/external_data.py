@@ -1,8 +1,10 @@
-"""Copies an ONNX model with external weights, so that every blob of weights begins at an aligned offset.
+"""Copies an ONNX model with external weights, so that every blob of weights begins at an aligned
+offset.
 
-The model is edited as the bytes of its protobuf (https://protobuf.dev/programming-guides/encoding/). Only entries that
-give the place of a blob are changed: field 7 of a ModelProto is its graph, field 5 of a GraphProto an
-initializer, field 13 of a TensorProto an entry of its external data, with the key in field 1 and the value in field 2
+The model is edited as the bytes of its protobuf
+(https://protobuf.dev/programming-guides/encoding/). Only entries that give the place of a blob are
+changed: field 7 of a ModelProto is its graph, field 5 of a GraphProto an initializer, field 13 of a
+TensorProto an entry of its external data, with the key in field 1 and the value in field 2
 (onnx.proto). ONNX Runtime adds entries whose key begins with `prepacked` and whose value is
 NAME|offset;length;checksum|..., for the packed forms of the tensor that its kernels read.
 """
@@ -35,25 +37,28 @@ class UnknownFormat(ValueError):
 
 @dataclass(frozen=True)
 class AlignedModel:
-    """A model and its weights as `align` wrote them. files: their sizes and hashes, by name. blobs: the offsets of the
-    blobs in the weights' file, by their SHA-256."""
+    """A model and its weights as `align` wrote them. files: their sizes and hashes, by name. blobs:
+    the offsets of the blobs in the weights' file, by their SHA-256."""
 
     files: Mapping[str, FileInfo]
     blobs: Mapping[str, int]
 
 
 def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> AlignedModel:
-    """Copy `model` to `target`, and its weights from the file `data` beside `model` to the file `new_data` beside
-    `target`. Raises UnknownFormat if `model` has other weights too, or is not as ONNX Runtime writes models."""
+    """Copy `model` to `target`, and its weights from the file `data` beside `model` to the file
+    `new_data` beside `target`. Raises UnknownFormat if `model` has other weights too, or is not as
+    ONNX Runtime writes models."""
     with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
         blobs = _Blobs(old, new, alignment)
         graph = _relocate(model, data, target, new_data, blobs.move)
     return AlignedModel({target.name: graph, new_data: blobs.info()}, blobs.offsets)
 
 
-def link(model: Path, data: str, target: Path, new_data: str, other: Path, known: AlignedModel) -> AlignedModel | None:
-    """As `align`, but `new_data` becomes a hard link to the weights' file `other`, which `known` describes. None if
-    `other` lacks a blob."""
+def link(
+    model: Path, data: str, target: Path, new_data: str, other: Path, known: AlignedModel
+) -> AlignedModel | None:
+    """As `align`, but `new_data` becomes a hard link to the weights' file `other`, which `known`
+    describes. None if `other` lacks a blob."""
 
     class Missing(Exception):
         """A blob is not in `other`."""
@@ -75,20 +80,25 @@ def link(model: Path, data: str, target: Path, new_data: str, other: Path, known
 
 
 def resolve_links(model: Path) -> tuple[bytes, Path] | None:
-    """If files of weights, or the model itself, are links: the model with the places of the files that they lead to,
-    and the folder to which these places are relative. ONNX Runtime refuses weights that are not in the folder of the
-    model. None without links. Raises PassError if a file is not there."""
+    """If files of weights, or the model itself, are links: the model with the places of the files
+    that they lead to, and the folder to which these places are relative. ONNX Runtime refuses
+    weights that are not in the folder of the model. None without links. Raises PassError if a file
+    is not there."""
     content = model.read_bytes() if model.is_symlink() or _any_links(model.parent) else b""
     try:
         locations = set(_locations(content))
     except ValueError:  # ONNX Runtime says what it is
         return None
-    if not locations or not (model.is_symlink() or any((model.parent / name).is_symlink() for name in locations)):
+    if not locations or not (
+        model.is_symlink() or any((model.parent / name).is_symlink() for name in locations)
+    ):
         return None
     try:
         files = {name: (model.parent / name).resolve(strict=True) for name in locations}
     except OSError as error:
-        raise PassError(f"{error.filename} is missing, weights of {model}; export the bundle again") from None
+        raise PassError(
+            f"{error.filename} is missing, weights of {model}; export the bundle again"
+        ) from None
     folder = Path(os.path.commonpath([file.parent for file in files.values()]))
     places = {name: file.relative_to(folder).as_posix() for name, file in files.items()}
 
@@ -100,7 +110,9 @@ def resolve_links(model: Path) -> tuple[bytes, Path] | None:
     def edit_tensor(tensor: bytes) -> bytes:
         return _replace_fields(tensor, EXTERNAL_DATA, edit)
 
-    return _replace_fields(content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor)), folder
+    return _replace_fields(
+        content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor)
+    ), folder
 
 
 def _any_links(folder: Path) -> bool:
@@ -132,7 +144,9 @@ def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -
         return _move_tensor(tensor, data, new_data, move)
 
     try:
-        changed = _replace_fields(content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor))
+        changed = _replace_fields(
+            content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor)
+        )
     except UnknownFormat:
         raise
     except ValueError as error:  # an entry is not a number, or not UTF-8
@@ -160,7 +174,8 @@ def _digest(file: BinaryIO, offset: int, length: int) -> str:
 
 
 class _Blobs:
-    """Copies blobs from one file to aligned offsets of another. offsets: the new offsets, by SHA-256."""
+    """Copies blobs from one file to aligned offsets of another. offsets: the new offsets, by
+    SHA-256."""
 
     def __init__(self, old: BinaryIO, new: BinaryIO, alignment: int) -> None:
         self._old, self._new, self._alignment = old, new, alignment
@@ -187,8 +202,13 @@ class _Blobs:
 
 
 def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
-    """Change the offsets of a TensorProto's blobs. A tensor without external data stays as it is."""
-    entries = [_entry(tensor[begin:end]) for number, _, begin, end in _fields(tensor) if number == EXTERNAL_DATA]
+    """Change the offsets of a TensorProto's blobs. A tensor without external data stays as it
+    is."""
+    entries = [
+        _entry(tensor[begin:end])
+        for number, _, begin, end in _fields(tensor)
+        if number == EXTERNAL_DATA
+    ]
     if not entries:
         return tensor
     given = dict(entries)
@@ -227,10 +247,15 @@ def _entry(content: bytes) -> tuple[str, str]:
 
 
 def _replace_fields(message: bytes, wanted: int, edit: Callable[[bytes], bytes]) -> bytes:
-    """Return a message with `edit` applied to the content of every field with the number `wanted`."""
+    """Return a message with `edit` applied to the content of every field with the number
+    `wanted`."""
     parts = []
     for number, start, begin, end in _fields(message):
-        parts.append(encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end])
+        parts.append(
+            encode_field(number, edit(message[begin:end]))
+            if number == wanted
+            else message[start:end]
+        )
     return b"".join(parts)
 
 
@@ -255,7 +280,8 @@ def _fields(message: bytes) -> Iterator[Field]:
 
 
 def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a number of seven bits a byte, the lowest first. Returns it and the offset of its end."""
+    """Decode a number of seven bits a byte, the lowest first. Returns it and the offset of its
+    end."""
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:

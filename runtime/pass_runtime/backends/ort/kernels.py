@@ -1,15 +1,18 @@
-"""What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 6 ms.
+"""What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 6
+ms.
 
-ONNX Runtime has other kernels for other instruction sets, and they differ in three ways that matter here.
+ONNX Runtime has other kernels for other instruction sets, and they differ in three ways that matter
+here.
 
-- Without 8-bit dot products (VNNI, AMX), a product of uint8 and int8 codes adds two products in 16 bits. The sum of two
-  can exceed them, and is then cut off.
-- A product with weights in blocks (MatMulNBits) may add in another order for a single row than for several rows. Then a
-  token's values depend on the number of rows in its pass.
-- Without AVX2, a softmax adds what is left after whole vectors in another order. Then its results depend on how many
-  masked entries follow.
+- Without 8-bit dot products (VNNI, AMX), a product of uint8 and int8 codes adds two products in 16
+  bits. The sum of two can exceed them, and is then cut off.
+- A product with weights in blocks (MatMulNBits) may add in another order for a single row than for
+  several rows. Then a token's values depend on the number of rows in its pass.
+- Without AVX2, a softmax adds what is left after whole vectors in another order. Then its results
+  depend on how many masked entries follow.
 
-The name of the CPU does not tell this: it depends on ONNX Runtime's build too, and under emulation on neither.
+The name of the CPU does not tell this: it depends on ONNX Runtime's build too, and under emulation
+on neither.
 """
 
 from __future__ import annotations
@@ -31,13 +34,15 @@ MOST_ROWS = 16
 BLOCKS, OUTPUTS = 4, 64
 """The weights of a probe: blocks of inputs, and outputs."""
 ACCURACY_LEVEL = 4
-"""The attribute of MatMulNBits that ONNX Runtime sets if it fuses such a product: rows are rounded to 8 bits."""
+"""The attribute of MatMulNBits that ONNX Runtime sets if it fuses such a product: rows are rounded
+to 8 bits."""
 
 
 class Kernels(NamedTuple):
-    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: the fewest rows from which
-    on the results of a row do not depend on the number of rows; None if they always may. equal_softmax: whether the
-    results of a softmax do not depend on the number of masked entries after the others."""
+    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: the
+    fewest rows from which on the results of a row do not depend on the number of rows; None if they
+    always may. equal_softmax: whether the results of a softmax do not depend on the number of
+    masked entries after the others."""
 
     exact_sums: bool
     least_rows: int | None
@@ -66,7 +71,9 @@ def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
     """The bits and block sizes of the bundle's weights that have blocks."""
     info, found = manifest.model.quantization, set[tuple[int, int]]()
     if info is None:
-        return found if manifest.model.weights == "full" else {(4, 32), (8, 32)}  # the latter in older bundles
+        return (
+            found if manifest.model.weights == "full" else {(4, 32), (8, 32)}
+        )  # the latter in older bundles
     for scheme in (info.grid, info.lm_head, *info.layers.values()):
         if scheme is not None and scheme.block_size is not None and scheme.numbers != "fp8":
             found.add((int(scheme.numbers.removeprefix("int")), scheme.block_size))
@@ -85,15 +92,26 @@ def sums_are_exact() -> bool:
 
 @cache
 def least_rows(bits: int, block_size: int) -> int | None:
-    """`Kernels.least_rows` of products with weights of `bits` bits in blocks, found once a process."""
+    """`Kernels.least_rows` of products with weights of `bits` bits in blocks, found once a
+    process."""
     random, inputs = np.random.default_rng(0), BLOCKS * block_size
     codes = random.integers(0, 256, (OUTPUTS, BLOCKS, block_size * bits // 8), np.uint8)
     scales = random.uniform(0.001, 0.02, (OUTPUTS, BLOCKS)).astype(np.float32)
-    sizes = {"K": inputs, "N": OUTPUTS, "bits": bits, "block_size": block_size, "accuracy_level": ACCURACY_LEVEL}
-    session = _open("MatMulNBits", "com.microsoft", sizes, (FLOAT, inputs), FLOAT, codes=codes, scales=scales)
+    sizes = {
+        "K": inputs,
+        "N": OUTPUTS,
+        "bits": bits,
+        "block_size": block_size,
+        "accuracy_level": ACCURACY_LEVEL,
+    }
+    session = _open(
+        "MatMulNBits", "com.microsoft", sizes, (FLOAT, inputs), FLOAT, codes=codes, scales=scales
+    )
     rows = random.standard_normal((MOST_ROWS, inputs)).astype(np.float32)
     among_all = _run(session, rows)
-    differing = [n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), among_all[:n])]
+    differing = [
+        n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), among_all[:n])
+    ]
     return {(): 1, (1,): 2}.get(tuple(differing))
 
 
@@ -101,7 +119,8 @@ def least_rows(bits: int, block_size: int) -> int | None:
 def softmax_is_equal() -> bool:
     """`Kernels.equal_softmax`, found once a process."""
     session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
-    # Scores spread so much, in so many rows, that other orders round differently for some of these numbers of scores.
+    # Scores spread so much, in so many rows, that other orders round differently for some of these
+    # numbers of scores.
     scores = 3 * np.random.default_rng(0).standard_normal((MOST_ROWS, 32)).astype(np.float32)
     for count in range(1, 8):
         masked = np.where(np.arange(32) < count, scores, np.float32(-np.inf))
@@ -124,14 +143,21 @@ def _open(
     output: int,
     **weights: npt.NDArray[Any],
 ) -> ort.InferenceSession:
-    """A session of a graph with one node, which reads `rows` and `weights` and has the integer attributes `sizes`.
+    """A session of a graph with one node, which reads `rows` and `weights` and has the integer
+    attributes `sizes`.
 
-    rows: the element type and the number of columns of the graph's input [M,columns]; None is any number. output: the
-    element type of its output [M,N]. The graph is encoded here, because the runtime does not need onnx otherwise; the
-    numbers are those of fields in onnx.proto.
+    rows: the element type and the number of columns of the graph's input [M,columns]; None is any
+    number. output: the element type of its output [M,N]. The graph is encoded here, because the
+    runtime does not need onnx otherwise; the numbers are those of fields in onnx.proto.
     """
-    attributes = [_text(1, name) + _number(3, size) + _number(20, 2) for name, size in sizes.items()]
-    node = [_text(1, name) for name in ("rows", *weights)] + [_text(2, "result"), _text(4, op), _text(7, domain)]
+    attributes = [
+        _text(1, name) + _number(3, size) + _number(20, 2) for name, size in sizes.items()
+    ]
+    node = [_text(1, name) for name in ("rows", *weights)] + [
+        _text(2, "result"),
+        _text(4, op),
+        _text(7, domain),
+    ]
     tensors = [
         b"".join(_number(1, size) for size in array.shape)
         + _number(2, ELEMENT_TYPES[array.dtype.name])
@@ -159,7 +185,9 @@ def _value(name: str, element_type: int, columns: int | None = None) -> bytes:
     """A ValueInfoProto of [M,columns]; None is any number of columns."""
     sizes = [_text(2, "M"), _text(2, "N") if columns is None else _number(1, columns)]
     shape = b"".join(encode_field(1, size) for size in sizes)
-    return _text(1, name) + encode_field(2, encode_field(1, _number(1, element_type) + encode_field(2, shape)))
+    return _text(1, name) + encode_field(
+        2, encode_field(1, _number(1, element_type) + encode_field(2, shape))
+    )
 
 
 def _text(number: int, text: str) -> bytes:

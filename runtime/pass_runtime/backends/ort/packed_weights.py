@@ -1,13 +1,15 @@
-"""Weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and processes map.
+"""Weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and
+processes map.
 
-A session folds constants and packs weights when it opens, into memory of its own. ONNX Runtime can write what it made:
-the first session over a trunk does so, into the user's cache directory, and later ones map the file. They need not
-optimize the graph again, and the weights are in memory once, however many sessions there are.
+A session folds constants and packs weights when it opens, into memory of its own. ONNX Runtime can
+write what it made: the first session over a trunk does so, into the user's cache directory, and
+later ones map the file. They need not optimize the graph again, and the weights are in memory once,
+however many sessions there are.
 
-packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why they cannot be used.
-It is renamed into place under a lock, after its logits were compared with those of the session that wrote it. The
-entries of two graphs over the same weights link to one file of weights. If anything fails, the trunk is opened without
-the cache.
+packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why
+they cannot be used. It is renamed into place under a lock, after its logits were compared with
+those of the session that wrote it. The entries of two graphs over the same weights link to one file
+of weights. If anything fails, the trunk is opened without the cache.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ import onnxruntime as ort
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.backends.ort.external_data import AlignedModel
 from pass_runtime.backends.ort.kernels import find_kernels
-from pass_runtime.backends.ort.packing import GRAPH_FILE, NotUsable, Probe, pack, release_free_memory, weight_key
+from pass_runtime.backends.ort.packing import (
+    GRAPH_FILE,
+    NotUsable,
+    Probe,
+    pack,
+    release_free_memory,
+    weight_key,
+)
 from pass_runtime.bundle.integrity import HashCache, cache_directory, has_hash
 from pass_runtime.bundle.manifest import FileInfo, Manifest
 from pass_runtime.errors import PassError
@@ -36,13 +45,13 @@ from pass_runtime.files import locked, write_whole
 
 NOTE_FILE = "packed.json"
 GROWTH_FACTOR = 2.5
-"""An entry takes at most this many times the bytes of the weights in the bundle: float32 takes 2.2, int4 and int8 1.6.
-While it is written there are two copies of it."""
+"""An entry takes at most this many times the bytes of the weights in the bundle: float32 takes 2.2,
+int4 and int8 1.6. While it is written there are two copies of it."""
 RESERVED_BYTES = 1 << 30
 """This much of the disk stays free."""
 LOCK_SECONDS = 60.0
-"""The time to wait for another process that writes the same entry, which takes seconds. After that a session gets its
-own copy of the weights."""
+"""The time to wait for another process that writes the same entry, which takes seconds. After that
+a session gets its own copy of the weights."""
 
 log = logging.getLogger("pass_runtime.weights")
 PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
@@ -57,8 +66,9 @@ class NotPacked(Exception):
 
 @dataclass(frozen=True)
 class WeightCache:
-    """directory: None is packed/ in the user's cache directory. min_bytes: smaller weights are not packed, because they
-    gain little. max_bytes: the size of all entries together; the least recently used are removed."""
+    """directory: None is packed/ in the user's cache directory. min_bytes: smaller weights are not
+    packed, because they gain little. max_bytes: the size of all entries together; the least
+    recently used are removed."""
 
     directory: Path | None = None
     min_bytes: int = 32 << 20
@@ -75,9 +85,9 @@ class WeightCache:
         *,
         unsigned: bool = False,
     ) -> ort.InferenceSession | None:
-        """Open the bundle's trunk `file` on the CPU with packed weights. Returns None if they cannot be used. other:
-        another trunk of the bundle that was opened before and reads all weights of this one. unsigned: as for
-        `open_session`."""
+        """Open the bundle's trunk `file` on the CPU with packed weights. Returns None if they
+        cannot be used. other: another trunk of the bundle that was opened before and reads all
+        weights of this one. unsigned: as for `open_session`."""
         try:
             entry, size = self._entry(bundle, manifest, file)
             other_entry = None if other is None else self._entry(bundle, manifest, other)[0]
@@ -87,9 +97,17 @@ class WeightCache:
                 with _lock(entry, LOCK_SECONDS):
                     session = _open_entry(entry, threads)
                     if session is None:
-                        make = partial(pack, bundle / file, threads=threads, probe=probe, unsigned=unsigned)
+                        make = partial(
+                            pack, bundle / file, threads=threads, probe=probe, unsigned=unsigned
+                        )
                         session = self._write(bundle / file, entry, size, make, other_entry)
-        except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no home directory
+        except (
+            NotPacked,
+            PassError,
+            OSError,
+            MemoryError,
+            RuntimeError,
+        ) as error:  # RuntimeError: no home directory
             log.info("%s: weights are not packed: %s", file, error)
             return None
         release_free_memory()
@@ -110,7 +128,9 @@ class WeightCache:
         if size < self.min_bytes:
             raise NotPacked(f"they are only {size >> 20} MiB")
         if size * GROWTH_FACTOR > self.max_bytes:
-            raise NotPacked(f"they could take more than the {self.max_bytes >> 20} MiB of the cache")
+            raise NotPacked(
+                f"they could take more than the {self.max_bytes >> 20} MiB of the cache"
+            )
         hash_cache, hashes = HashCache(), [manifest.files[name].sha256 for name in (file, data)]
         for name, sha256 in zip((file, data), hashes, strict=True):
             if not hash_cache.knows(bundle / name, sha256):
@@ -120,9 +140,11 @@ class WeightCache:
             raise NotPacked("the kind of CPU is not known")
         return (self.directory or cache_directory() / "packed") / key, size
 
-    def _write(self, trunk: Path, entry: Path, size: int, make: Pack, other: Path | None) -> ort.InferenceSession:
-        """Make an entry and return a session over it. The caller holds its lock. make: `pack` for `trunk`. other: the
-        entry of another graph over the same weights."""
+    def _write(
+        self, trunk: Path, entry: Path, size: int, make: Pack, other: Path | None
+    ) -> ort.InferenceSession:
+        """Make an entry and return a session over it. The caller holds its lock. make: `pack` for
+        `trunk`. other: the entry of another graph over the same weights."""
         part = _part(entry)
         _remove(entry)
         shutil.rmtree(part, ignore_errors=True)
@@ -138,11 +160,16 @@ class WeightCache:
                 log.warning("%s: weights cannot be used packed: %s", trunk, error)
                 shutil.rmtree(part)
                 part.mkdir()
-                write_whole(part / NOTE_FILE, json.dumps({"trunk": str(trunk), "unusable": str(error)}))
+                write_whole(
+                    part / NOTE_FILE, json.dumps({"trunk": str(trunk), "unusable": str(error)})
+                )
                 part.rename(entry)
                 raise NotPacked(str(error)) from None
             files = {name: info.model_dump() for name, info in made.files.items()}
-            write_whole(part / NOTE_FILE, json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}))
+            write_whole(
+                part / NOTE_FILE,
+                json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}),
+            )
             part.rename(entry)
             log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - begun)
             return session
@@ -150,7 +177,8 @@ class WeightCache:
             shutil.rmtree(part, ignore_errors=True)
 
     def _make_room(self, directory: Path, size: int) -> None:
-        """Remove what killed processes left, and old entries until a new one fits. Raises NotPacked on a full disk."""
+        """Remove what killed processes left, and old entries until a new one fits. Raises NotPacked
+        on a full disk."""
         for part in directory.glob("*.part"):
             with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
@@ -165,13 +193,15 @@ class WeightCache:
 
 
 def _read(entry: Path) -> AlignedModel:
-    """Read an entry's note. If it is damaged, the result has no files. Raises FileNotFoundError if there is none, and
-    NotPacked if it says that the weights cannot be used."""
+    """Read an entry's note. If it is damaged, the result has no files. Raises FileNotFoundError if
+    there is none, and NotPacked if it says that the weights cannot be used."""
     try:
         note = json.loads((entry / NOTE_FILE).read_text(encoding="utf-8"))
         if "unusable" in note:
             raise NotPacked(note["unusable"])
-        return AlignedModel({name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"]))
+        return AlignedModel(
+            {name: FileInfo(**info) for name, info in note["files"].items()}, dict(note["blobs"])
+        )
     except (ValueError, TypeError, KeyError, AttributeError):
         return AlignedModel({}, {})
 
@@ -202,7 +232,8 @@ def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
     hash_cache = HashCache()
     try:
         good = all(
-            (entry / name).stat().st_size == info.bytes and has_hash(entry / name, info.sha256, hash_cache)
+            (entry / name).stat().st_size == info.bytes
+            and has_hash(entry / name, info.sha256, hash_cache)
             for name, info in files.items()
         )
     except OSError:
@@ -212,7 +243,8 @@ def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry, its note first, so that no other process uses it. Sessions keep the files that they mapped."""
+    """Remove an entry, its note first, so that no other process uses it. Sessions keep the files
+    that they mapped."""
     (entry / NOTE_FILE).unlink(missing_ok=True)
     shutil.rmtree(entry, ignore_errors=True)
 
@@ -223,5 +255,10 @@ def _part(entry: Path) -> Path:
 
 
 def _lock(entry: Path, wait_seconds: float) -> AbstractContextManager[None]:
-    """Hold the lock of an entry. Raises PassError if another process still holds it after so many seconds."""
-    return locked(entry.with_name(f"{entry.name}.lock"), "another process is packing them", wait_seconds=wait_seconds)
+    """Hold the lock of an entry. Raises PassError if another process still holds it after so many
+    seconds."""
+    return locked(
+        entry.with_name(f"{entry.name}.lock"),
+        "another process is packing them",
+        wait_seconds=wait_seconds,
+    )

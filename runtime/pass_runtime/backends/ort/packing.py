@@ -1,4 +1,5 @@
-"""Writes a trunk with its weights packed by ONNX Runtime, and checks that it computes the same logits."""
+"""Writes a trunk with its weights packed by ONNX Runtime, and checks that it computes the same
+logits."""
 
 from __future__ import annotations
 
@@ -34,20 +35,24 @@ CPU_FIELDS = {
 
 
 def weight_key(graph: str, weights: str, kernels: Kernels) -> str | None:
-    """A trunk's key on this machine, from the SHA-256 of its graph and of its weights; None if the CPU is unknown. Like
-    the packed form, it depends on ONNX Runtime's build and on the CPU, but not on the number of threads. Under
-    emulation CPU_INFO describes another CPU than `kernels` run on."""
+    """A trunk's key on this machine, from the SHA-256 of its graph and of its weights; None if
+    the CPU is unknown. Like the packed form, it depends on ONNX Runtime's build and on the CPU,
+    but not on the number of threads. Under emulation CPU_INFO describes another CPU than
+    `kernels` run on."""
     cpu = describe_cpu()
     if cpu is None:
         return None
     build = f"{ort.__version__} {ort.get_build_info()}"
-    text = f"format {FORMAT_VERSION}\nonnxruntime {build}\ngraph {graph}\nweights {weights}\n{kernels}\n{cpu}"
+    text = (
+        f"format {FORMAT_VERSION}\nonnxruntime {build}\ngraph {graph}\nweights "
+        f"{weights}\n{kernels}\n{cpu}"
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def describe_cpu() -> str | None:
-    """The lines `field: value` of CPU_INFO that say of what kind the cores are, in order and without repetitions. None
-    if CPU_INFO does not list instruction sets."""
+    """The lines `field: value` of CPU_INFO that say of what kind the cores are, in order and
+    without repetitions. None if CPU_INFO does not list instruction sets."""
     try:
         text = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -63,9 +68,10 @@ def describe_cpu() -> str | None:
 GRAPH_FILE, WEIGHTS_FILE = "trunk.onnx", "trunk.data"
 SAVED_STEM = "saved-by-onnxruntime"
 ALIGNMENT_BYTES = 4096
-"""Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels align addresses inside a
-packed blob, so it must begin, as when it was packed, at a multiple of the 64 bytes that ONNX Runtime allocates at: else
-logits are wrong, or the process crashes. ONNX Runtime itself aligns only blobs of more than 1 MiB."""
+"""Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels align
+addresses inside a packed blob, so it must begin, as when it was packed, at a multiple of the 64
+bytes that ONNX Runtime allocates at: else logits are wrong, or the process crashes. ONNX Runtime
+itself aligns only blobs of more than 1 MiB."""
 PROMPT_TOKENS = 16
 """The length of the prompt by which two sessions are compared."""
 
@@ -86,11 +92,12 @@ def pack(
     *,
     unsigned: bool = False,
 ) -> tuple[ort.InferenceSession, AlignedModel]:
-    """Write GRAPH_FILE and WEIGHTS_FILE to `directory`. Returns a session over them, and their description. Raises
-    NotUsable, or PassError if `trunk` cannot be opened or written.
+    """Write GRAPH_FILE and WEIGHTS_FILE to `directory`. Returns a session over them, and their
+    description. Raises NotUsable, or PassError if `trunk` cannot be opened or written.
 
-    other: the directory of another graph over the same weights, and its description. If its WEIGHTS_FILE has all blobs
-    that this graph reads, that file is linked and not written again. unsigned: as for `open_session`.
+    other: the directory of another graph over the same weights, and its description. If its
+    WEIGHTS_FILE has all blobs that this graph reads, that file is linked and not written again.
+    unsigned: as for `open_session`.
     """
     saved = directory / f"{SAVED_STEM}.onnx"
     saving = open_session(trunk, "cpu", threads, save=saved, unsigned=unsigned)
@@ -115,20 +122,29 @@ def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None
     data = f"{SAVED_STEM}.data"
     if other is not None:
         with suppress(OSError):  # The other entry may have been removed.
-            linked = link(saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, other[0] / WEIGHTS_FILE, other[1])
+            linked = link(
+                saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, other[0] / WEIGHTS_FILE, other[1]
+            )
             if linked is not None:
                 return linked
     return align(saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, ALIGNMENT_BYTES)
 
 
-def sample_logits(backend: Backend, *, lookahead_rows: bool = True) -> list[npt.NDArray[np.float32]]:
-    """The logits [b,Q,V] of a new backend for the window of each plan after a prompt, in one slot or two.
+def sample_logits(
+    backend: Backend, *, lookahead_rows: bool = True
+) -> list[npt.NDArray[np.float32]]:
+    """The logits [b,Q,V] of a new backend for the window of each plan after a prompt, in one slot
+    or two.
     lookahead_rows: False leaves out the plans with look-ahead rows."""
     limits, length = backend.capabilities, backend.manifest.lookahead.length
-    plans = [plan for mode in ("ar", "fused", "two-pass") for plan in make_cycle(mode, length).plans]
+    plans = [
+        plan for mode in ("ar", "fused", "two-pass") for plan in make_cycle(mode, length).plans
+    ]
     plans = [plan for plan in plans if lookahead_rows or not len(plan.lookahead_rows)]
     batch = limits.batch_size(min(limits.slots, 2))
-    backend.resize(limits.capacity(PROMPT_TOKENS + max(plan.width for plan in plans)), [0] * limits.slots)
+    backend.resize(
+        limits.capacity(PROMPT_TOKENS + max(plan.width for plan in plans)), [0] * limits.slots
+    )
     tokens = [7919 * i % limits.vocab_size for i in range(PROMPT_TOKENS)]
     for slot in range(batch):
         backend.prefill(slot, 0, tokens, PROMPT_TOKENS)
@@ -148,7 +164,8 @@ def release_free_memory() -> None:
 
 
 def _sync(path: Path) -> None:
-    """Write a file from the system's cache to the disk, so that it is complete even after a crash of the machine."""
+    """Write a file from the system's cache to the disk, so that it is complete even after a crash
+    of the machine."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

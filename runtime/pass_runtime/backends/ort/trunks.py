@@ -1,10 +1,12 @@
-"""Opens the sessions of a bundle's trunk. Binds sessions to memory, so that they can be captured as CUDA graphs.
+"""Opens the sessions of a bundle's trunk. Binds sessions to memory, so that they can be captured as
+CUDA graphs.
 
-With `enable_cuda_graph` the first `Run` with a graph number executes the graph three times. ONNX Runtime runs it until
-it allocates no memory any more (twice), captures it, which computes nothing, and launches the captured graph
-(`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A tail writes the next window over the one that it
-reads, so it would advance three times. Therefore the inputs that a graph overwrites are saved before its first `Run`
-and restored after it, and the graph is run once more.
+With `enable_cuda_graph` the first `Run` with a graph number executes the graph three times. ONNX
+Runtime runs it until it allocates no memory any more (twice), captures it, which computes nothing,
+and launches the captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A
+tail writes the next window over the one that it reads, so it would advance three times. Therefore
+the inputs that a graph overwrites are saved before its first `Run` and restored after it, and the
+graph is run once more.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class BoundTensor:
 
 
 class BoundSession:
-    """A session bound to memory for its inputs and outputs. On CUDA it is captured as graph number `graph_id`, which
-    stays valid because addresses and shapes stay the same."""
+    """A session bound to memory for its inputs and outputs. On CUDA it is captured as graph number
+    `graph_id`, which stays valid because addresses and shapes stay the same."""
 
     def __init__(
         self,
@@ -64,8 +66,9 @@ class BoundSession:
         overwritten: Sequence[BoundTensor],
         on_failure: OnFailure,
     ) -> None:
-        """overwritten: inputs whose memory an output overwrites. Those of the KV cache are not listed: every run writes
-        the same entries. on_failure: called with the reason if a capture fails."""
+        """overwritten: inputs whose memory an output overwrites. Those of the KV cache are not
+        listed: every run writes the same entries. on_failure: called with the reason if a capture
+        fails."""
         self._session, self._binding, self._memory = session, binding, memory
         self._overwritten, self._on_failure = overwritten, on_failure
         self._options = _run_options(graph_id)
@@ -105,12 +108,14 @@ class BoundSession:
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # onnxruntime raises bare classes of its own
-            raise PassError(f"onnxruntime failed to run a pass: {' '.join(str(error).split())}") from None
+            raise PassError(
+                f"onnxruntime failed to run a pass: {' '.join(str(error).split())}"
+            ) from None
 
 
 class BoundSessions(Generic[Key]):
-    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it captured, so a session
-    that is bound to the same addresses again gets its old graph number."""
+    """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it
+    captured, so a session that is bound to the same addresses again gets its old graph number."""
 
     MAX_BOUND = 256
     _graph_ids = itertools.count(1)
@@ -120,7 +125,8 @@ class BoundSessions(Generic[Key]):
         self._graph_of: dict[Key, int] = {}
 
     def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`; if there is none, `make` makes it with the key's graph number."""
+        """The bound session of `key`; if there is none, `make` makes it with the key's graph
+        number."""
         if key not in self._bound:
             self._bound[key] = make(self._graph_of.setdefault(key, next(self._graph_ids)))
             if len(self._bound) > self.MAX_BOUND:
@@ -144,16 +150,22 @@ def bind(
     memory: Memory,
     on_failure: OnFailure,
 ) -> BoundSession:
-    """Bind `session` to the addresses of its inputs and outputs. cache: those of the KV cache. memory: the memory with
-    these addresses. graph_id, on_failure: as for `BoundSession`."""
+    """Bind `session` to the addresses of its inputs and outputs. cache: those of the KV cache.
+    memory: the memory with these addresses. graph_id, on_failure: as for `BoundSession`."""
     kind, ordinal = split_device(device)
     binding, place = session.io_binding(), PROVIDERS[kind][1]
     for tensor in (*inputs, *cache[0]):
-        binding.bind_input(tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+        binding.bind_input(
+            tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address
+        )
     for tensor in (*outputs, *cache[1]):
-        binding.bind_output(tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address)
+        binding.bind_output(
+            tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address
+        )
     written = {tensor.address for tensor in outputs}
-    return BoundSession(session, binding, graph_id, memory, [t for t in inputs if t.address in written], on_failure)
+    return BoundSession(
+        session, binding, graph_id, memory, [t for t in inputs if t.address in written], on_failure
+    )
 
 
 def _run_options(graph_id: int) -> ort.RunOptions:
@@ -164,8 +176,9 @@ def _run_options(graph_id: int) -> ort.RunOptions:
 
 @dataclass(frozen=True)
 class Trunks:
-    """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those with look-ahead rows.
-    The first pass with look-ahead rows opens `lookahead` by `open_lookahead`, which may return `plain`."""
+    """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those
+    with look-ahead rows. The first pass with look-ahead rows opens `lookahead` by `open_lookahead`,
+    which may return `plain`."""
 
     plain: ort.InferenceSession
     open_lookahead: Callable[[], ort.InferenceSession]
@@ -182,14 +195,17 @@ class Trunks:
 class TrunkProbe(Protocol):
     """Computes logits with a session, for windows with look-ahead rows or without."""
 
-    def __call__(self, trunk: ort.InferenceSession, *, lookahead_rows: bool) -> Sequence[npt.NDArray[Any]]: ...
+    def __call__(
+        self, trunk: ort.InferenceSession, *, lookahead_rows: bool
+    ) -> Sequence[npt.NDArray[Any]]: ...
 
 
 def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
-    """Open one session for all passes; on CUDA, if the bundle has a trunk for passes without look-ahead rows, that one,
-    and the other when the first pass with look-ahead rows comes. exact: see `open_session`."""
+    """Open one session for all passes; on CUDA, if the bundle has a trunk for passes without
+    look-ahead rows, that one, and the other when the first pass with look-ahead rows comes. exact:
+    see `open_session`."""
     kind, _ = split_device(device)
     unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
 
@@ -199,31 +215,44 @@ def open_trunk(
         return session
 
     lookahead_file = plain_file = manifest.trunk_file(kind, slots)
-    if kind != "cpu":  # On the CPU two sessions would each pack the weights; `open_packed` opens two over one copy.
+    if kind != "cpu":
+        # On the CPU both sessions would pack the weights; `open_packed` opens two over one copy.
         plain_file = manifest.trunk_file(kind, slots, lookahead_rows=False)
     plain = open_file(plain_file)
-    return Trunks(plain, lambda: plain if lookahead_file == plain_file else open_file(lookahead_file))
+    return Trunks(
+        plain, lambda: plain if lookahead_file == plain_file else open_file(lookahead_file)
+    )
 
 
 def needs_unsigned_weights(bundle: Path, manifest: Manifest) -> bool:
-    """Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because products of uint8
-    and int8 codes are not summed exactly here. Raises PassError if it cannot."""
+    """Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because
+    products of uint8 and int8 codes are not summed exactly here. Raises PassError if it cannot."""
     info = manifest.model.quantization
     rounded = manifest.model.weights == "w8a8" if info is None else info.activations != "full"
     if not rounded or find_kernels(manifest).exact_sums:
         return False
     if not all(each.weight_zero_points for each in manifest.derived if each.device == "cpu"):
-        raise PassError(f"{bundle}: its 8-bit sums saturate on this CPU: export it again, or export it as int8")
+        raise PassError(
+            f"{bundle}: its 8-bit sums saturate on this CPU: export it again, or export it as int8"
+        )
     return True
 
 
 def open_packed(
-    bundle: Path, manifest: Manifest, slots: int, threads: int, cache: WeightCache, probe: TrunkProbe
+    bundle: Path,
+    manifest: Manifest,
+    slots: int,
+    threads: int,
+    cache: WeightCache,
+    probe: TrunkProbe,
 ) -> Trunks:
-    """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs, which share the weights
-    in memory. If the weights cannot be packed, open one session for all passes."""
+    """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs,
+    which share the weights in memory. If the weights cannot be packed, open one session for all
+    passes."""
     unsigned = needs_unsigned_weights(bundle, manifest)
-    lookahead_file, plain_file = (manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False))
+    lookahead_file, plain_file = (
+        manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False)
+    )
 
     def map_weights(file: str, other: str | None = None) -> ort.InferenceSession | None:
         def logits(trunk: ort.InferenceSession) -> Sequence[npt.NDArray[Any]]:
@@ -238,8 +267,9 @@ def open_packed(
     def open_unpacked() -> Trunks:
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
-    # The graph with look-ahead rows reads all weights, so it is packed first, and the other's entry links to its
-    # weights. If the cache has its entry already, it is opened only for the first pass with look-ahead rows.
+    # The graph with look-ahead rows reads all weights, so it is packed first, and the other's entry
+    # links to its weights. If the cache has its entry already, it is opened only for the first pass
+    # with look-ahead rows.
     first = None
     if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
         first = map_weights(lookahead_file)
@@ -248,6 +278,8 @@ def open_packed(
     if plain_file != lookahead_file:
         session = map_weights(plain_file, other=lookahead_file)
         if session is not None:
-            return Trunks(session, lambda: first or map_weights(lookahead_file) or open_unpacked().plain)
+            return Trunks(
+                session, lambda: first or map_weights(lookahead_file) or open_unpacked().plain
+            )
     single = first or map_weights(lookahead_file)
     return open_unpacked() if single is None else Trunks(single, lambda: single)

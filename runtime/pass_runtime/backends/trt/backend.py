@@ -1,7 +1,7 @@
 """TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after pass.
 
-Ids, lengths, logits and the KV cache never leave the device. The graph copies what a pass emits to pinned host memory,
-so the host only launches it and waits.
+Ids, lengths, logits and the KV cache never leave the device. The graph copies what a pass emits to
+pinned host memory, so the host only launches it and waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pass_runtime.errors import PassError
 Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
 """What a program runs: engine calls, then copies to pinned arrays from device addresses."""
 STAGING_BYTES = 4 << 20
-"""The pinned memory for what the host writes between passes: windows, noise, draft probabilities."""
+"""The pinned memory for what the host writes between passes: windows, noise, draft
+probabilities."""
 RUNTIME_CACHE_FILE = "kernels.cache"
 """The file of `RuntimeCache`, beside the engines."""
 
@@ -49,20 +50,29 @@ class TrtBackend(Backend):
         capacity: int | None = None,
         ordinal: int = 0,
     ) -> None:
-        """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV capacity, in tokens.
+        """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV
+        capacity, in tokens.
         ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
         self._cuda = Cuda(api, STAGING_BYTES, ordinal)
         super().__init__(bundle, manifest, capabilities, self._cuda)
         self._engine_set = engines
         compiled = engines.path(bundle) / RUNTIME_CACHE_FILE
-        cache = RuntimeCache(library, compiled) if find_library(engines.library).compiles_kernels else None
+        cache = (
+            RuntimeCache(library, compiled)
+            if find_library(engines.library).compiles_kernels
+            else None
+        )
         self._shared = Shared(library, self._cuda, cache)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
-        self._capacity = self._columns = 0  # _columns: the engines' KV capacity that covers _capacity
-        self._finalizer = weakref.finalize(self, _release, self._programs, self._engines, self._shared)
+        self._capacity = self._columns = (
+            0  # _columns: the engines' KV capacity that covers _capacity
+        )
+        self._finalizer = weakref.finalize(
+            self, _release, self._programs, self._engines, self._shared
+        )
         try:
             with self.for_this_thread():
                 self._engine(manifest.trunk)  # An engine that cannot be loaded is refused now.
@@ -83,16 +93,26 @@ class TrtBackend(Backend):
         api: Any = None,
         ordinal: int = 0,
     ) -> TrtBackend:
-        """Open the engine set of `library` that fits GPU `ordinal`. Raises PassError if none does."""
+        """Open the engine set of `library` that fits GPU `ordinal`. Raises PassError if none
+        does."""
         module = import_library(library)
         api = api or cuda_api.import_api()
         if ordinal:
             cuda_api.require_device(api, ordinal)
         device = cuda_api.find_device(api, ordinal)
         why_absent = "" if device else cuda_api.why_no_device(api)
-        engines = choose_engines(bundle, manifest, library, module.__version__, device, verify, why_absent=why_absent)
+        engines = choose_engines(
+            bundle, manifest, library, module.__version__, device, verify, why_absent=why_absent
+        )
         return cls(
-            bundle, manifest, engines, module, api, max_batch_size=max_batch_size, capacity=capacity, ordinal=ordinal
+            bundle,
+            manifest,
+            engines,
+            module,
+            api,
+            max_batch_size=max_batch_size,
+            capacity=capacity,
+            ordinal=ordinal,
         )
 
     def save_kernels(self) -> None:
@@ -106,23 +126,33 @@ class TrtBackend(Backend):
         return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change how many entries a pass reads. The cache is always allocated for the engines' largest capacity."""
+        """Change how many entries a pass reads. The cache is always allocated for the engines'
+        largest capacity."""
         if not self.cache.capacity:
             self.cache.resize(self._engine_set.capacities[-1], lengths)
-        self._capacity, self._columns = capacity, next(c for c in self._engine_set.capacities if c >= capacity)
+        self._capacity, self._columns = (
+            capacity,
+            next(c for c in self._engine_set.capacities if c >= capacity),
+        )
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        self._program("trunk", (plan.name, batch), lambda: ([self._bind_trunk(plan, batch)], ())).run()
+        self._program(
+            "trunk", (plan.name, batch), lambda: ([self._bind_trunk(plan, batch)], ())
+        ).run()
 
     def run_tail(self, kind: PassKind) -> None:
         self._program("tail", _pass_key(kind), lambda: (self._bind_tails(kind), ())).run()
 
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        results = {name: self._result(name, shape) for name, shape in self.result_shapes(kind).items()}
+        results = {
+            name: self._result(name, shape) for name, shape in self.result_shapes(kind).items()
+        }
 
         def make() -> Work:
             tails = self._bind_tails(kind)
-            addresses = {name: address for _, call in tails for name, address in call.addresses.items()}
+            addresses = {
+                name: address for _, call in tails for name, address in call.addresses.items()
+            }
             copies = [(array, addresses[name]) for name, array in results.items()]
             return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
@@ -131,12 +161,15 @@ class TrtBackend(Backend):
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         self._program(
-            "prefill", (plan.width, slot), lambda: ([self._bind_trunk(plan, 1, slot, prefill=True)], ())
+            "prefill",
+            (plan.width, slot),
+            lambda: ([self._bind_trunk(plan, 1, slot, prefill=True)], ()),
         ).run()
 
     def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
-        """The program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`. Every key and every number of
-        cache entries has its own program, because a captured graph contains addresses and shapes."""
+        """The program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`. Every key
+        and every number of cache entries has its own program, because a captured graph contains
+        addresses and shapes."""
         key = (what, self._columns, *key)
         if key not in self._programs:
             name = " ".join(map(str, (what, *key[2:], f"over {self._columns} columns")))
@@ -146,15 +179,24 @@ class TrtBackend(Backend):
     def _bind_trunk(
         self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
     ) -> tuple[TrtEngine, EngineCall]:
-        bindings, engine = self.bindings.trunk(plan, batch, prefill=prefill), self._engine(self.manifest.trunk)
+        bindings, engine = (
+            self.bindings.trunk(plan, batch, prefill=prefill),
+            self._engine(self.manifest.trunk),
+        )
         shapes, addresses = self._shapes_and_addresses(bindings)
-        columns = Binding(COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False)
+        columns = Binding(
+            COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False
+        )
         shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.address_of(columns)
         for name, address in self.cache.places(slot):
             shapes[name], addresses[name] = self.cache.shape(batch), address
         for output, source in engine.aliases.items():
             addresses[output] = addresses[source]
-        sizes = {"batch": batch, "width": shapes["input_ids"][1], "logit_rows": shapes["logit_rows"][0]}
+        sizes = {
+            "batch": batch,
+            "width": shapes["input_ids"][1],
+            "logit_rows": shapes["logit_rows"][0],
+        }
         sizes |= {"lookahead_rows": shapes.get("lookahead_rows", (0,))[0], COLUMNS: self._columns}
         return engine, EngineCall(engine.profile(sizes), shapes, addresses)
 
@@ -163,23 +205,35 @@ class TrtBackend(Backend):
         tail = self.bindings.tail(plan, kind.sampler, batch, processed=bool(kind.touched))
         graphs = [(self.bindings.tail_graph(plan, kind.sampler), tail)]
         if kind.touched:
-            graphs.insert(0, (self.processors, self.bindings.processors(self.processors, plan, batch, kind.touched)))
+            graphs.insert(
+                0,
+                (
+                    self.processors,
+                    self.bindings.processors(self.processors, plan, batch, kind.touched),
+                ),
+            )
         if kind.logprobs:
             bindings = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
             graphs.append((self.manifest.logprobs, bindings))
         return [self._bind_tail(kind, *graph) for graph in graphs]
 
-    def _bind_tail(self, kind: PassKind, graph: Graph, bindings: Bindings) -> tuple[TrtEngine, EngineCall]:
+    def _bind_tail(
+        self, kind: PassKind, graph: Graph, bindings: Bindings
+    ) -> tuple[TrtEngine, EngineCall]:
         engine, plan, batch = self._engine(graph), kind.plan, kind.batch
         sizes = {"batch": batch, "width": plan.width, "lookahead_rows": len(plan.lookahead_rows)}
         sizes |= {"positions": self.capabilities.noise_positions, "max_emitted": plan.max_emitted}
         sizes |= {"processed_rows": plan.drafts + 1, "touched": kind.touched}
         return engine, EngineCall(engine.profile(sizes), *self._shapes_and_addresses(bindings))
 
-    def _shapes_and_addresses(self, bindings: Bindings) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    def _shapes_and_addresses(
+        self, bindings: Bindings
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
         """The shape of every input, and the address of every tensor."""
         every = (*bindings.inputs, *bindings.outputs)
-        return {b.tensor: b.shape for b in bindings.inputs}, {b.tensor: self.buffers.address_of(b) for b in every}
+        return {b.tensor: b.shape for b in bindings.inputs}, {
+            b.tensor: self.buffers.address_of(b) for b in every
+        }
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Pinned host memory for an output, the same in every pass."""
@@ -189,12 +243,19 @@ class TrtBackend(Backend):
 
     def _engine(self, graph: Graph) -> TrtEngine:
         if graph.file not in self._engines:
-            file = next((engine for engine in self._engine_set.engines if engine.graph == graph.file), None)
+            file = next(
+                (engine for engine in self._engine_set.engines if engine.graph == graph.file), None
+            )
             if file is None:
-                raise PassError(f"{self._engine_set.directory} has no engine of {graph.file}; build the engines again")
+                raise PassError(
+                    f"{self._engine_set.directory} has no engine of {graph.file}; build the "
+                    "engines again"
+                )
             path = self._engine_set.path(self.bundle) / file.file
             capacity = self._engine_set.capacities[-1]
-            shapes = engine_shapes(graph, capacity, self.capabilities.least_width, trunk=graph == self.manifest.trunk)
+            shapes = engine_shapes(
+                graph, capacity, self.capabilities.least_width, trunk=graph == self.manifest.trunk
+            )
             self._engines[graph.file] = TrtEngine(self._shared, path, file, shapes)
         return self._engines[graph.file]
 
@@ -202,19 +263,20 @@ class TrtBackend(Backend):
 def _capabilities(
     manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
 ) -> Capabilities:
-    """What the engines were built for, limited by the options. Raises PassError if the options exceed it."""
+    """What the engines were built for, limited by the options. Raises PassError if the options
+    exceed it."""
     max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
-            f"the engines were built with --max-batch-size {engines.max_batch_size}; use that, or build them with "
-            f"--max-batch-size {max_batch_size}"
+            f"the engines were built with --max-batch-size {engines.max_batch_size}; use that, or "
+            f"build them with --max-batch-size {max_batch_size}"
         )
     built = engines.capacities[-1]
     largest = built if capacity is None else capacity
     if largest > built:
         raise PassError(
-            f"the engines' KV capacity is {built} tokens; use --capacity {built} or less, or build them with "
-            f"--max-seq-len {largest}"
+            f"the engines' KV capacity is {built} tokens; use --capacity {built} or less, or build "
+            f"them with --max-seq-len {largest}"
         )
     return Capabilities(
         f"{engines.library} {engines.version}",
@@ -239,14 +301,18 @@ def least_width(engines: EngineSet) -> int:
 
 def _pass_key(kind: PassKind) -> tuple[Any, ...]:
     """Identifies a pass or its tails. `_program` joins the items to a name for the program."""
-    logprobs = ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"] if kind.logprobs else []
+    logprobs = (
+        ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"]
+        if kind.logprobs
+        else []
+    )
     processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
     return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
-    """Drop the programs, then free the engines that they run, then what `shared.cuda` holds: graphs, memory and stream.
-    In a forked process CUDA does not work, so free nothing."""
+    """Drop the programs, then free the engines that they run, then what `shared.cuda` holds:
+    graphs, memory and stream. In a forked process CUDA does not work, so free nothing."""
     if shared.cuda.forked:
         return
     with shared.cuda.for_this_thread():

@@ -1,4 +1,5 @@
-"""A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA graphs."""
+"""A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA
+graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class EngineCall:
-    """The arguments of one run of an engine: a profile, the shapes of its inputs, and the address of every tensor."""
+    """The arguments of one run of an engine: a profile, the shapes of its inputs, and the address
+    of every tensor."""
 
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -34,41 +36,53 @@ class EngineCall:
         return self.profile, *sorted(self.shapes.items()), *sorted(self.addresses.items())
 
 
-def engine_shapes(graph: Graph, capacity: int, least_width: int, *, trunk: bool) -> dict[str, Shape]:
-    """The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens: windows have at least
-    `least_width` rows, and the trunk also has `columns`, whose length is how many cache entries a pass reads."""
+def engine_shapes(
+    graph: Graph, capacity: int, least_width: int, *, trunk: bool
+) -> dict[str, Shape]:
+    """The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens: windows
+    have at least `least_width` rows, and the trunk also has `columns`, whose length is how many
+    cache entries a pass reads."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
         rows = least_width if tensor.name in WINDOW_TENSORS else 0
         sizes = (capacity if size == "capacity" else size for size in tensor.shape)
-        shapes[tensor.name] = tuple(size if isinstance(size, str) else max(size, rows) for size in sizes)
+        shapes[tensor.name] = tuple(
+            size if isinstance(size, str) else max(size, rows) for size in sizes
+        )
     return shapes
 
 
 def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
-    """Whether the ranks are equal and no static size differs; the library's size is -1 if it is dynamic."""
+    """Whether the ranks are equal and no static size differs; the library's size is -1 if it is
+    dynamic."""
     if built is None or listed is None or len(built) != len(listed):
         return False
-    return all(isinstance(size, str) or have in (-1, size) for have, size in zip(built, listed, strict=True))
+    return all(
+        isinstance(size, str) or have in (-1, size)
+        for have, size in zip(built, listed, strict=True)
+    )
 
 
 class TrtEngine:
     """One engine file. `enqueue` runs it on the stream.
 
-    Every distinct call has its own execution context, which is bound once: a CUDA graph is only valid while the context
-    that it was captured from keeps its profile, shapes and addresses.
+    Every distinct call has its own execution context, which is bound once: a CUDA graph is only
+    valid while the context that it was captured from keeps its profile, shapes and addresses.
     """
 
-    def __init__(self, shared: Shared, path: Path, file: EngineFile, shapes: Mapping[str, Shape]) -> None:
-        """shapes: of its tensors, from `engine_shapes`. Raises PassError if the engine cannot be loaded, or is not what
-        the manifest describes."""
+    def __init__(
+        self, shared: Shared, path: Path, file: EngineFile, shapes: Mapping[str, Shape]
+    ) -> None:
+        """shapes: of its tensors, from `engine_shapes`. Raises PassError if the engine cannot be
+        loaded, or is not what the manifest describes."""
         self._shared, self._cuda, self._file, self._path = shared, shared.cuda, file, path
         shared.clear_errors()
         self._engine = shared.runtime.deserialize_cuda_engine(map_file(path))
         if self._engine is None:
             raise PassError(
-                f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: {shared.reason()}); if the file is "
-                "the cause, build it again with pass-export build"
+                f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: "
+                f"{shared.reason()}); if the file is the cause, build it again with pass-export "
+                "build"
             )
         self._check(shapes)
         self._config = None if shared.cache is None else shared.cache.config(self._engine)
@@ -76,12 +90,13 @@ class TrtEngine:
         self._contexts: dict[tuple[object, ...], Any] = {}
 
     def _check(self, shapes: Mapping[str, Shape]) -> None:
-        """Raises PassError if the engine's profiles, aliases or shapes are not those of the manifest."""
+        """Raises PassError if the engine's profiles, aliases or shapes are not those of the
+        manifest."""
         engine, file = self._engine, self._file
         if engine.num_optimization_profiles != len(file.profiles):
             raise PassError(
-                f"{self._path} has {engine.num_optimization_profiles} profiles and the manifest lists "
-                f"{len(file.profiles)}; build it again with pass-export build"
+                f"{self._path} has {engine.num_optimization_profiles} profiles and the manifest "
+                f"lists {len(file.profiles)}; build it again with pass-export build"
             )
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
         built = {name: tuple(engine.get_tensor_shape(name)) for name in names}
@@ -89,18 +104,20 @@ class TrtEngine:
             if not _matches(built.get(name), shapes.get(name)):
                 has, listed = built.get(name, "missing"), shapes.get(name, "missing")
                 raise PassError(
-                    f"{self._path} and the manifest differ in the shape of {name}: {has} and {listed}; build it again "
-                    "with pass-export build"
+                    f"{self._path} and the manifest differ in the shape of {name}: {has} and "
+                    f"{listed}; build it again with pass-export build"
                 )
         output = self._shared.library.TensorIOMode.OUTPUT
         found = {
-            name: engine.get_aliased_input_tensor(name) for name in names if engine.get_tensor_mode(name) == output
+            name: engine.get_aliased_input_tensor(name)
+            for name in names
+            if engine.get_tensor_mode(name) == output
         }
         actual = {name: source for name, source in found.items() if source}
         if actual != file.aliases:
             raise PassError(
-                f"{self._path} does not update its KV cache in place as the manifest says; build it again with "
-                "pass-export build"
+                f"{self._path} does not update its KV cache in place as the manifest says; build "
+                "it again with pass-export build"
             )
 
     @property
@@ -109,23 +126,28 @@ class TrtEngine:
         return self._file.aliases
 
     def profile(self, sizes: Mapping[str, int]) -> int:
-        """The index of the first profile that admits `sizes` (symbolic dimension -> size). Raises PassError if none
-        does."""
+        """The index of the first profile that admits `sizes` (symbolic dimension -> size). Raises
+        PassError if none does."""
         for index, profile in enumerate(self._file.profiles):
             if profile.admits(sizes):
                 return index
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise PassError(f"{self._path} was not built for {shape}; build it again with pass-export build")
+        raise PassError(
+            f"{self._path} was not built for {shape}; build it again with pass-export build"
+        )
 
     def enqueue(self, call: EngineCall) -> None:
         """Put one run on the stream. Raises PassError if the library refuses it."""
         context = self._context(call)
         self._shared.clear_errors()
         if not context.execute_async_v3(self._cuda.stream):
-            raise PassError(f"{self._path} failed to run (execute_async_v3: {self._shared.reason()})")
+            raise PassError(
+                f"{self._path} failed to run (execute_async_v3: {self._shared.reason()})"
+            )
 
     def capturable(self, call: EngineCall) -> bool:
-        """Whether a CUDA graph can contain the call. TensorRT-RTX answers this; for TensorRT it is True."""
+        """Whether a CUDA graph can contain the call. TensorRT-RTX answers this; for TensorRT it is
+        True."""
         capturable = getattr(self._context(call), "is_stream_capturable", None)
         return capturable is None or bool(capturable(self._cuda.stream))
 
@@ -148,12 +170,18 @@ class TrtEngine:
         return context
 
     def _bind(self, context: Any, call: EngineCall) -> None:
-        if call.profile and not context.set_optimization_profile_async(call.profile, self._cuda.stream):
-            raise self._refusal(f"does not take profile {call.profile}", "set_optimization_profile_async")
+        if call.profile and not context.set_optimization_profile_async(
+            call.profile, self._cuda.stream
+        ):
+            raise self._refusal(
+                f"does not take profile {call.profile}", "set_optimization_profile_async"
+            )
         self._cuda.synchronize()
         for name, shape in call.shapes.items():
             if not context.set_input_shape(name, shape):
-                raise self._refusal(f"refuses shape {shape} for {name} in profile {call.profile}", "set_input_shape")
+                raise self._refusal(
+                    f"refuses shape {shape} for {name} in profile {call.profile}", "set_input_shape"
+                )
         for name, address in call.addresses.items():
             if not context.set_tensor_address(name, address):
                 raise self._refusal(f"refuses the address of {name}", "set_tensor_address")
@@ -168,7 +196,8 @@ class TrtEngine:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Map a file into memory, so that the system reads only what is used. Raises PassError if it cannot be read."""
+    """Map a file into memory, so that the system reads only what is used. Raises PassError if it
+    cannot be read."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -177,8 +206,9 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 class Program:
-    """Engine calls one after another, then copies of their results to the host. After two runs they are captured as a
-    CUDA graph, which further runs replay. If they cannot be captured, they run as before."""
+    """Engine calls one after another, then copies of their results to the host. After two runs they
+    are captured as a CUDA graph, which further runs replay. If they cannot be captured, they run as
+    before."""
 
     def __init__(
         self,
@@ -189,8 +219,8 @@ class Program:
         *,
         captures: dict[str, str | None],
     ) -> None:
-        """copies: pinned host arrays, each with the device address that it is filled from. captures: see
-        `Backend.captures`; the program enters itself as `name`."""
+        """copies: pinned host arrays, each with the device address that it is filled from.
+        captures: see `Backend.captures`; the program enters itself as `name`."""
         self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
         self._captures = captures
         self._runs = 0
@@ -209,7 +239,8 @@ class Program:
             self._capture()
 
     def _capture(self) -> None:
-        """Capture the program. The run before has succeeded, so a failed capture is logged and fails no request."""
+        """Capture the program. The run before has succeeded, so a failed capture is logged and
+        fails no request."""
         try:
             if not all(engine.capturable(call) for engine, call in self._work):
                 raise PassError("is_stream_capturable says no")

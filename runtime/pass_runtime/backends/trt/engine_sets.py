@@ -1,10 +1,13 @@
-"""Chooses the engine set of a bundle that fits this machine, from the manifest, before anything is allocated.
+"""Chooses the engine set of a bundle that fits this machine, from the manifest, before anything is
+allocated.
 
-All engines of one backend share the library, the device, scratch memory, and the library's error messages.
+All engines of one backend share the library, the device, scratch memory, and the library's error
+messages.
 
-TensorRT-RTX compiles kernels for the shapes of a context when it runs first. By default it does so in the background,
-and runs a slower kernel until then, which a captured graph would keep. Contexts made here compile before they run. The
-compiled kernels are kept beside the engines for the next process.
+TensorRT-RTX compiles kernels for the shapes of a context when it runs first. By default it does so
+in the background, and runs a slower kernel until then, which a captured graph would keep. Contexts
+made here compile before they run. The compiled kernels are kept beside the engines for the next
+process.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ log = logging.getLogger("pass_runtime.backends")
 
 
 class RuntimeCache:
-    """TensorRT-RTX's cache of compiled kernels, for all engines of a set. It must live as long as their contexts. If
-    its file cannot be read or written, nothing fails, but kernels are compiled again."""
+    """TensorRT-RTX's cache of compiled kernels, for all engines of a set. It must live as long as
+    their contexts. If its file cannot be read or written, nothing fails, but kernels are compiled
+    again."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
@@ -37,13 +41,19 @@ class RuntimeCache:
     def config(self, engine: Any) -> Any:
         """The runtime configuration to create contexts of `engine` with."""
         library, config = self._library, engine.create_runtime_config()
-        config.set_execution_context_allocation_strategy(library.ExecutionContextAllocationStrategy.USER_MANAGED)
-        config.dynamic_shapes_kernel_specialization_strategy = library.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.set_execution_context_allocation_strategy(
+            library.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        config.dynamic_shapes_kernel_specialization_strategy = (
+            library.DynamicShapesKernelSpecializationStrategy.EAGER
+        )
         if self._cache is None:
             self._cache = config.create_runtime_cache()
             self._load()
         if not config.set_runtime_cache(self._cache):
-            log.warning("the library refuses a cache of kernels, so every process compiles them again")
+            log.warning(
+                "the library refuses a cache of kernels, so every process compiles them again"
+            )
         return config
 
     def _load(self) -> None:
@@ -79,10 +89,11 @@ MAX_KEPT_ERRORS = 4
 
 @dataclass
 class Scratch:
-    """Device memory for activations. All contexts of all engines share it, because only one of them runs at a time.
+    """Device memory for activations. All contexts of all engines share it, because only one of them
+    runs at a time.
 
-    If an engine needs more than those before it, a new block is allocated. Contexts and graphs that refer to an older
-    block go on using it.
+    If an engine needs more than those before it, a new block is allocated. Contexts and graphs that
+    refer to an older block go on using it.
     """
 
     cuda: Cuda
@@ -98,8 +109,8 @@ class Scratch:
 
 @dataclass
 class Shared:
-    """What all engines of a backend share. library: the TensorRT module. cache: of kernels compiled at run time; None
-    if the library compiles none."""
+    """What all engines of a backend share. library: the TensorRT module. cache: of kernels compiled
+    at run time; None if the library compiles none."""
 
     library: Any
     cuda: Cuda
@@ -123,14 +134,17 @@ class Shared:
         self._errors.clear()
 
     def reason(self) -> str:
-        """Why the last call failed, from the library and from CUDA. Raises DeviceLost if the device is lost."""
+        """Why the last call failed, from the library and from CUDA. Raises DeviceLost if the device
+        is lost."""
         cuda_error = self.cuda.why()
         errors = [*dict.fromkeys(self._errors), *([cuda_error] if cuda_error else [])]
         self._errors.clear()
         return "; ".join(errors)[:600] or "it gave no reason"
 
 
-OUTDATED = "were built from other graphs than the bundle has now"  # follows "the engines" in a message
+OUTDATED = (
+    "were built from other graphs than the bundle has now"  # follows "the engines" in a message
+)
 
 
 def choose_engines(
@@ -143,17 +157,22 @@ def choose_engines(
     *,
     why_absent: str = "",
 ) -> EngineSet:
-    """The newest engine set of `library` for this `version` and GPU. Raises PassError if none fits, or an engine is not
-    the file that was built. verify: check hashes. why_absent: the reason if `device` is None."""
+    """The newest engine set of `library` for this `version` and GPU. Raises PassError if none fits,
+    or an engine is not the file that was built. verify: check hashes. why_absent: the reason if
+    `device` is None."""
     check_built(bundle, manifest, library)
     if device is None:
         why = f" ({why_absent})" if why_absent else ""
-        raise PassError(f"{library.name} needs an NVIDIA GPU, and none is visible{why}; use --device cpu")
+        raise PassError(
+            f"{library.name} needs an NVIDIA GPU, and none is visible{why}; use --device cpu"
+        )
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
     if not fitting:
         reason = why_not(candidates[-1], manifest, version, device)
-        raise PassError(f"the {library.name} engines in {bundle} {reason}; {_command(bundle, library)}")
+        raise PassError(
+            f"the {library.name} engines in {bundle} {reason}; {_command(bundle, library)}"
+        )
     hash_cache = HashCache()
     verify_engines(bundle, fitting[-1], hashes=verify, hash_cache=hash_cache)
     hash_cache.save()
@@ -161,12 +180,15 @@ def choose_engines(
 
 
 def check_built(bundle: Path, manifest: Manifest, library: Library) -> None:
-    """Raises PassError if the bundle has no engines of `library`, or none that were built from its present graphs."""
+    """Raises PassError if the bundle has no engines of `library`, or none that were built from its
+    present graphs."""
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     if not candidates:
         raise PassError(f"{bundle} has no {library.name} engines; {_command(bundle, library)}")
     if not any(is_current(engines, manifest) for engines in candidates):
-        raise PassError(f"the {library.name} engines in {bundle} {OUTDATED}; {_command(bundle, library)}")
+        raise PassError(
+            f"the {library.name} engines in {bundle} {OUTDATED}; {_command(bundle, library)}"
+        )
 
 
 def _command(bundle: Path, library: Library) -> str:
@@ -179,13 +201,16 @@ def is_current(engines: EngineSet, manifest: Manifest) -> bool:
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
-    """The reason why `engines` cannot run here, as words to follow "the engines"; None if they can."""
+    """The reason why `engines` cannot run here, as words to follow "the engines"; None if they
+    can."""
     if not is_current(engines, manifest):
         return OUTDATED
     if engines.version != version:
         return f"were built by version {engines.version}, and {version} is installed"
     if device.target not in engines.targets:
-        return f"are for {', '.join(engines.targets)}, and this GPU ({device.name}) is {device.target}"
+        return (
+            f"are for {', '.join(engines.targets)}, and this GPU ({device.name}) is {device.target}"
+        )
     return None
 
 
@@ -194,13 +219,17 @@ def fits(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInf
     return why_not(engines, manifest, version, device) is None
 
 
-def verify_engines(bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None) -> None:
-    """Raises PassError if an engine of a set is missing, or is not the file that was built. hashes: compare them, not
-    only sizes. hash_cache: the hashes of unchanged files from earlier runs."""
+def verify_engines(
+    bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None
+) -> None:
+    """Raises PassError if an engine of a set is missing, or is not the file that was built. hashes:
+    compare them, not only sizes. hash_cache: the hashes of unchanged files from earlier runs."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():
-            raise PassError(f"{path} is missing; run: pass-export build {bundle} --engine {engines.library}")
+            raise PassError(
+                f"{path} is missing; run: pass-export build {bundle} --engine {engines.library}"
+            )
         size = path.stat().st_size
         if size != engine.bytes or (hashes and not has_hash(path, engine.sha256, hash_cache)):
             raise PassError(

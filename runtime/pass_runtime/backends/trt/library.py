@@ -1,4 +1,5 @@
-"""TensorRT and TensorRT-RTX, one API under two module names. Every difference between them is a field of `Library`."""
+"""TensorRT and TensorRT-RTX, one API under two module names. Every difference between them is a
+field of `Library`."""
 
 from __future__ import annotations
 
@@ -16,15 +17,19 @@ LibraryName = Literal["tensorrt", "tensorrt-rtx"]
 
 @dataclass(frozen=True)
 class Library:
-    """module: what to import. minimum: the oldest version with a KV cache update layer. install: the exact command.
+    """module: what to import. minimum: the oldest version with a KV cache update layer. install:
+    the exact command.
 
-    builds_ahead: it builds for the compute capabilities of other machines, on a machine without a GPU.
-    targets: the compute capabilities that it builds for, as `sm89`; () is only that of the local GPU.
-    least_width: the rows of the narrowest window. TensorRT-RTX 1.7 has another layout of linear weights for one row, so
-    an engine with a one-row profile beside others holds them twice (SmolLM2 fp16: 515 MB, not 304).
+    builds_ahead: it builds for the compute capabilities of other machines, on a machine without a
+    GPU.
+    targets: the compute capabilities that it builds for, as `sm89`; () is only that of the local
+    GPU.
+    least_width: the rows of the narrowest window. TensorRT-RTX 1.7 has another layout of linear
+    weights for one row, so an engine with a one-row profile beside others holds them twice (SmolLM2
+    fp16: 515 MB, not 304).
     timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
-    compiles_kernels: whether, by default, it compiles kernels and allocates memory while an engine runs. A captured
-    graph would not use the new kernels, and cannot contain the allocation.
+    compiles_kernels: whether, by default, it compiles kernels and allocates memory while an engine
+    runs. A captured graph would not use the new kernels, and cannot contain the allocation.
     """
 
     name: LibraryName
@@ -38,7 +43,8 @@ class Library:
     compiles_kernels: bool
 
     def unknown_target(self, wanted: Iterable[str]) -> str:
-        """A message about the first target of `wanted` that engines cannot be built for; "" if there is none."""
+        """A message about the first target of `wanted` that engines cannot be built for; "" if
+        there is none."""
         unknown = sorted(set(wanted) - set(self.targets)) if self.targets else []
         if not unknown:
             return ""
@@ -83,17 +89,20 @@ def find_library(name: str) -> Library:
 
 
 def import_library(chosen: Library) -> Any:
-    """Import the module of `chosen`. Raises PassError with the command that installs it if it is missing or too old."""
+    """Import the module of `chosen`. Raises PassError with the command that installs it if it is
+    missing or too old."""
     try:
         library = importlib.import_module(chosen.module)
     except ImportError as error:
-        raise PassError(f"{chosen.name} cannot be imported ({error}); run: {chosen.install}") from None
+        raise PassError(
+            f"{chosen.name} cannot be imported ({error}); run: {chosen.install}"
+        ) from None
     found = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
     if found < chosen.minimum:
         needed = ".".join(map(str, chosen.minimum))
         raise PassError(
-            f"{chosen.name} {library.__version__} is older than {needed}, the first with a KV cache layer; "
-            f"run: {chosen.install}"
+            f"{chosen.name} {library.__version__} is older than {needed}, the first with a KV "
+            f"cache layer; run: {chosen.install}"
         )
     return library
 
@@ -105,7 +114,8 @@ class ErrorList(Protocol):
 
 
 def make_logger(library: Any, errors: ErrorList, log: logging.Logger | None = None) -> Any:
-    """Make a logger for `library` that appends errors to `errors`, and logs errors and warnings to `log`."""
+    """Make a logger for `library` that appends errors to `errors`, and logs errors and warnings to
+    `log`."""
     severity_of = library.ILogger
     levels = {
         severity_of.INTERNAL_ERROR: logging.ERROR,

@@ -12,23 +12,27 @@ namespace pass {
 
 namespace {
 
-constexpr int logprobs_graph = -1, processors_graph = -2;  // in keys of bound_tails_, in place of a sampler
+// in keys of bound_tails_, in place of a sampler
+constexpr int logprobs_graph = -1, processors_graph = -2;
 
 Kernels kernels_of(const Manifest& manifest, const OrtBackend::Engine& engine) {
     return engine.device.on_cpu() ? find_kernels(*engine.library, manifest) : Kernels();
 }
 
-// The trunk that is for one slot attends to as many entries as are valid, that for several to a multiple of 64. If the
-// entries that are masked change a softmax, the latter serves one slot too.
+// The trunk that is for one slot attends to as many entries as are valid, that for several to a
+// multiple of 64. If the entries that are masked change a softmax, the latter serves one slot too.
 int trunk_slots(const Kernels& kernels, const LoadOptions& options) {
     return kernels.equal_softmax ? options.max_batch_size : std::max(options.max_batch_size, 2);
 }
 
-Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options, const OrtBackend::Engine& engine) {
+Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options,
+                             const OrtBackend::Engine& engine) {
     const Device& device = engine.device;
     const Kernels kernels = kernels_of(manifest, engine);
     if (manifest.model.dtype == "bfloat16") {
-        throw Error("bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or fp32");
+        throw Error(
+            "bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or "
+            "fp32");
     }
     const std::int64_t most = options.capacity.value_or(manifest.model.max_capacity);
     if (most > manifest.model.max_capacity) {
@@ -36,7 +40,8 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
     const std::string& weights = manifest.model.weights;
-    const auto capacities = device.on_cpu() ? following_capacities(most) : doubling_capacities(most);
+    const auto capacities =
+        device.on_cpu() ? following_capacities(most) : doubling_capacities(most);
     Capabilities found{
         device.name,
         manifest.model.vocab_size,
@@ -45,15 +50,18 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         batch_sizes_up_to(options.max_batch_size),
         std::nullopt,
         manifest.trees(),
-        weights == "w8a8" || (device.on_cpu() && (weights == "int4" || weights == "int8" || weights == "source")),
-        // A derived trunk is one rewritten for a device. On the CPU it computes all rows alike (test_same_entries.py).
+        weights == "w8a8" ||
+            (device.on_cpu() && (weights == "int4" || weights == "int8" || weights == "source")),
+        // A derived trunk is one rewritten for a device. On the CPU it computes all rows alike
+        // (test_same_entries.py).
         device.on_cpu() && kernels.least_rows &&
             manifest.derived_trunk(device.name, trunk_slots(kernels, options)) != nullptr};
     found.exact_sums = kernels.exact_sums;
     found.least_rows = kernels.least_rows.value_or(1);
     if (!kernels.least_rows) {
         log(LogLevel::info,
-            kernels.text() + ": a token's values depend on the rows of its pass, so the prefix cache is off");
+            kernels.text() +
+                ": a token's values depend on the rows of its pass, so the prefix cache is off");
     }
     if (device.on_cpu()) return found;
     found.chunk_capacities = wide_chunks(manifest.model, capacities);
@@ -63,9 +71,11 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     return found;
 }
 
-std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options, const OrtBackend::Engine& engine) {
+std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options,
+                              const OrtBackend::Engine& engine) {
     const Kernels kernels = kernels_of(manifest, engine);
-    const DerivedTrunk* derived = manifest.derived_trunk(engine.device.name, trunk_slots(kernels, options));
+    const DerivedTrunk* derived =
+        manifest.derived_trunk(engine.device.name, trunk_slots(kernels, options));
     const std::int64_t padding = kernels.least_rows.value_or(1) - 1;
     return derived == nullptr ? padding : std::max(derived->spare_entries(), padding);
 }
@@ -80,38 +90,42 @@ OrtBackend::Engine open_engine(const LoadOptions& options) {
 
 }  // namespace
 
-OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options)
+OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
+                       const LoadOptions& options)
     : OrtBackend(std::move(bundle), manifest, options, open_engine(options)) {}
 
-OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
-                       Engine engine)
+OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
+                       const LoadOptions& options, Engine engine)
     : Backend(manifest, capabilities_of(manifest, options, engine), std::move(engine.memory),
               spare_entries_of(manifest, options, engine)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     // On other devices every tail has its own copy of these tensors.
-    if (engine_.device.on_cpu()) shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
+    if (engine_.device.on_cpu())
+        shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     open_trunks(options);
-    if (engine_.device.captures()) thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
+    if (engine_.device.captures())
+        thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
 // On the CPU two trunks are opened only with packed weights, which they share in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const Kernels kernels = kernels_of(manifest_, engine_);
-    const WeightForm weights = engine_.device.on_cpu() && needs_unsigned_weights(kernels, bundle_, manifest_)
-                                   ? WeightForm::made_unsigned
-                                   : WeightForm::as_exported;
+    const WeightForm weights =
+        engine_.device.on_cpu() && needs_unsigned_weights(kernels, bundle_, manifest_)
+            ? WeightForm::made_unsigned
+            : WeightForm::as_exported;
     const auto file_of = [&](bool lookahead_rows) {
-        const DerivedTrunk* found =
-            manifest_.derived_trunk(engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
+        const DerivedTrunk* found = manifest_.derived_trunk(
+            engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
         return found == nullptr ? manifest_.trunk.file : found->file;
     };
     const std::string drafting = file_of(true), plain = file_of(false);
     trunk_ = open_packed(drafting, options, kernels);
     if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options, kernels);
     const auto open = [&](const std::string& file) {
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file, options.threads, nullptr,
-                                          weights);
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file,
+                                          options.threads, nullptr, weights);
     };
     if (trunk_ == nullptr) {
         trunk_ = open(drafting);
@@ -128,14 +142,15 @@ void OrtBackend::note_capture(const OrtGraph& graph) {
     if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
 }
 
-std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file, const LoadOptions& options,
+std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file,
+                                                  const LoadOptions& options,
                                                   const Kernels& kernels) const {
     if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
     try {
         const auto path = packed_trunk(*engine_.library, bundle_, manifest_, file, kernels);
         if (!path) return nullptr;
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads, nullptr,
-                                          WeightForm::packed);
+        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads,
+                                          nullptr, WeightForm::packed);
     } catch (const Error& error) {  // the entry was removed meanwhile
         log(LogLevel::info, file + ": weights are not mapped: " + error.what());
         return nullptr;
@@ -167,15 +182,16 @@ void OrtBackend::run_bound(BoundGraph& bound) {
 
 void OrtBackend::run_trunk(const Plan& plan, int batch) {
     in_thread([&] {
-        run_bound(
-            bound_trunks_.get({plan.name, batch}, [&](int graph_id) { return bind_trunk(graph_id, plan, batch); }));
+        run_bound(bound_trunks_.get(
+            {plan.name, batch}, [&](int graph_id) { return bind_trunk(graph_id, plan, batch); }));
     });
 }
 
 void OrtBackend::run_prefill(int slot, const Plan& plan) {
     in_thread([&] {
-        run_bound(bound_prefills_.get({plan.width(), slot},
-                                      [&](int graph_id) { return bind_trunk(graph_id, plan, 1, slot, true); }));
+        run_bound(bound_prefills_.get({plan.width(), slot}, [&](int graph_id) {
+            return bind_trunk(graph_id, plan, 1, slot, true);
+        }));
     });
 }
 
@@ -192,32 +208,41 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
     if (kind.touched > 0) {
-        run_bound(bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int graph_id) {
-            return bind(graph_id, tail_graph(processors()),
-                        bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
-        }));
+        run_bound(
+            bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int graph_id) {
+                return bind(
+                    graph_id, tail_graph(processors()),
+                    bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
+            }));
     }
     const bool processed = kind.touched > 0;
-    run_bound(bound_tails_.get({plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
-        return bind(graph_id, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
-                    bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
-    }));
+    run_bound(bound_tails_.get(
+        {plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
+            return bind(graph_id, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
+                        bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
+        }));
     if (!kind.logprobs) return;
     run_bound(bound_tails_.get({plan, logprobs_graph, kind.batch, 0}, [&](int graph_id) {
-        return bind(graph_id, tail_graph(manifest_.logprobs), bindings_.logprobs(kind.plan, kind.batch));
+        return bind(graph_id, tail_graph(manifest_.logprobs),
+                    bindings_.logprobs(kind.plan, kind.batch));
     }));
 }
 
 std::vector<BoundTensor> OrtBackend::bound_tensors(const std::vector<Binding>& bindings) {
     std::vector<BoundTensor> found;
-    for (const Binding& one : bindings) found.push_back({one.tensor, one.dtype, one.shape, buffers_.address_of(one)});
+    for (const Binding& one : bindings)
+        found.push_back({one.tensor, one.dtype, one.shape, buffers_.address_of(one)});
     return found;
 }
 
 BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings& bindings,
-                            const std::vector<BoundTensor>& past, const std::vector<BoundTensor>& present) {
-    std::vector<BoundTensor> inputs = bound_tensors(bindings.inputs), outputs = bound_tensors(bindings.outputs);
-    const auto on_failure = [this, file = graph.file()](const std::string& reason) { not_captured(file, reason); };
+                            const std::vector<BoundTensor>& past,
+                            const std::vector<BoundTensor>& present) {
+    std::vector<BoundTensor> inputs = bound_tensors(bindings.inputs),
+                             outputs = bound_tensors(bindings.outputs);
+    const auto on_failure = [this, file = graph.file()](const std::string& reason) {
+        not_captured(file, reason);
+    };
     Capture capture{graph_id, memory_.get(), in_place_inputs(inputs, outputs), on_failure};
     inputs.insert(inputs.end(), past.begin(), past.end());
     outputs.insert(outputs.end(), present.begin(), present.end());
@@ -232,7 +257,8 @@ void OrtBackend::not_captured(const std::string& file, const std::string& reason
 }
 
 // The cache inputs and outputs share memory, so that no pass copies the cache.
-BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int slot, bool prefill) {
+BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int slot,
+                                  bool prefill) {
     std::vector<BoundTensor> past, present;
     const auto shape = cache_.shape(batch);
     const Shape sizes(shape.begin(), shape.end());
@@ -242,15 +268,17 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
         present.back().name = present_prefix + past.back().name.substr(std::strlen(cache_prefix));
     }
     const bool plain = plan.lookahead_rows() == 0 && plain_trunk_ != nullptr;
-    return bind(graph_id, plain ? *plain_trunk_ : *trunk_, bindings_.trunk(plan, batch, prefill), past, present);
+    return bind(graph_id, plain ? *plain_trunk_ : *trunk_, bindings_.trunk(plan, batch, prefill),
+                past, present);
 }
 
-// Opens a tail on one thread. A second thread pool would spin on the cores that the trunk's next pass needs.
+// Opens a tail on one thread. A second thread pool would spin on the cores that the trunk's next
+// pass needs.
 const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {
-        auto opened =
-            std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / graph.file, 1, shared_.get());
+        auto opened = std::make_unique<OrtGraph>(engine_.library, engine_.device,
+                                                 bundle_ / graph.file, 1, shared_.get());
         note_capture(*opened);
         opened->check(graph);
         tail = std::move(opened);

@@ -1,7 +1,7 @@
 // The ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
 //
-// An ONNX Runtime session of a graph serves every window width and batch; its bindings are kept for each plan and
-// batch.
+// An ONNX Runtime session of a graph serves every window width and batch; its bindings are kept for
+// each plan and batch.
 #pragma once
 
 #include <map>
@@ -28,7 +28,8 @@ class OrtBackend : public Backend {
 
     // Throws Error if the device is missing or a graph cannot be loaded.
     OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options);
-    OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Engine engine);
+    OrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
+               Engine engine);
 
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths) override;
     void run_trunk(const Plan& plan, int batch) override;
@@ -53,23 +54,29 @@ class OrtBackend : public Backend {
     std::vector<BoundTensor> bound_tensors(const std::vector<Binding>& bindings);
     // graph_id: the number of its CUDA graph. past, present: inputs and outputs of the KV cache.
     BoundGraph bind(int graph_id, const OrtGraph& graph, const Bindings& bindings,
-                    const std::vector<BoundTensor>& past = {}, const std::vector<BoundTensor>& present = {});
-    BoundGraph bind_trunk(int graph_id, const Plan& plan, int batch, int slot = 0, bool prefill = false);
+                    const std::vector<BoundTensor>& past = {},
+                    const std::vector<BoundTensor>& present = {});
+    BoundGraph bind_trunk(int graph_id, const Plan& plan, int batch, int slot = 0,
+                          bool prefill = false);
     const OrtGraph& tail_graph(const Graph& graph);
 
     std::filesystem::path bundle_;
     Engine engine_;
     std::unique_ptr<SharedTensors> shared_;
     std::unique_ptr<OrtGraph> trunk_;
-    std::unique_ptr<OrtGraph> plain_trunk_;                   // for passes without look-ahead rows; null: trunk_
+    // for passes without look-ahead rows; null: trunk_
+    std::unique_ptr<OrtGraph> plain_trunk_;
     std::map<std::string, std::unique_ptr<OrtGraph>> tails_;  // by file
-    BoundGraphs<std::pair<std::string, int>> bound_trunks_;   // by plan and batch, until the cache is resized
-    BoundGraphs<std::pair<int, int>> bound_prefills_;         // by width and slot, until the cache is resized
-    // Tails: by plan, sampler, batch, and whether they read processed logits. A constant in place of the sampler stands
-    // for another graph: processors_graph, by plan, batch and touched; logprobs_graph, by plan and batch.
+    // by plan and batch, until the cache is resized
+    BoundGraphs<std::pair<std::string, int>> bound_trunks_;
+    // by width and slot, until the cache is resized
+    BoundGraphs<std::pair<int, int>> bound_prefills_;
+    // Tails: by plan, sampler, batch, and whether they read processed logits. A constant in place
+    // of the sampler stands for another graph: processors_graph, by plan, batch and touched;
+    // logprobs_graph, by plan and batch.
     BoundGraphs<std::tuple<std::string, int, int, std::size_t>> bound_tails_;
-    // Runs the graphs on devices that capture them, because ONNX Runtime captures and replays them for each thread
-    // separately. It is the last member, so that it ends first.
+    // Runs the graphs on devices that capture them, because ONNX Runtime captures and replays them
+    // for each thread separately. It is the last member, so that it ends first.
     std::unique_ptr<OneThread> thread_;
 };
 

@@ -10,10 +10,13 @@ namespace pass {
 
 namespace {
 
-constexpr int no_graph = -1;  // the graph number with which ONNX Runtime neither captures nor replays
+// the graph number with which ONNX Runtime neither captures nor replays
+constexpr int no_graph = -1;
 
-Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place, const BoundTensor& tensor) {
-    return library.tensor(place, tensor.address, tensor.size(), tensor.shape, element_type(tensor.dtype));
+Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place,
+                          const BoundTensor& tensor) {
+    return library.tensor(place, tensor.address, tensor.size(), tensor.shape,
+                          element_type(tensor.dtype));
 }
 
 }  // namespace
@@ -28,7 +31,9 @@ std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
                                          const std::vector<BoundTensor>& outputs) {
     std::vector<BoundTensor> found;
     for (const BoundTensor& input : inputs) {
-        const auto same = [&](const BoundTensor& output) { return output.address == input.address; };
+        const auto same = [&](const BoundTensor& output) {
+            return output.address == input.address;
+        };
         if (std::any_of(outputs.begin(), outputs.end(), same)) found.push_back(input);
     }
     return found;
@@ -42,14 +47,15 @@ int next_graph_id() {
 BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
                        const std::vector<BoundTensor>& outputs, std::optional<Capture> capture)
     : graph_(&graph),
-      binding_(graph.library().make(graph.library().api().CreateIoBinding, graph.library().api().ReleaseIoBinding,
-                                    graph.session())),
+      binding_(graph.library().make(graph.library().api().CreateIoBinding,
+                                    graph.library().api().ReleaseIoBinding, graph.session())),
       capture_(graph.captures() ? std::move(capture) : std::nullopt),
       options_(options_of(capture_ ? capture_->graph_id : no_graph)) {
     const OrtLibrary& library = graph.library();
     const OrtApi& api = library.api();
-    const auto place = library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
-                                    OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
+    const auto place =
+        library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
+                     OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
     const auto bind = [&](const std::vector<BoundTensor>& tensors, auto bind_one) {
         for (const BoundTensor& tensor : tensors) {
             values_.push_back(tensor_on(library, place.get(), tensor));
@@ -106,7 +112,8 @@ Owned<OrtRunOptions> BoundGraph::options_of(int graph_id) const {
     const OrtLibrary& library = graph_->library();
     const OrtApi& api = library.api();
     Owned<OrtRunOptions> options = library.make(api.CreateRunOptions, api.ReleaseRunOptions);
-    library.check(api.AddRunConfigEntry(options.get(), "gpu_graph_id", std::to_string(graph_id).c_str()));
+    library.check(
+        api.AddRunConfigEntry(options.get(), "gpu_graph_id", std::to_string(graph_id).c_str()));
     return options;
 }
 

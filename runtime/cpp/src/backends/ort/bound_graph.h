@@ -1,10 +1,10 @@
 // Graphs bound to memory, and how ONNX Runtime captures them as CUDA graphs.
 //
-// With the provider option `enable_cuda_graph` the first run with a graph number runs the graph three times: ONNX
-// Runtime runs the graph until a run allocates no memory (twice), captures the graph, which computes nothing, and
-// launches what it captured. A tail overwrites the window that it reads with the next one, so three runs would skip two
-// windows. Overwritten inputs are therefore saved before the first run and restored after it, and the graph runs once
-// more.
+// With the provider option `enable_cuda_graph` the first run with a graph number runs the graph
+// three times: ONNX Runtime runs the graph until a run allocates no memory (twice), captures the
+// graph, which computes nothing, and launches what it captured. A tail overwrites the window that
+// it reads with the next one, so three runs would skip two windows. Overwritten inputs are
+// therefore saved before the first run and restored after it, and the graph runs once more.
 #pragma once
 
 #include <condition_variable>
@@ -41,9 +41,11 @@ struct BoundTensor {
 struct Capture {
     int graph_id;    // the number of the CUDA graph
     Memory* memory;  // that the tensors are in
-    // Inputs that the graph overwrites. The KV cache needs no saving, because every run writes the same values.
+    // Inputs that the graph overwrites. The KV cache needs no saving, because every run writes the
+    // same values.
     std::vector<BoundTensor> in_place;
-    std::function<void(const std::string&)> on_failure;  // receives the reason if the graph cannot be captured
+    // receives the reason if the graph cannot be captured
+    std::function<void(const std::string&)> on_failure;
 };
 
 // The inputs that have the address of an output.
@@ -55,8 +57,10 @@ int next_graph_id();
 
 class BoundGraph {
    public:
-    // capture: none to run the graph without captures. It is not used if the session does not capture.
-    BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs, const std::vector<BoundTensor>& outputs,
+    // capture: none to run the graph without captures. It is not used if the session does not
+    // capture.
+    BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
+               const std::vector<BoundTensor>& outputs,
                std::optional<Capture> capture = std::nullopt);
     // Runs the graph once. Throws Error if ONNX Runtime fails, for example for lack of memory.
     void run();
@@ -74,8 +78,8 @@ class BoundGraph {
     Owned<OrtRunOptions> options_;
 };
 
-// The most recently used bound graphs, by key. ONNX Runtime keeps every CUDA graph that it captured, so a graph that is
-// bound to the same addresses again gets its old number.
+// The most recently used bound graphs, by key. ONNX Runtime keeps every CUDA graph that it
+// captured, so a graph that is bound to the same addresses again gets its old number.
 template <class Key>
 class BoundGraphs {
    public:
@@ -110,7 +114,9 @@ class BoundGraphs {
     typename Map::iterator oldest(typename Map::iterator spared) {
         auto found = bound_.end();
         for (auto one = bound_.begin(); one != bound_.end(); ++one) {
-            if (one != spared && (found == bound_.end() || one->second.last_use < found->second.last_use)) found = one;
+            if (one != spared &&
+                (found == bound_.end() || one->second.last_use < found->second.last_use))
+                found = one;
         }
         return found;
     }
@@ -122,8 +128,8 @@ class BoundGraphs {
     std::uint64_t uses_ = 0;
 };
 
-// Runs tasks one after another in its own thread, because captured graphs belong to the thread that captured them. The
-// thread ends with this object, after the tasks in its queue.
+// Runs tasks one after another in its own thread, because captured graphs belong to the thread that
+// captured them. The thread ends with this object, after the tasks in its queue.
 class OneThread {
    public:
     // context: makes the context that the thread holds.

@@ -21,8 +21,8 @@ constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 const std::vector<Device>& devices() {
     static const std::vector<Device> known{
         {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
-        // The second options are used if the first fail, as for a graph with a node on the CPU. TF32 is off because it
-        // rounds float32.
+        // The second options are used if the first fail, as for a graph with a node on the CPU.
+        // TF32 is off because it rounds float32.
         {"cuda",
          "CUDAExecutionProvider",
          "Cuda",
@@ -61,24 +61,29 @@ std::string plugin_path(const LoadOptions& options) {
 
 bool Device::captures(std::size_t index) const {
     const ProviderOptions& given = options.at(index);
-    return std::any_of(given.begin(), given.end(),
-                       [](const auto& one) { return std::string_view(one.first) == capture_option; });
+    return std::any_of(given.begin(), given.end(), [](const auto& one) {
+        return std::string_view(one.first) == capture_option;
+    });
 }
 
 Device choose_device(const OrtLibrary& library, const std::string& name) {
     const auto [kind, ordinal] = split_device(name);
-    const auto automatic = [&] { return has_provider(library, devices()[1].provider) && sees_gpu() ? "cuda" : "cpu"; };
+    const auto automatic = [&] {
+        return has_provider(library, devices()[1].provider) && sees_gpu() ? "cuda" : "cpu";
+    };
     const std::string wanted = kind != "auto" ? kind : automatic();
     for (Device device : devices()) {
         if (wanted != device.name) continue;
         device.ordinal = ordinal;
         if (!device.plugin && !has_provider(library, device.provider)) {
             throw Error("this onnxruntime has no " + std::string(device.provider) +
-                        ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or use --device cpu");
+                        ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or "
+                        "use --device cpu");
         }
         return device;
     }
-    throw Error("ONNX Runtime does not run device " + wanted + "; use cpu, cuda or tensorrt-rtx-ep");
+    throw Error("ONNX Runtime does not run device " + wanted +
+                "; use cpu, cuda or tensorrt-rtx-ep");
 }
 
 #if ORT_API_VERSION >= 22
@@ -88,7 +93,8 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
     const std::string path = plugin_path(options);
     if (path.empty()) {
         throw Error("device " + std::string(device.name) +
-                    " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its library, or use --device "
+                    " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its "
+                    "library, or use --device "
                     "cpu");
     }
     // The plugin does not find its libraries by itself, so they are opened before it.
@@ -98,9 +104,10 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
         }
     }
     // A process registers a plugin once; another session may have done it.
-    OrtStatus* status =
-        library.api().RegisterExecutionProviderLibrary(library.environment(), path.c_str(), path.c_str());
-    if (status != nullptr && std::strstr(library.api().GetErrorMessage(status), "already") != nullptr) {
+    OrtStatus* status = library.api().RegisterExecutionProviderLibrary(library.environment(),
+                                                                       path.c_str(), path.c_str());
+    if (status != nullptr &&
+        std::strstr(library.api().GetErrorMessage(status), "already") != nullptr) {
         library.api().ReleaseStatus(status);
         return;
     }
@@ -109,22 +116,25 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
 
 namespace {
 
-void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options, const Device& device,
-                   const std::vector<const char*>& keys, const std::vector<const char*>& values) {
+void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options,
+                   const Device& device, const std::vector<const char*>& keys,
+                   const std::vector<const char*>& values) {
     const OrtApi& api = library.api();
     const OrtEpDevice* const* found = nullptr;
     std::size_t count = 0;
-    library.check(api.GetEpDevices(library.environment(), &found, &count), "onnxruntime cannot list devices");
+    library.check(api.GetEpDevices(library.environment(), &found, &count),
+                  "onnxruntime cannot list devices");
     for (std::size_t i = 0, gpu = 0; i < count; ++i) {
         if (std::strcmp(api.EpDevice_EpName(found[i]), device.provider) != 0) continue;
         if (gpu++ != static_cast<std::size_t>(device.ordinal)) continue;
-        library.check(api.SessionOptionsAppendExecutionProvider_V2(session_options, library.environment(), &found[i], 1,
-                                                                   keys.data(), values.data(), keys.size()),
+        library.check(api.SessionOptionsAppendExecutionProvider_V2(
+                          session_options, library.environment(), &found[i], 1, keys.data(),
+                          values.data(), keys.size()),
                       "onnxruntime cannot use " + std::string(device.provider));
         return;
     }
-    throw Error("the plugin found no GPU " + std::to_string(device.ordinal) + " for " + device.provider +
-                " (is it visible to nvidia-smi?); use --device cpu");
+    throw Error("the plugin found no GPU " + std::to_string(device.ordinal) + " for " +
+                device.provider + " (is it visible to nvidia-smi?); use --device cpu");
 }
 
 }  // namespace
@@ -134,20 +144,21 @@ void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options
 void register_plugin(const OrtLibrary&, const Device& device, const LoadOptions&) {
     if (device.plugin)
         throw Error(
-            "this libpass was built with headers of ONNX Runtime before 1.22, which have no plugins; use --device cpu");
+            "this libpass was built with headers of ONNX Runtime before 1.22, which have no "
+            "plugins; use --device cpu");
 }
 
 namespace {
 
-void append_plugin(const OrtLibrary&, OrtSessionOptions*, const Device&, const std::vector<const char*>&,
-                   const std::vector<const char*>&) {}
+void append_plugin(const OrtLibrary&, OrtSessionOptions*, const Device&,
+                   const std::vector<const char*>&, const std::vector<const char*>&) {}
 
 }  // namespace
 
 #endif
 
-void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options, const Device& device,
-                     const ProviderOptions& provider_options) {
+void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options,
+                     const Device& device, const ProviderOptions& provider_options) {
     const OrtApi& api = library.api();
     std::vector<const char*> keys, values;
     for (const auto& [key, value] : provider_options) {
@@ -160,11 +171,15 @@ void append_provider(const OrtLibrary& library, OrtSessionOptions* session_optio
     } else if (std::strcmp(device.name, "cuda") == 0) {
         keys.push_back("device_id");
         values.push_back(ordinal.c_str());
-        const auto cuda = library.make(api.CreateCUDAProviderOptions, api.ReleaseCUDAProviderOptions);
-        library.check(api.UpdateCUDAProviderOptions(cuda.get(), keys.data(), values.data(), keys.size()),
-                      "onnxruntime cannot use CUDA");
-        library.check(api.SessionOptionsAppendExecutionProvider_CUDA_V2(session_options, cuda.get()),
-                      "onnxruntime could not start CUDAExecutionProvider (is the GPU visible?); use --device cpu");
+        const auto cuda =
+            library.make(api.CreateCUDAProviderOptions, api.ReleaseCUDAProviderOptions);
+        library.check(
+            api.UpdateCUDAProviderOptions(cuda.get(), keys.data(), values.data(), keys.size()),
+            "onnxruntime cannot use CUDA");
+        library.check(
+            api.SessionOptionsAppendExecutionProvider_CUDA_V2(session_options, cuda.get()),
+            "onnxruntime could not start CUDAExecutionProvider (is the GPU visible?); use --device "
+            "cpu");
     }
 }
 

@@ -16,10 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Numbers of fields: the graph of a ModelProto, an initializer of a GraphProto, an entry of a TensorProto's external
-// data, and the entry's key and value.
-constexpr std::uint64_t graph_field = 7, initializer_field = 5, external_data_field = 13, key_field = 1,
-                        value_field = 2;
+// Numbers of fields: the graph of a ModelProto, an initializer of a GraphProto, an entry of a
+// TensorProto's external data, and the entry's key and value.
+constexpr std::uint64_t graph_field = 7, initializer_field = 5, external_data_field = 13,
+                        key_field = 1, value_field = 2;
 constexpr const char* location = "location";  // the key of an entry that names a file
 
 bool any_links(const fs::path& folder) {
@@ -41,7 +41,8 @@ std::pair<std::string, std::string> entry_of(std::string_view content) {
 }
 
 // The model with `edit` applied to the entries of external data of its graph's initializers.
-std::string edit_entries(std::string_view model, const std::function<std::string(std::string_view)>& edit) {
+std::string edit_entries(std::string_view model,
+                         const std::function<std::string(std::string_view)>& edit) {
     return protobuf::replace(model, graph_field, [&](std::string_view graph) {
         return protobuf::replace(graph, initializer_field, [&](std::string_view tensor) {
             return protobuf::replace(tensor, external_data_field, edit);
@@ -49,8 +50,8 @@ std::string edit_entries(std::string_view model, const std::function<std::string
     });
 }
 
-// The files of weights, as the model names them. Empty if it is no model, about which ONNX Runtime has a better
-// message.
+// The files of weights, as the model names them. Empty if it is no model, about which ONNX Runtime
+// has a better message.
 std::set<std::string> locations(std::string_view model) {
     std::set<std::string> found;
     try {
@@ -70,7 +71,8 @@ fs::path common_folder(const std::map<std::string, fs::path>& files) {
     fs::path common = files.begin()->second.parent_path();
     for (const auto& [name, file] : files) {
         const fs::path folder = file.parent_path();
-        const auto end = std::mismatch(common.begin(), common.end(), folder.begin(), folder.end()).first;
+        const auto end =
+            std::mismatch(common.begin(), common.end(), folder.begin(), folder.end()).first;
         fs::path shared;
         for (auto part = common.begin(); part != end; ++part) shared /= *part;
         common = shared;
@@ -87,7 +89,8 @@ std::optional<ResolvedModel> resolve_links(const fs::path& model) {
     const std::string content(std::istreambuf_iterator<char>(file), {});
     const std::set<std::string> names = locations(content);
     const auto is_link = [&](const std::string& name) { return fs::is_symlink(beside / name); };
-    if (names.empty() || (!fs::is_symlink(model) && std::none_of(names.begin(), names.end(), is_link))) {
+    if (names.empty() ||
+        (!fs::is_symlink(model) && std::none_of(names.begin(), names.end(), is_link))) {
         return std::nullopt;
     }
     std::map<std::string, fs::path> files;

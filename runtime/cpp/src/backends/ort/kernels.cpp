@@ -31,8 +31,8 @@ struct Weights {
     std::string bytes;
 };
 
-// A graph with one node, which reads the input `rows` [M,columns] and `weights`, and writes `result` [M,N]. columns: 0
-// is any number. sizes: integer attributes.
+// A graph with one node, which reads the input `rows` [M,columns] and `weights`, and writes
+// `result` [M,N]. columns: 0 is any number. sizes: integer attributes.
 struct Probe {
     const char* op;
     const char* domain;
@@ -45,10 +45,13 @@ struct Probe {
 };
 
 // A ValueInfoProto of [M,columns].
-std::string value_info(const std::string& name, ONNXTensorElementDataType type, std::int64_t columns) {
-    const std::string last = columns == 0 ? encode(2, "N") : encode(1, static_cast<std::uint64_t>(columns));
+std::string value_info(const std::string& name, ONNXTensorElementDataType type,
+                       std::int64_t columns) {
+    const std::string last =
+        columns == 0 ? encode(2, "N") : encode(1, static_cast<std::uint64_t>(columns));
     const std::string shape = encode(1, encode(2, "M")) + encode(1, last);
-    return encode(1, name) + encode(2, encode(1, encode(1, static_cast<std::uint64_t>(type)) + encode(2, shape)));
+    return encode(1, name) +
+           encode(2, encode(1, encode(1, static_cast<std::uint64_t>(type)) + encode(2, shape)));
 }
 
 std::string Probe::model() const {
@@ -56,7 +59,8 @@ std::string Probe::model() const {
     for (const Weights& each : weights) {
         node += encode(1, each.name);
         std::string tensor;
-        for (const std::int64_t size : each.shape) tensor += encode(1, static_cast<std::uint64_t>(size));
+        for (const std::int64_t size : each.shape)
+            tensor += encode(1, static_cast<std::uint64_t>(size));
         tensor += encode(2, static_cast<std::uint64_t>(each.type)) + encode(8, each.name);
         tensors += encode(5, tensor + encode(9, each.bytes));
     }
@@ -68,7 +72,8 @@ std::string Probe::model() const {
                               encode(11, value_info("rows", input, columns)) +
                               encode(12, value_info("result", output, 0));
     const std::string microsoft = encode(1, "com.microsoft") + encode(2, 1);
-    return encode(1, ir_version) + encode(8, microsoft) + encode(8, encode(2, opset)) + encode(7, graph);
+    return encode(1, ir_version) + encode(8, microsoft) + encode(8, encode(2, opset)) +
+           encode(7, graph);
 }
 
 template <class Value>
@@ -86,9 +91,9 @@ class ProbeSession {
         library.check(api.SetSessionLogSeverityLevel(options.get(), ORT_LOGGING_LEVEL_ERROR));
         const std::string model = probe.model();
         OrtSession* made = nullptr;
-        library.check(
-            api.CreateSessionFromArray(library.environment(), model.data(), model.size(), options.get(), &made),
-            "onnxruntime cannot test the CPU's kernels");
+        library.check(api.CreateSessionFromArray(library.environment(), model.data(), model.size(),
+                                                 options.get(), &made),
+                      "onnxruntime cannot test the CPU's kernels");
         session_.reset(made);
     }
 
@@ -97,16 +102,18 @@ class ProbeSession {
     std::vector<Result> run(std::vector<Value> rows, std::int64_t columns) const {
         const OrtApi& api = library_.api();
         const std::int64_t count = static_cast<std::int64_t>(rows.size()) / columns;
-        const auto place =
-            library_.make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo, OrtArenaAllocator, OrtMemTypeDefault);
+        const auto place = library_.make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
+                                         OrtArenaAllocator, OrtMemTypeDefault);
         const auto input = library_.tensor(place.get(), reinterpret_cast<std::byte*>(rows.data()),
                                            rows.size() * sizeof(Value), {count, columns}, input_);
         const OrtValue* inputs[] = {input.get()};
         const char *input_names[] = {"rows"}, *output_names[] = {"result"};
         OrtValue* made = nullptr;
-        library_.check(api.Run(session_.get(), nullptr, input_names, inputs, 1, output_names, 1, &made));
+        library_.check(
+            api.Run(session_.get(), nullptr, input_names, inputs, 1, output_names, 1, &made));
         const Owned<OrtValue> output(made, api.ReleaseValue);
-        const auto info = library_.make(api.GetTensorTypeAndShape, api.ReleaseTensorTypeAndShapeInfo, output.get());
+        const auto info = library_.make(api.GetTensorTypeAndShape,
+                                        api.ReleaseTensorTypeAndShapeInfo, output.get());
         std::size_t size = 0;
         library_.check(api.GetTensorShapeElementCount(info.get(), &size));
         void* data = nullptr;
@@ -131,8 +138,10 @@ std::vector<float> random_rows(std::int64_t count) {
 
 bool sums_are_exact(const OrtLibrary& library) {
     constexpr std::int64_t inputs = 64, columns = 16;
-    const Weights weights{
-        "weights", {inputs, columns}, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, std::string(inputs * columns, '\x7f')};
+    const Weights weights{"weights",
+                          {inputs, columns},
+                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
+                          std::string(inputs * columns, '\x7f')};
     const ProbeSession session(library, {"MatMulInteger",
                                          "",
                                          {},
@@ -141,7 +150,8 @@ bool sums_are_exact(const OrtLibrary& library) {
                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32});
     const auto sums = session.run<std::int32_t>(std::vector<std::uint8_t>(2 * inputs, 255), inputs);
-    return std::all_of(sums.begin(), sums.end(), [&](std::int32_t sum) { return sum == inputs * 255 * 127; });
+    return std::all_of(sums.begin(), sums.end(),
+                       [&](std::int32_t sum) { return sum == inputs * 255 * 127; });
 }
 
 // `Kernels::least_rows` of products with weights of this format.
@@ -152,25 +162,31 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
     std::string codes(static_cast<std::size_t>(outputs * blocks * code_bytes), '\0');
     for (char& code : codes) code = static_cast<char>(random() >> 24);
     std::vector<float> scales(static_cast<std::size_t>(outputs * blocks));
-    for (float& scale : scales) scale = 0.001F + 0.019F * (static_cast<float>(random()) / 4294967296.0F);
+    for (float& scale : scales)
+        scale = 0.001F + 0.019F * (static_cast<float>(random()) / 4294967296.0F);
     const ProbeSession session(
-        library, {"MatMulNBits",
-                  "com.microsoft",
-                  {{"K", static_cast<std::uint64_t>(inputs)},
-                   {"N", static_cast<std::uint64_t>(outputs)},
-                   {"bits", static_cast<std::uint64_t>(bits)},
-                   {"block_size", static_cast<std::uint64_t>(block_size)},
-                   {"accuracy_level", accuracy_level}},
-                  {{"codes", {outputs, blocks, code_bytes}, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, std::move(codes)},
-                   {"scales", {outputs, blocks}, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, bytes_of(scales)}},
-                  inputs,
-                  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-                  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
+        library,
+        {"MatMulNBits",
+         "com.microsoft",
+         {{"K", static_cast<std::uint64_t>(inputs)},
+          {"N", static_cast<std::uint64_t>(outputs)},
+          {"bits", static_cast<std::uint64_t>(bits)},
+          {"block_size", static_cast<std::uint64_t>(block_size)},
+          {"accuracy_level", accuracy_level}},
+         {{"codes",
+           {outputs, blocks, code_bytes},
+           ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+           std::move(codes)},
+          {"scales", {outputs, blocks}, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, bytes_of(scales)}},
+         inputs,
+         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
     const std::vector<float> rows = random_rows(most_rows * inputs);
     const auto among_all = session.run<float>(rows, inputs);
     std::vector<std::int64_t> differing;
     for (const std::int64_t count : {1, 2, 3, 5, 9}) {
-        const auto alone = session.run<float>(std::vector<float>(rows.begin(), rows.begin() + count * inputs), inputs);
+        const auto alone = session.run<float>(
+            std::vector<float>(rows.begin(), rows.begin() + count * inputs), inputs);
         if (!std::equal(alone.begin(), alone.end(), among_all.begin())) differing.push_back(count);
     }
     if (differing.empty()) return 1;
@@ -180,9 +196,15 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
 
 bool softmax_is_equal(const OrtLibrary& library) {
     constexpr std::ptrdiff_t rows = 16, columns = 32;
-    const ProbeSession session(
-        library, {"Softmax", "", {}, {}, 0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
-    // Scores spread so much, in so many rows, that other orders round differently for some of these numbers of scores.
+    const ProbeSession session(library, {"Softmax",
+                                         "",
+                                         {},
+                                         {},
+                                         0,
+                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
+    // Scores spread so much, in so many rows, that other orders round differently for some of these
+    // numbers of scores.
     std::vector<float> scores = random_rows(rows * columns);
     for (float& score : scores) score *= 3;
     for (std::ptrdiff_t count = 1; count < 8; ++count) {
@@ -192,10 +214,12 @@ bool softmax_is_equal(const OrtLibrary& library) {
             few.insert(few.end(), first, first + count);
             std::fill(first + count, first + columns, -std::numeric_limits<float>::infinity());
         }
-        const auto alone = session.run<float>(few, count), among_masked = session.run<float>(masked, columns);
+        const auto alone = session.run<float>(few, count),
+                   among_masked = session.run<float>(masked, columns);
         for (std::ptrdiff_t row = 0; row < rows; ++row) {
             const auto first = alone.begin() + row * count;
-            if (!std::equal(first, first + count, among_masked.begin() + row * columns)) return false;
+            if (!std::equal(first, first + count, among_masked.begin() + row * columns))
+                return false;
         }
     }
     return true;
@@ -205,7 +229,9 @@ Kernels run_probes(const OrtLibrary& library, const std::set<BlockFormat>& forma
     Kernels found{sums_are_exact(library), 1, softmax_is_equal(library)};
     for (const BlockFormat& format : formats) {
         const std::optional<int> rows = least_rows(library, format);
-        found.least_rows = rows && found.least_rows ? std::optional(std::max(*rows, *found.least_rows)) : std::nullopt;
+        found.least_rows = rows && found.least_rows
+                               ? std::optional(std::max(*rows, *found.least_rows))
+                               : std::nullopt;
     }
     return found;
 }
@@ -213,7 +239,8 @@ Kernels run_probes(const OrtLibrary& library, const std::set<BlockFormat>& forma
 }  // namespace
 
 std::string Kernels::text() const {
-    return std::string("8-bit sums ") + (exact_sums ? "exact" : "saturating") + ", numbers of rows " +
+    return std::string("8-bit sums ") + (exact_sums ? "exact" : "saturating") +
+           ", numbers of rows " +
            (least_rows ? "equal from " + std::to_string(*least_rows) + " on" : "never equal") +
            ", softmax with masked entries " + (equal_softmax ? "equal" : "not equal");
 }
@@ -227,7 +254,8 @@ std::set<BlockFormat> block_formats(const ModelInfo& model) {
     const auto add = [&](const SchemeInfo& scheme) {
         if (!scheme.block_size || scheme.numbers == "fp8") return;
         found.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
-        if (scheme.offsets) found.emplace(4, *scheme.block_size);  // sums of blocks are products with codes of 4 bits
+        // sums of blocks are products with codes of 4 bits
+        if (scheme.offsets) found.emplace(4, *scheme.block_size);
     };
     add(model.quantization->grid);
     if (model.quantization->lm_head) add(*model.quantization->lm_head);
@@ -237,7 +265,8 @@ std::set<BlockFormat> block_formats(const ModelInfo& model) {
 
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {
     static std::mutex mutex;
-    static std::map<std::pair<std::string, std::set<BlockFormat>>, Kernels> known;  // by library's build and formats
+    // by library's build and formats
+    static std::map<std::pair<std::string, std::set<BlockFormat>>, Kernels> known;
     const std::set<BlockFormat> formats = block_formats(manifest.model);
     const std::lock_guard lock(mutex);
     const std::pair key(library.build(), formats);
@@ -245,13 +274,15 @@ Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {
     return known.emplace(key, run_probes(library, formats)).first->second;
 }
 
-bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle, const Manifest& manifest) {
+bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle,
+                            const Manifest& manifest) {
     const auto& info = manifest.model.quantization;
     const bool rounded = info ? info->activations != "full" : manifest.model.weights == "w8a8";
     if (!rounded || kernels.exact_sums) return false;
     for (const DerivedTrunk& each : manifest.derived) {
         if (each.device != "cpu" || each.weight_zero_points) continue;
-        throw Error(bundle.string() + ": its 8-bit sums saturate on this CPU: export it again, or export it as int8");
+        throw Error(bundle.string() +
+                    ": its 8-bit sums saturate on this CPU: export it again, or export it as int8");
     }
     return true;
 }

@@ -1,5 +1,5 @@
-// What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in a few milliseconds. As
-// pass_runtime/backends/ort/kernels.py, which explains how kernels differ.
+// What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in a few
+// milliseconds. As pass_runtime/backends/ort/kernels.py, which explains how kernels differ.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,8 @@ namespace pass {
 struct Kernels {
     // Whether products of uint8 and int8 codes are summed exactly.
     bool exact_sums = true;
-    // The fewest rows from which on a row's results do not depend on the number of rows; none if they always may.
+    // The fewest rows from which on a row's results do not depend on the number of rows; none if
+    // they always may.
     std::optional<int> least_rows = 1;
     // Whether a softmax does not depend on the number of masked entries after the others.
     bool equal_softmax = true;
@@ -35,8 +36,9 @@ std::set<BlockFormat> block_formats(const ModelInfo& model);
 // What the CPU kernels that run the bundle's products compute here, found once a process.
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest);
 
-// Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because products of uint8 and
-// int8 codes are not summed exactly. Throws Error if it cannot.
-bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle, const Manifest& manifest);
+// Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because
+// products of uint8 and int8 codes are not summed exactly. Throws Error if it cannot.
+bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle,
+                            const Manifest& manifest);
 
 }  // namespace pass

@@ -26,7 +26,8 @@ std::string library_name(const std::filesystem::path& given) {
 
 void ORT_API_CALL write_log(void*, OrtLoggingLevel severity, const char*, const char*, const char*,
                             const char* message) {
-    const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);  // LogLevel has the same numbers, but no fatal
+    // LogLevel has the same numbers, but no fatal
+    const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);
     log(static_cast<LogLevel>(level), "onnxruntime: " + one_line(message));
 }
 
@@ -39,23 +40,29 @@ std::shared_ptr<const OrtLibrary> OrtLibrary::open(const std::filesystem::path& 
     // It is never unloaded, because it has threads and thread-local memory.
     void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle == nullptr) {
-        throw Error("onnxruntime cannot be opened (" + one_line(dlerror()) +
-                    "); set PASS_ONNXRUNTIME to its libonnxruntime.so, of the Python package or a release");
+        throw Error(
+            "onnxruntime cannot be opened (" + one_line(dlerror()) +
+            "); set PASS_ONNXRUNTIME to its libonnxruntime.so, of the Python package or a release");
     }
     using GetBase = const OrtApiBase* (*)();
     const auto get_base = reinterpret_cast<GetBase>(dlsym(handle, "OrtGetApiBase"));
-    if (get_base == nullptr) throw Error(name + " is not ONNX Runtime; set PASS_ONNXRUNTIME to libonnxruntime.so");
+    if (get_base == nullptr)
+        throw Error(name + " is not ONNX Runtime; set PASS_ONNXRUNTIME to libonnxruntime.so");
     const OrtApiBase* base = get_base();
     const std::string version = base->GetVersionString();
     const OrtApi* api = base->GetApi(ORT_API_VERSION);
-    if (api == nullptr) throw Error("onnxruntime " + version + " of " + name + " is too old; use 1.25 or newer");
+    if (api == nullptr)
+        throw Error("onnxruntime " + version + " of " + name + " is too old; use 1.25 or newer");
     return std::shared_ptr<const OrtLibrary>(new OrtLibrary(api, version));
 }
 
 OrtLibrary::OrtLibrary(const OrtApi* api, const std::string& version)
-    : api_(api), build_(version + " " + api->GetBuildInfoString()), environment_(nullptr, api->ReleaseEnv) {
+    : api_(api),
+      build_(version + " " + api->GetBuildInfoString()),
+      environment_(nullptr, api->ReleaseEnv) {
     OrtEnv* environment = nullptr;
-    check(api_->CreateEnvWithCustomLogger(write_log, nullptr, severity_of(log_level()), "pass", &environment),
+    check(api_->CreateEnvWithCustomLogger(write_log, nullptr, severity_of(log_level()), "pass",
+                                          &environment),
           "onnxruntime cannot start");
     environment_.reset(environment);
 }
@@ -77,9 +84,10 @@ void OrtLibrary::check(OrtStatus* status, std::string_view what) const {
 }
 
 Owned<OrtValue> OrtLibrary::tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
-                                   const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const {
-    return make(api_->CreateTensorWithDataAsOrtValue, api_->ReleaseValue, place, static_cast<void*>(address), size,
-                shape.data(), shape.size(), type);
+                                   const std::vector<std::int64_t>& shape,
+                                   ONNXTensorElementDataType type) const {
+    return make(api_->CreateTensorWithDataAsOrtValue, api_->ReleaseValue, place,
+                static_cast<void*>(address), size, shape.data(), shape.size(), type);
 }
 
 }  // namespace pass

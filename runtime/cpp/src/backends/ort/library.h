@@ -1,5 +1,5 @@
-// ONNX Runtime, opened at run time, because linking would tie libpass to one version of it. Its C API is used without
-// globals, so that two versions can be open at once.
+// ONNX Runtime, opened at run time, because linking would tie libpass to one version of it. Its C
+// API is used without globals, so that two versions can be open at once.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -37,7 +37,8 @@ class OrtLibrary {
     std::vector<std::string> providers() const;
     // Throws Error with `what` and ONNX Runtime's message if `status` is a failure.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
-    // Calls `create`, a function of the C API, with `arguments` and the address at which it puts the new object.
+    // Calls `create`, a function of the C API, with `arguments` and the address at which it puts
+    // the new object.
     template <class Create, class Thing, class... Arguments>
     Owned<Thing> make(Create create, void (*release)(Thing*), Arguments... arguments) const {
         Thing* made = nullptr;
@@ -46,7 +47,8 @@ class OrtLibrary {
     }
     // `size` bytes at `address`, in the memory of `place`, as a tensor.
     Owned<OrtValue> tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
-                           const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) const;
+                           const std::vector<std::int64_t>& shape,
+                           ONNXTensorElementDataType type) const;
 
    private:
     const OrtApi* api_;

@@ -18,9 +18,9 @@ namespace {
 constexpr int entry_format = 2;  // FORMAT_VERSION of packing.py
 constexpr const char *graph_file = "trunk.onnx", *note_file = "packed.json";
 
-constexpr std::array fields = {"vendor_id",       "cpu family",       "model",       "model name", "stepping",
-                               "CPU implementer", "CPU architecture", "CPU variant", "CPU part",   "CPU revision",
-                               "flags",           "Features"};
+constexpr std::array fields = {
+    "vendor_id",        "cpu family",  "model",    "model name",   "stepping", "CPU implementer",
+    "CPU architecture", "CPU variant", "CPU part", "CPU revision", "flags",    "Features"};
 
 std::string trimmed(std::string_view text) {
     const char* spaces = " \t\r";
@@ -29,7 +29,8 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
 }
 
-// Whether the files of a cache entry have the sizes and hashes in its note. The note of an unusable entry has no files.
+// Whether the files of a cache entry have the sizes and hashes in its note. The note of an unusable
+// entry has no files.
 bool intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;
@@ -39,7 +40,8 @@ bool intact(const std::filesystem::path& entry) {
         HashCache cache;
         for (const auto& [name, info] : note["files"].items()) {
             const std::filesystem::path path = entry / name;
-            if (std::filesystem::file_size(path) != info["bytes"].get<std::uintmax_t>()) return false;
+            if (std::filesystem::file_size(path) != info["bytes"].get<std::uintmax_t>())
+                return false;
             if (!cache.matches(path, info["sha256"].get<std::string>())) return false;
         }
         cache.save();
@@ -60,17 +62,22 @@ std::string describe_cpu(const std::filesystem::path& cpu_info) {
     for (std::string line; std::getline(file, line);) {
         const std::size_t colon = line.find(':');
         const std::string field = trimmed(std::string_view(line).substr(0, colon));
-        if (colon == std::string::npos || std::find(fields.begin(), fields.end(), field) == fields.end()) continue;
+        if (colon == std::string::npos ||
+            std::find(fields.begin(), fields.end(), field) == fields.end())
+            continue;
         instructions = instructions || field == "flags" || field == "Features";
-        const std::string described = field + ": " + trimmed(std::string_view(line).substr(colon + 1)) + "\n";
-        if (std::find(lines.begin(), lines.end(), described) == lines.end()) lines.push_back(described);
+        const std::string described =
+            field + ": " + trimmed(std::string_view(line).substr(colon + 1)) + "\n";
+        if (std::find(lines.begin(), lines.end(), described) == lines.end())
+            lines.push_back(described);
     }
     std::string text;
     for (const std::string& line : lines) text += line;
     return instructions ? text : "";
 }
 
-std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, const std::filesystem::path& bundle,
+std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
+                                                  const std::filesystem::path& bundle,
                                                   const Manifest& manifest, const std::string& file,
                                                   const Kernels& kernels) {
     const std::string data = manifest.trunk.file + ".data", cpu = describe_cpu();
@@ -78,15 +85,17 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library, con
     const FileInfo *graph = manifest.file(file), *weights = manifest.file(data);
     if (graph == nullptr || weights == nullptr || cpu.empty() || cache.empty()) return std::nullopt;
     const HashCache hashes;
-    if (!hashes.knows(bundle / file, graph->sha256) || !hashes.knows(bundle / data, weights->sha256)) {
+    if (!hashes.knows(bundle / file, graph->sha256) ||
+        !hashes.knows(bundle / data, weights->sha256)) {
         return std::nullopt;
     }
-    const std::string key =
-        sha256("format " + std::to_string(entry_format) + "\nonnxruntime " + library.build() + "\ngraph " +
-               graph->sha256 + "\nweights " + weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
+    const std::string key = sha256("format " + std::to_string(entry_format) + "\nonnxruntime " +
+                                   library.build() + "\ngraph " + graph->sha256 + "\nweights " +
+                                   weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
-    std::error_code ignored;  // the entry may be another user's. Python drops the entries used least recently.
+    // the entry may be another user's. Python drops the entries used least recently.
+    std::error_code ignored;
     std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), ignored);
     log(LogLevel::info, file + ": weights are mapped from " + entry.string());
     return entry / graph_file;

@@ -60,7 +60,8 @@ class Reader {
 }  // namespace
 
 std::string encode(std::uint64_t number, std::string_view content) {
-    return encode_varint(number << 3 | delimited) + encode_varint(content.size()) + std::string(content);
+    return encode_varint(number << 3 | delimited) + encode_varint(content.size()) +
+           std::string(content);
 }
 
 std::string encode(std::uint64_t number, std::uint64_t value) {
@@ -77,7 +78,8 @@ std::string replace(std::string_view message, std::uint64_t number,
                     const std::function<std::string(std::string_view)>& edit) {
     std::string changed;
     for (const Field& field : fields(message)) {
-        changed += field.number == number ? encode(number, edit(field.content)) : std::string(field.whole);
+        changed +=
+            field.number == number ? encode(number, edit(field.content)) : std::string(field.whole);
     }
     return changed;
 }

@@ -14,33 +14,39 @@
 
 namespace pass {
 
-SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
-                             const Manifest& manifest)
+SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library,
+                             const std::filesystem::path& bundle, const Manifest& manifest)
     : library_(std::move(library)) {
-    const MappedFile& tables = *files_.emplace_back(std::make_unique<MappedFile>(bundle / noise_tables_file));
+    const MappedFile& tables =
+        *files_.emplace_back(std::make_unique<MappedFile>(bundle / noise_tables_file));
     const std::vector<std::int64_t> table{
-        static_cast<std::int64_t>(tables.size() / 2 / noise_row_entries / sizeof(std::int32_t)), noise_row_entries};
+        static_cast<std::int64_t>(tables.size() / 2 / noise_row_entries / sizeof(std::int32_t)),
+        noise_row_entries};
     const std::size_t half = static_cast<std::size_t>(table[0] * table[1]) * sizeof(std::int32_t);
     add("noise_table_1", tables, 0, half, table, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
-    add("noise_table_2", tables, tables.size() / 2, half, table, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
+    add("noise_table_2", tables, tables.size() / 2, half, table,
+        ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
     if (!manifest.lookahead.head) return;
 
     const MappedFile& head = *files_.emplace_back(std::make_unique<MappedFile>(bundle / head_file));
     for (const HeadArray& array : head_arrays(manifest.model, *manifest.lookahead.head)) {
-        const auto type =
-            array.item_bytes == 2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-        add(array.name, head, static_cast<std::size_t>(array.offset), static_cast<std::size_t>(array.bytes),
-            array.shape, type);
+        const auto type = array.item_bytes == 2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
+                                                : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+        add(array.name, head, static_cast<std::size_t>(array.offset),
+            static_cast<std::size_t>(array.bytes), array.shape, type);
     }
 }
 
-void SharedTensors::add(const std::string& name, const MappedFile& file, std::size_t offset, std::size_t size,
-                        const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type) {
+void SharedTensors::add(const std::string& name, const MappedFile& file, std::size_t offset,
+                        std::size_t size, const std::vector<std::int64_t>& shape,
+                        ONNXTensorElementDataType type) {
     const OrtApi& api = library_->api();
-    if (offset + size > file.size()) throw Error("the bundle's tail data are too short; export the bundle again");
-    const auto place =
-        library_->make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo, OrtArenaAllocator, OrtMemTypeDefault);
-    values_.emplace_back(name, library_->tensor(place.get(), file.data() + offset, size, shape, type));
+    if (offset + size > file.size())
+        throw Error("the bundle's tail data are too short; export the bundle again");
+    const auto place = library_->make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
+                                      OrtArenaAllocator, OrtMemTypeDefault);
+    values_.emplace_back(name,
+                         library_->tensor(place.get(), file.data() + offset, size, shape, type));
 }
 
 ONNXTensorElementDataType element_type(const std::string& dtype) {
@@ -55,14 +61,17 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 namespace {
 
 // The folder of the weights of a model that is given as bytes.
-constexpr const char* weights_folder_option = "session.model_external_initializers_file_folder_path";
+constexpr const char* weights_folder_option =
+    "session.model_external_initializers_file_folder_path";
 
-// The worker threads of a session, which begin to work only when the session has been created. Until then there is
-// hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that hash the bundle's
-// files. (ONNX Runtime may pin threads that it creates itself to cores; these are not pinned.)
+// The worker threads of a session, which begin to work only when the session has been created.
+// Until then there is hardly any work, but ONNX Runtime's workers spin while they wait, and would
+// take the cores that hash the bundle's files. (ONNX Runtime may pin threads that it creates itself
+// to cores; these are not pinned.)
 class LateThreads {
    public:
-    // Make sessions of `options` use such threads. `options` must not be used after this object is destroyed.
+    // Make sessions of `options` use such threads. `options` must not be used after this object is
+    // destroyed.
     void give_to(const OrtLibrary& library, OrtSessionOptions* options) {
         const OrtApi& api = library.api();
         library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
@@ -83,7 +92,8 @@ class LateThreads {
         gate.test_and_set();
         gate.notify_all();
     }
-    // Returns null if the system has no thread left; ONNX Runtime then fails to create the session, with a message.
+    // Returns null if the system has no thread left; ONNX Runtime then fails to create the session,
+    // with a message.
     static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* of_worker) {
         try {
             auto worker = std::make_unique<Worker>();
@@ -99,7 +109,8 @@ class LateThreads {
     }
     // Also called for a session that could not be created, whose threads have not begun to work.
     static void join(OrtCustomThreadHandle thread) {
-        const std::unique_ptr<Worker> worker(reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
+        const std::unique_ptr<Worker> worker(
+            reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
         open(*worker->gate);
         worker->thread.join();
     }
@@ -137,8 +148,9 @@ TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInf
 
 }  // namespace
 
-OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
-                   int threads, const SharedTensors* shared, WeightForm weights)
+OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
+                   const std::filesystem::path& path, int threads, const SharedTensors* shared,
+                   WeightForm weights)
     : library_(std::move(library)),
       file_(path.filename().string()),
       device_(device),
@@ -166,9 +178,10 @@ OrtStatus* OrtGraph::create(const std::filesystem::path& path, OrtSessionOptions
     OrtSession* session = nullptr;
     OrtStatus* status = nullptr;
     if (const std::optional<ResolvedModel> resolved = resolve_links(path)) {
-        library_->check(api.AddSessionConfigEntry(options, weights_folder_option, resolved->folder.c_str()));
-        status = api.CreateSessionFromArray(library_->environment(), resolved->content.data(), resolved->content.size(),
-                                            options, &session);
+        library_->check(
+            api.AddSessionConfigEntry(options, weights_folder_option, resolved->folder.c_str()));
+        status = api.CreateSessionFromArray(library_->environment(), resolved->content.data(),
+                                            resolved->content.size(), options, &session);
     } else {
         status = api.CreateSession(library_->environment(), path.c_str(), options, &session);
     }
@@ -176,13 +189,16 @@ OrtStatus* OrtGraph::create(const std::filesystem::path& path, OrtSessionOptions
     return status;
 }
 
-Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared, WeightForm weights) const {
+Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared,
+                                                   WeightForm weights) const {
     const OrtApi& api = library_->api();
-    Owned<OrtSessionOptions> options = library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
+    Owned<OrtSessionOptions> options =
+        library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // A memory pattern would be kept for every shape, and passes have many shapes.
-    library_->check((device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
+    library_->check(
+        (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
     if (weights == WeightForm::made_unsigned) {  // both together; activations stay as they are
         for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"}) {
             library_->check(api.AddSessionConfigEntry(options.get(), name, "1"));
@@ -190,9 +206,10 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
     }
     if (weights == WeightForm::packed) {
         library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
-        // Passes alternate between two such sessions. Threads of one that spin after its pass would take the cores that
-        // the other one's pass needs, which doubled the time of a pass.
-        library_->check(api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
+        // Passes alternate between two such sessions. Threads of one that spin after its pass would
+        // take the cores that the other one's pass needs, which doubled the time of a pass.
+        library_->check(
+            api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
     }
     if (shared != nullptr) {
         for (const auto& [name, value] : shared->values()) {
@@ -206,22 +223,25 @@ void OrtGraph::check(const Graph& described, const Manifest* manifest) const {
     const OrtApi& api = library_->api();
     OrtAllocator* allocator = nullptr;
     library_->check(api.GetAllocatorWithDefaultOptions(&allocator));
-    check_tensors(described.inputs, described.file, allocator, api.SessionGetInputCount, api.SessionGetInputName,
-                  api.SessionGetInputTypeInfo);
-    check_tensors(described.outputs, described.file, allocator, api.SessionGetOutputCount, api.SessionGetOutputName,
-                  api.SessionGetOutputTypeInfo);
+    check_tensors(described.inputs, described.file, allocator, api.SessionGetInputCount,
+                  api.SessionGetInputName, api.SessionGetInputTypeInfo);
+    check_tensors(described.outputs, described.file, allocator, api.SessionGetOutputCount,
+                  api.SessionGetOutputName, api.SessionGetOutputTypeInfo);
     if (manifest == nullptr) return;
-    const auto metadata = library_->make(api.SessionGetModelMetadata, api.ReleaseModelMetadata, session_.get());
+    const auto metadata =
+        library_->make(api.SessionGetModelMetadata, api.ReleaseModelMetadata, session_.get());
     char* value = nullptr;
-    library_->check(api.ModelMetadataLookupCustomMetadataMap(metadata.get(), allocator, "pass_toolkit", &value));
+    library_->check(api.ModelMetadataLookupCustomMetadataMap(metadata.get(), allocator,
+                                                             "pass_toolkit", &value));
     const std::string stated = value == nullptr ? "{}" : value;
     if (value != nullptr) library_->check(api.AllocatorFree(allocator, value));
     check_trunk_metadata(*manifest, stated);
 }
 
 template <class Count, class Name, class Info>
-void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
-                             Count get_count, Name get_name, Info get_info) const {
+void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::string& file,
+                             OrtAllocator* allocator, Count get_count, Name get_name,
+                             Info get_info) const {
     const OrtApi& api = library_->api();
     std::size_t count = 0;
     library_->check(get_count(session_.get(), &count));
@@ -234,7 +254,8 @@ void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::st
         const auto info = library_->make(get_info, api.ReleaseTypeInfo, session_.get(), i);
         found.insert(info_of(*library_, copied, info.get()));
     }
-    for (const Tensor& tensor : described) listed.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
+    for (const Tensor& tensor : described)
+        listed.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
     std::vector<TensorInfo> differing;
     std::set_symmetric_difference(found.begin(), found.end(), listed.begin(), listed.end(),
                                   std::back_inserter(differing));

@@ -14,8 +14,9 @@
 
 namespace pass {
 
-// The constants that tails share, mapped from their files: the noise tables and the draft head. ONNX Runtime itself
-// would map them again for every tail, and each mapping would hold the same megabytes in memory.
+// The constants that tails share, mapped from their files: the noise tables and the draft head.
+// ONNX Runtime itself would map them again for every tail, and each mapping would hold the same
+// megabytes in memory.
 class SharedTensors {
    public:
     SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
@@ -36,19 +37,22 @@ class SharedTensors {
 // ONNX Runtime's name of `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
-// What ONNX Runtime does with the weights of a graph. packed: it wrote the graph, optimized and with packed weights,
-// and takes it as it is. made_unsigned: it makes int8 weights uint8 where products of uint8 and int8 codes are not
-// summed exactly.
+// What ONNX Runtime does with the weights of a graph. packed: it wrote the graph, optimized and
+// with packed weights, and takes it as it is. made_unsigned: it makes int8 weights uint8 where
+// products of uint8 and int8 codes are not summed exactly.
 enum class WeightForm { as_exported, packed, made_unsigned };
 
 class OrtGraph {
    public:
-    // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads from this memory instead of from the
-    // file; it must outlive the graph, and may be null. Throws Error if the graph cannot be loaded.
-    OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device, const std::filesystem::path& path,
-             int threads, const SharedTensors* shared, WeightForm weights = WeightForm::as_exported);
+    // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads from this memory
+    // instead of from the file; it must outlive the graph, and may be null. Throws Error if the
+    // graph cannot be loaded.
+    OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
+             const std::filesystem::path& path, int threads, const SharedTensors* shared,
+             WeightForm weights = WeightForm::as_exported);
 
-    // Throws Error if inputs or outputs differ from `described`, or a trunk's metadata from `manifest`.
+    // Throws Error if inputs or outputs differ from `described`, or a trunk's metadata from
+    // `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
@@ -62,12 +66,15 @@ class OrtGraph {
     const std::string& not_captured() const { return not_captured_; }
 
    private:
-    Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared, WeightForm weights) const;
-    // Create the session, with links of `path` and of its weights resolved. Returns ONNX Runtime's error.
+    Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
+                                             WeightForm weights) const;
+    // Create the session, with links of `path` and of its weights resolved. Returns ONNX Runtime's
+    // error.
     OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
     template <class Count, class Name, class Info>
-    void check_tensors(const std::vector<Tensor>& described, const std::string& file, OrtAllocator* allocator,
-                       Count get_count, Name get_name, Info get_info) const;
+    void check_tensors(const std::vector<Tensor>& described, const std::string& file,
+                       OrtAllocator* allocator, Count get_count, Name get_name,
+                       Info get_info) const;
 
     std::shared_ptr<const OrtLibrary> library_;
     std::string file_;

@@ -1,4 +1,5 @@
-// The part of TensorRT that the backend calls. nvinfer.cpp implements it with NVIDIA's headers. Tests have a fake.
+// The part of TensorRT that the backend calls. nvinfer.cpp implements it with NVIDIA's headers.
+// Tests have a fake.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,8 @@ class TrtContext {
     virtual bool set_profile(int index, void* stream) = 0;
     virtual bool set_shape(const std::string& input, const Shape& shape) = 0;
     virtual bool set_address(const std::string& tensor, std::byte* address) = 0;
-    // Whether a CUDA graph can contain the next run. TensorRT-RTX answers this; for TensorRT it is true.
+    // Whether a CUDA graph can contain the next run. TensorRT-RTX answers this; for TensorRT it is
+    // true.
     virtual bool capturable(void* stream) = 0;
     virtual bool enqueue(void* stream) = 0;
 };
@@ -35,7 +37,8 @@ class TrtCudaEngine {
     virtual int profiles() const = 0;
     // The shapes of all inputs and outputs, by name; dynamic sizes are -1.
     virtual std::map<std::string, Shape> shapes() const = 0;
-    // Output -> the input whose memory it shares; none with headers before TensorRT 10.15, which cannot query it.
+    // Output -> the input whose memory it shares; none with headers before TensorRT 10.15, which
+    // cannot query it.
     virtual std::optional<std::map<std::string, std::string>> aliases() const = 0;
     // A context without scratch memory, which the caller sets; null if memory runs out.
     virtual std::unique_ptr<TrtContext> create_context() = 0;
@@ -51,8 +54,9 @@ class TrtApi {
     virtual std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) = 0;
     // The library's last errors since this was last called, in one line; empty if there were none.
     virtual std::string take_errors() = 0;
-    // Use `file` as a cache of the kernels that the library compiles while engines run. `save_kernels` writes it, for
-    // the next process. TensorRT compiles none, and does nothing here.
+    // Use `file` as a cache of the kernels that the library compiles while engines run.
+    // `save_kernels` writes it, for the next process. TensorRT compiles none, and does nothing
+    // here.
     virtual void use_kernels(const std::filesystem::path& file) = 0;
     virtual void save_kernels() = 0;
 };

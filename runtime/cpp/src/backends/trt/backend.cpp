@@ -12,15 +12,18 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t staging_bytes = 4 << 20;               // pinned memory for what the host writes between passes
-constexpr const char* runtime_cache_file = "kernels.cache";  // beside the engines, for TrtApi::use_kernels
+// pinned memory for what the host writes between passes
+constexpr std::size_t staging_bytes = 4 << 20;
+// beside the engines, for TrtApi::use_kernels
+constexpr const char* runtime_cache_file = "kernels.cache";
 
 // Rows of the narrowest window that the trunk's engine has a profile for.
 int least_width(const EngineSet& engines) {
     std::int64_t least = 0;
     for (const EngineFile& engine : engines.engines) {
         for (const Profile& profile : engine.profiles) {
-            const std::map<std::string, Profile::Range> sizes(profile.sizes.begin(), profile.sizes.end());
+            const std::map<std::string, Profile::Range> sizes(profile.sizes.begin(),
+                                                              profile.sizes.end());
             if (!sizes.contains(columns_input) || !sizes.contains("width")) continue;
             const std::int64_t rows = sizes.at("width").min;
             least = least == 0 ? rows : std::min(least, rows);
@@ -30,15 +33,20 @@ int least_width(const EngineSet& engines) {
 }
 
 // What the engines were built for, limited by `options`. Throws Error if the options exceed it.
-Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines, const LoadOptions& options) {
+Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
+                             const LoadOptions& options) {
     if (options.max_batch_size > engines.max_batch_size) {
-        throw Error("the engines were built with --max-batch-size " + std::to_string(engines.max_batch_size) +
-                    "; use that, or build them with --max-batch-size " + std::to_string(options.max_batch_size));
+        throw Error("the engines were built with --max-batch-size " +
+                    std::to_string(engines.max_batch_size) +
+                    "; use that, or build them with --max-batch-size " +
+                    std::to_string(options.max_batch_size));
     }
-    const std::int64_t built = engines.capacities.back(), largest = options.capacity.value_or(built);
+    const std::int64_t built = engines.capacities.back(),
+                       largest = options.capacity.value_or(built);
     if (largest > built) {
-        throw Error("the engines' KV capacity is " + std::to_string(built) + " tokens; use --capacity " +
-                    std::to_string(built) + " or less, or build them with --max-seq-len " + std::to_string(largest));
+        throw Error("the engines' KV capacity is " + std::to_string(built) +
+                    " tokens; use --capacity " + std::to_string(built) +
+                    " or less, or build them with --max-seq-len " + std::to_string(largest));
     }
     Capabilities found;
     found.device = engines.library + " " + engines.version;
@@ -47,7 +55,8 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
         if (columns < largest) found.capacities.push_back(columns);
     }
     found.capacities.push_back(largest);
-    for (std::int64_t width : engines.prefill_widths) found.prefill_widths.push_back(static_cast<int>(width));
+    for (std::int64_t width : engines.prefill_widths)
+        found.prefill_widths.push_back(static_cast<int>(width));
     found.prefill_widths.push_back(1);
     found.batch_sizes = batch_sizes_up_to(options.max_batch_size);
     found.lookahead = static_cast<int>(engines.lookahead);
@@ -64,18 +73,20 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
 
 }  // namespace
 
-TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
-                       const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda)
+TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
+                       const std::string& library, const LoadOptions& options,
+                       std::unique_ptr<TrtApi> api, CudaApi cuda)
     : TrtBackend(bundle, manifest, options, [&] {
           const int ordinal = split_device(options.device).ordinal;
           const std::optional<Gpu> gpu = find_gpu(cuda, ordinal);
-          const EngineSet& engines = choose_engines(bundle, manifest, library, api->version(), gpu, options.verify,
-                                                    gpu ? "" : why_no_gpu(cuda));
-          return Opened{engines, std::move(api), std::make_unique<Cuda>(cuda, ordinal, staging_bytes)};
+          const EngineSet& engines = choose_engines(bundle, manifest, library, api->version(), gpu,
+                                                    options.verify, gpu ? "" : why_no_gpu(cuda));
+          return Opened{engines, std::move(api),
+                        std::make_unique<Cuda>(cuda, ordinal, staging_bytes)};
       }()) {}
 
-TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
-                       Opened opened)
+TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
+                       const LoadOptions& options, Opened opened)
     : Backend(manifest, capabilities_of(manifest, opened.engines, options), std::move(opened.cuda)),
       bundle_(std::move(bundle)),
       engine_set_(opened.engines),
@@ -96,11 +107,13 @@ TrtBackend::~TrtBackend() {
     }
 }
 
-// Changes how many entries a pass reads. The cache is always allocated for the engines' largest capacity.
+// Changes how many entries a pass reads. The cache is always allocated for the engines' largest
+// capacity.
 void TrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
     if (cache_.capacity() == 0) cache_.resize(engine_set_.capacities.back(), lengths);
     capacity_ = capacity;
-    columns_ = *std::lower_bound(engine_set_.capacities.begin(), engine_set_.capacities.end(), capacity);
+    columns_ =
+        *std::lower_bound(engine_set_.capacities.begin(), engine_set_.capacities.end(), capacity);
 }
 
 void TrtBackend::run_trunk(const Plan& plan, int batch) {
@@ -127,11 +140,14 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     std::int64_t* rows = num_rows > 0 ? result("emitted_rows", num_rows) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         std::vector<TrtProgram::Call> calls = bind_tails(kind);
-        const std::map<std::string, std::byte*>& addresses = calls.at(kind.touched > 0 ? 1 : 0).second.addresses;
+        const std::map<std::string, std::byte*>& addresses =
+            calls.at(kind.touched > 0 ? 1 : 0).second.addresses;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
-            return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor), items * sizeof(*host)};
+            return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor),
+                                    items * sizeof(*host)};
         };
-        std::vector<TrtProgram::Copy> copies{copy(count, "count", batch), copy(emitted, "emitted", all)};
+        std::vector<TrtProgram::Copy> copies{copy(count, "count", batch),
+                                             copy(emitted, "emitted", all)};
         if (rows != nullptr) copies.push_back(copy(rows, "emitted_rows", num_rows));
         calls.insert(calls.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
         return TrtProgram::Work{std::move(calls), std::move(copies)};
@@ -143,29 +159,36 @@ TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
     return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched};
 }
 
-TrtProgram& TrtBackend::program(const Key& key, const std::function<TrtProgram::Work()>& make_work) {
+TrtProgram& TrtBackend::program(const Key& key,
+                                const std::function<TrtProgram::Work()>& make_work) {
     const std::pair place(columns_, key);
     auto found = programs_.find(place);
     if (found == programs_.end()) {
-        found = programs_.emplace(place, TrtProgram(name_of(key), cuda_, uncaptured_, make_work())).first;
+        found = programs_.emplace(place, TrtProgram(name_of(key), cuda_, uncaptured_, make_work()))
+                    .first;
     }
     return found->second;
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
     const auto& [graphs, plan, number, sampler, logprobs, touched] = key;
-    const std::string processors = touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
-    const char *names[] = {"trunk", "tail", "pass", "prefill"}, *samplers[] = {"greedy", "sample", "truncated"};
-    return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " + std::to_string(number) + " " +
-           samplers[static_cast<int>(sampler)] + (logprobs ? " with logprobs" : "") + processors + " over " +
-           std::to_string(columns_) + " columns";
+    const std::string processors =
+        touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
+    const char *names[] = {"trunk", "tail", "pass", "prefill"},
+               *samplers[] = {"greedy", "sample", "truncated"};
+    return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " +
+           std::to_string(number) + " " + samplers[static_cast<int>(sampler)] +
+           (logprobs ? " with logprobs" : "") + processors + " over " + std::to_string(columns_) +
+           " columns";
 }
 
 TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
     TrtEngine& trunk = engine(manifest_.trunk);
     EngineCall call = call_of(bindings_.trunk(plan, batch, prefill));
-    const Binding columns{
-        columns_input, columns_input + ("." + std::to_string(columns_)), {columns_}, "bool", false, {}, nullptr};
+    const Binding columns{columns_input, columns_input + ("." + std::to_string(columns_)),
+                          {columns_},    "bool",
+                          false,         {},
+                          nullptr};
     call.shapes[columns_input] = columns.shape;
     call.addresses[columns_input] = buffers_.address_of(columns);
     const auto shape = cache_.shape(batch);
@@ -173,14 +196,15 @@ TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, b
         call.shapes[cache_.names()[i]] = Shape(shape.begin(), shape.end());
         call.addresses[cache_.names()[i]] = cache_.place(i, slot);
     }
-    for (const auto& [output, source] : trunk.aliases()) call.addresses[output] = call.addresses.at(source);
+    for (const auto& [output, source] : trunk.aliases())
+        call.addresses[output] = call.addresses.at(source);
     const auto lookahead_rows = call.shapes.find("lookahead_rows");
-    call.profile =
-        trunk.profile({{"batch", batch},
-                       {"width", call.shapes.at("input_ids")[1]},
-                       {"logit_rows", call.shapes.at("logit_rows")[0]},
-                       {"lookahead_rows", lookahead_rows == call.shapes.end() ? 0 : lookahead_rows->second[0]},
-                       {columns_input, columns_}});
+    call.profile = trunk.profile(
+        {{"batch", batch},
+         {"width", call.shapes.at("input_ids")[1]},
+         {"logit_rows", call.shapes.at("logit_rows")[0]},
+         {"lookahead_rows", lookahead_rows == call.shapes.end() ? 0 : lookahead_rows->second[0]},
+         {columns_input, columns_}});
     return {&trunk, std::move(call)};
 }
 
@@ -188,17 +212,21 @@ std::vector<TrtProgram::Call> TrtBackend::bind_tails(const PassKind& kind) {
     std::vector<TrtProgram::Call> calls;
     if (kind.touched > 0) {
         calls.push_back(
-            bind_tail(kind, processors(), bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
+            bind_tail(kind, processors(),
+                      bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
     }
-    calls.push_back(bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                              bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
+    calls.push_back(
+        bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
+                  bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
     if (kind.logprobs) {
-        calls.push_back(bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
+        calls.push_back(
+            bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
     }
     return calls;
 }
 
-TrtProgram::Call TrtBackend::bind_tail(const PassKind& kind, const Graph& graph, const Bindings& bindings) {
+TrtProgram::Call TrtBackend::bind_tail(const PassKind& kind, const Graph& graph,
+                                       const Bindings& bindings) {
     TrtEngine& tail = engine(graph);
     EngineCall call = call_of(bindings);
     call.profile = tail.profile({{"batch", kind.batch},
@@ -217,13 +245,15 @@ EngineCall TrtBackend::call_of(const Bindings& bindings) {
         call.shapes[input.tensor] = input.shape;
         call.addresses[input.tensor] = buffers_.address_of(input);
     }
-    for (const Binding& output : bindings.outputs) call.addresses[output.tensor] = buffers_.address_of(output);
+    for (const Binding& output : bindings.outputs)
+        call.addresses[output.tensor] = buffers_.address_of(output);
     return call;
 }
 
 std::int64_t* TrtBackend::result(const std::string& name, std::size_t count) {
     std::int64_t*& memory = results_[{name, count}];
-    if (memory == nullptr) memory = reinterpret_cast<std::int64_t*>(cuda_.pinned(count * sizeof(std::int64_t)));
+    if (memory == nullptr)
+        memory = reinterpret_cast<std::int64_t*>(cuda_.pinned(count * sizeof(std::int64_t)));
     return memory;
 }
 
@@ -233,12 +263,16 @@ TrtEngine& TrtBackend::engine(const Graph& graph) {
     const auto file = std::find_if(engine_set_.engines.begin(), engine_set_.engines.end(),
                                    [&](const EngineFile& one) { return one.graph == graph.file; });
     if (file == engine_set_.engines.end()) {
-        throw Error(engine_set_.directory + " has no engine of " + graph.file + "; build the engines again");
+        throw Error(engine_set_.directory + " has no engine of " + graph.file +
+                    "; build the engines again");
     }
     const std::filesystem::path path = engine_directory(bundle_, engine_set_) / file->file;
-    const EngineShapes shapes = engine_shapes(graph, engine_set_.capacities.back(), capabilities_.least_width,
-                                              graph.file == manifest_.trunk.file);
-    return *engines_.emplace(graph.file, std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file, shapes))
+    const EngineShapes shapes =
+        engine_shapes(graph, engine_set_.capacities.back(), capabilities_.least_width,
+                      graph.file == manifest_.trunk.file);
+    return *engines_
+                .emplace(graph.file,
+                         std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file, shapes))
                 .first->second;
 }
 
@@ -256,7 +290,8 @@ std::string find_engine_library(const Manifest& manifest, const LoadOptions& opt
             if (engines.library != library.name) continue;
             try {
                 if (version.empty()) version = open_trt(library, options.tensorrt)->version();
-            } catch (const Error&) {  // the library is missing or unusable, so its engines cannot run
+            } catch (
+                const Error&) {  // the library is missing or unusable, so its engines cannot run
                 break;
             }
             const std::string why = why_not(engines, manifest, version, *gpu);
@@ -267,10 +302,12 @@ std::string find_engine_library(const Manifest& manifest, const LoadOptions& opt
     return "";
 }
 
-std::unique_ptr<Backend> open_trt_backend(const std::filesystem::path& bundle, const Manifest& manifest,
-                                          const std::string& library, const LoadOptions& options) {
+std::unique_ptr<Backend> open_trt_backend(const std::filesystem::path& bundle,
+                                          const Manifest& manifest, const std::string& library,
+                                          const LoadOptions& options) {
     std::unique_ptr<TrtApi> api = open_trt(*find_trt_library(library), options.tensorrt);
-    return std::make_unique<TrtBackend>(bundle, manifest, library, options, std::move(api), CudaApi::open());
+    return std::make_unique<TrtBackend>(bundle, manifest, library, options, std::move(api),
+                                        CudaApi::open());
 }
 
 }  // namespace pass

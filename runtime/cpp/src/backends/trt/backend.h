@@ -1,7 +1,8 @@
-// The TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after pass.
+// The TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after
+// pass.
 //
-// Windows, lengths, logits and the KV cache stay on the device. The graph copies what a pass emits to pinned host
-// memory, so the host only launches the graph and waits.
+// Windows, lengths, logits and the KV cache stay on the device. The graph copies what a pass emits
+// to pinned host memory, so the host only launches the graph and waits.
 #pragma once
 
 #include <functional>
@@ -19,7 +20,8 @@ namespace pass {
 // Runs the engines of one set.
 class TrtBackend : public Backend {
    public:
-    // Opens the engine set of `library` that fits the GPU. Throws Error if none does, or an engine cannot be loaded.
+    // Opens the engine set of `library` that fits the GPU. Throws Error if none does, or an engine
+    // cannot be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);
     ~TrtBackend() override;
@@ -43,16 +45,18 @@ class TrtBackend : public Backend {
         std::unique_ptr<Cuda> cuda;
     };
     enum class Graphs { trunk, tail, pass, prefill };
-    // What a program runs: graphs, plan, batch size (prefill: the slot), sampler, log-probabilities, touched.
+    // What a program runs: graphs, plan, batch size (prefill: the slot), sampler,
+    // log-probabilities, touched.
     using Key = std::tuple<Graphs, std::string, int, Sampler, bool, std::size_t>;
 
-    TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options, Opened opened);
+    TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
+               Opened opened);
 
     static Key key_of(Graphs graphs, const PassKind& kind);
     // The name of a program for the log and `uncaptured`.
     std::string name_of(const Key& key) const;
-    // The program of `key`, which runs `make_work()`. Every key and every number of cache entries has its own program,
-    // because a captured graph contains addresses and shapes.
+    // The program of `key`, which runs `make_work()`. Every key and every number of cache entries
+    // has its own program, because a captured graph contains addresses and shapes.
     TrtProgram& program(const Key& key, const std::function<TrtProgram::Work()>& make_work);
     TrtProgram::Call bind_trunk(const Plan& plan, int batch, int slot, bool prefill);
     std::vector<TrtProgram::Call> bind_tails(const PassKind& kind);
@@ -79,7 +83,8 @@ class TrtBackend : public Backend {
 std::string find_engine_library(const Manifest& manifest, const LoadOptions& options);
 
 // Opens the backend with the engines of `library`.
-std::unique_ptr<Backend> open_trt_backend(const std::filesystem::path& bundle, const Manifest& manifest,
-                                          const std::string& library, const LoadOptions& options);
+std::unique_ptr<Backend> open_trt_backend(const std::filesystem::path& bundle,
+                                          const Manifest& manifest, const std::string& library,
+                                          const LoadOptions& options);
 
 }  // namespace pass

@@ -21,13 +21,17 @@ std::string shape_text(const std::vector<Dimension>& shape) {
     return "(" + text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string shape_text(const Shape& shape) { return shape_text(std::vector<Dimension>(shape.begin(), shape.end())); }
+std::string shape_text(const Shape& shape) {
+    return shape_text(std::vector<Dimension>(shape.begin(), shape.end()));
+}
 
-// Whether the ranks are equal and no static size differs; the library's size is -1 if it is dynamic.
+// Whether the ranks are equal and no static size differs; the library's size is -1 if it is
+// dynamic.
 bool matches(const Shape& built, const std::vector<Dimension>& listed) {
     return std::equal(built.begin(), built.end(), listed.begin(), listed.end(),
                       [](std::int64_t have, const Dimension& size) {
-                          return have == -1 || std::holds_alternative<std::string>(size) || Dimension(have) == size;
+                          return have == -1 || std::holds_alternative<std::string>(size) ||
+                                 Dimension(have) == size;
                       });
 }
 
@@ -38,11 +42,13 @@ EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_
     if (trunk) shapes[columns_input] = {columns_input};
     for (const std::vector<Tensor>* tensors : {&graph.inputs, &graph.outputs}) {
         for (const Tensor& tensor : *tensors) {
-            const std::int64_t rows = tensor.name == "input_ids" || tensor.name == "next_ids" ? least_width : 0;
+            const std::int64_t rows =
+                tensor.name == "input_ids" || tensor.name == "next_ids" ? least_width : 0;
             std::vector<Dimension>& shape = shapes[tensor.name] = tensor.shape;
             for (Dimension& size : shape) {
                 if (size == Dimension("capacity")) size = capacity;
-                if (auto* number = std::get_if<std::int64_t>(&size)) *number = std::max(*number, rows);
+                if (auto* number = std::get_if<std::int64_t>(&size))
+                    *number = std::max(*number, rows);
             }
         }
     }
@@ -51,12 +57,14 @@ EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_
 
 std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
     const auto wanted = static_cast<std::size_t>(size);
-    if (block_.data() == nullptr || wanted > block_.size()) block_ = {cuda_.allocate(wanted), wanted};
+    if (block_.data() == nullptr || wanted > block_.size())
+        block_ = {cuda_.allocate(wanted), wanted};
     return block_;
 }
 
-TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
-                     const EngineFile& file, const EngineShapes& shapes)
+TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch,
+                     const std::filesystem::path& path, const EngineFile& file,
+                     const EngineShapes& shapes)
     : api_(api), cuda_(cuda), path_(path.string()), file_(file) {
     const MappedFile bytes(path);
     api_.take_errors();
@@ -71,8 +79,8 @@ TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::fi
 
 void TrtEngine::check(const EngineShapes& shapes) const {
     if (static_cast<std::size_t>(engine_->profiles()) != file_.profiles.size()) {
-        throw outdated("has " + std::to_string(engine_->profiles()) + " profiles and the manifest lists " +
-                       std::to_string(file_.profiles.size()));
+        throw outdated("has " + std::to_string(engine_->profiles()) +
+                       " profiles and the manifest lists " + std::to_string(file_.profiles.size()));
     }
     const std::map<std::string, Shape> built = engine_->shapes();
     EngineShapes all = shapes;
@@ -80,13 +88,15 @@ void TrtEngine::check(const EngineShapes& shapes) const {
     for (const auto& [name, shape] : all) {
         const auto has = built.find(name);
         const auto listed = shapes.find(name);
-        if (has != built.end() && listed != shapes.end() && matches(has->second, listed->second)) continue;
+        if (has != built.end() && listed != shapes.end() && matches(has->second, listed->second))
+            continue;
         throw outdated("and the manifest differ in the shape of " + name + ": " +
                        (has == built.end() ? "missing" : shape_text(has->second)) + " and " +
                        (listed == shapes.end() ? "missing" : shape_text(listed->second)));
     }
     const auto found = engine_->aliases();
-    if (found && *found != std::map<std::string, std::string>(file_.aliases.begin(), file_.aliases.end())) {
+    if (found &&
+        *found != std::map<std::string, std::string>(file_.aliases.begin(), file_.aliases.end())) {
         throw outdated("does not update its KV cache in place as the manifest says");
     }
 }
@@ -100,7 +110,8 @@ int TrtEngine::profile(const std::map<std::string, std::int64_t>& sizes) const {
         if (file_.profiles[i].admits(sizes)) return static_cast<int>(i);
     }
     std::string text;
-    for (const auto& [name, size] : sizes) text += (text.empty() ? "" : ", ") + name + " " + std::to_string(size);
+    for (const auto& [name, size] : sizes)
+        text += (text.empty() ? "" : ", ") + name + " " + std::to_string(size);
     throw outdated("was not built for " + text);
 }
 
@@ -129,11 +140,13 @@ void TrtEngine::bind(TrtContext& context, const EngineCall& call) {
     cuda_.synchronize();
     for (const auto& [name, shape] : call.shapes) {
         if (context.set_shape(name, shape)) continue;
-        throw refusal("refuses shape " + shape_text(shape) + " for " + name + " in profile " + profile,
-                      "setInputShape");
+        throw refusal(
+            "refuses shape " + shape_text(shape) + " for " + name + " in profile " + profile,
+            "setInputShape");
     }
     for (const auto& [name, address] : call.addresses) {
-        if (!context.set_address(name, address)) throw refusal("refuses the address of " + name, "setTensorAddress");
+        if (!context.set_address(name, address))
+            throw refusal("refuses the address of " + name, "setTensorAddress");
     }
 }
 
@@ -157,25 +170,29 @@ void TrtProgram::run() {
     enqueue();
     cuda_.synchronize();
     runs_ += 1;
-    if (runs_ == 2) capture();  // the first run with new shapes may do work that a capture does not allow
+    // the first run with new shapes may do work that a capture does not allow
+    if (runs_ == 2) capture();
 }
 
 void TrtProgram::capture() {
     try {
         const auto capturable = [](Call& call) { return call.first->capturable(call.second); };
-        if (!std::all_of(work_.calls.begin(), work_.calls.end(), capturable)) throw Error("isStreamCapturable says no");
+        if (!std::all_of(work_.calls.begin(), work_.calls.end(), capturable))
+            throw Error("isStreamCapturable says no");
         graph_ = cuda_.capture([this] { enqueue(); });
     } catch (const DeviceLost&) {
         throw;
     } catch (const Error& error) {
         uncaptured_[name_] = error.what();
-        log(LogLevel::warning, name_ + " runs without a CUDA graph, and so more slowly: " + error.what());
+        log(LogLevel::warning,
+            name_ + " runs without a CUDA graph, and so more slowly: " + error.what());
     }
 }
 
 void TrtProgram::enqueue() {
     for (auto& [engine, call] : work_.calls) engine->enqueue(call);
-    for (const Copy& copy : work_.copies) cuda_.enqueue_download(copy.host, copy.address, copy.size);
+    for (const Copy& copy : work_.copies)
+        cuda_.enqueue_download(copy.host, copy.address, copy.size);
 }
 
 }  // namespace pass

@@ -1,4 +1,5 @@
-// A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA graphs.
+// A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA
+// graphs.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +16,8 @@
 
 namespace pass {
 
-// The arguments of one run of an engine: a profile, the shapes of its inputs, and the address of every tensor.
+// The arguments of one run of an engine: a profile, the shapes of its inputs, and the address of
+// every tensor.
 struct EngineCall {
     int profile = 0;
     std::map<std::string, Shape> shapes;
@@ -27,13 +29,13 @@ struct EngineCall {
 // The shapes of an engine's tensors, by name. A dimension that has a name is dynamic.
 using EngineShapes = std::map<std::string, std::vector<Dimension>>;
 
-// The shapes of `graph` in an engine for a cache of `capacity` tokens: windows have at least `least_width` rows, and
-// the trunk has the additional input `columns`.
+// The shapes of `graph` in an engine for a cache of `capacity` tokens: windows have at least
+// `least_width` rows, and the trunk has the additional input `columns`.
 EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk);
 
-// Device memory for activations. All contexts of all engines share it, because only one of them runs at a time. If an
-// engine needs more than those before it, a new block is allocated. Contexts and graphs that refer to an older block go
-// on using it.
+// Device memory for activations. All contexts of all engines share it, because only one of them
+// runs at a time. If an engine needs more than those before it, a new block is allocated. Contexts
+// and graphs that refer to an older block go on using it.
 class TrtScratch {
    public:
     explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
@@ -45,17 +47,20 @@ class TrtScratch {
     std::span<std::byte> block_;
 };
 
-// One engine file. Every distinct call has its own execution context, which is bound once: a CUDA graph is only valid
-// while the context that it was captured from keeps its profile, shapes and addresses.
+// One engine file. Every distinct call has its own execution context, which is bound once: a CUDA
+// graph is only valid while the context that it was captured from keeps its profile, shapes and
+// addresses.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the manifest describes.
-    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path, const EngineFile& file,
-              const EngineShapes& shapes);
+    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the
+    // manifest describes.
+    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
+              const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The index of the first profile that admits `sizes` (symbolic dimension -> size). Throws Error if none does.
+    // The index of the first profile that admits `sizes` (symbolic dimension -> size). Throws Error
+    // if none does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Put one run on the stream. Throws Error if the library refuses it.
     void enqueue(const EngineCall& call);
@@ -70,7 +75,8 @@ class TrtEngine {
     TrtContext& context(const EngineCall& call);
     // The error to throw if the library's `function` failed, with the reason.
     Error refusal(const std::string& what, const char* function);
-    // Why the last call failed, from the library and from CUDA. Throws DeviceLost if the device is lost.
+    // Why the last call failed, from the library and from CUDA. Throws DeviceLost if the device is
+    // lost.
     std::string reason();
     // The error to throw if the engine has to be built again.
     Error outdated(const std::string& what) const;
@@ -81,11 +87,13 @@ class TrtEngine {
     const EngineFile& file_;
     std::unique_ptr<TrtCudaEngine> engine_;
     std::span<std::byte> scratch_;
-    std::map<EngineCall, std::unique_ptr<TrtContext>> contexts_;  // declared after engine_, so destroyed before it
+    // declared after engine_, so destroyed before it
+    std::map<EngineCall, std::unique_ptr<TrtContext>> contexts_;
 };
 
-// Engine calls one after another, then copies of their results to the host. After two runs they are captured as a CUDA
-// graph, which further runs replay. If they cannot be captured, they run as before.
+// Engine calls one after another, then copies of their results to the host. After two runs they are
+// captured as a CUDA graph, which further runs replay. If they cannot be captured, they run as
+// before.
 class TrtProgram {
    public:
     using Call = std::pair<TrtEngine*, EngineCall>;
@@ -101,7 +109,8 @@ class TrtProgram {
     };
 
     // uncaptured: receives the name, and the reason if the work cannot be captured.
-    TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured, Work work)
+    TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured,
+               Work work)
         : name_(std::move(name)), cuda_(cuda), uncaptured_(uncaptured), work_(std::move(work)) {}
 
     // Run everything, and return when the device is done.
@@ -109,7 +118,8 @@ class TrtProgram {
 
    private:
     void enqueue();
-    // Capture the program. The run before has succeeded, so a failed capture is logged and fails no request.
+    // Capture the program. The run before has succeeded, so a failed capture is logged and fails no
+    // request.
     void capture();
 
     std::string name_;

@@ -54,12 +54,12 @@ const TrtLibrary* find_trt_library(const std::string& name) {
 namespace {
 
 Error without_headers(const TrtLibrary& library, const std::string& version) {
-    return Error("this libpass was built without the headers of " + version + ": build it with -D" + library.headers +
-                 "=DIRECTORY, or use --device cpu");
+    return Error("this libpass was built without the headers of " + version + ": build it with -D" +
+                 library.headers + "=DIRECTORY, or use --device cpu");
 }
 
-// The file at `path`, or else in the library's environment variable, or else those of the versions that `library` was
-// built for.
+// The file at `path`, or else in the library's environment variable, or else those of the versions
+// that `library` was built for.
 std::vector<std::string> files_of(const TrtLibrary& library, const std::filesystem::path& path) {
     if (!path.empty()) return {path.string()};
     const char* named = std::getenv(library.variable);
@@ -74,10 +74,12 @@ std::vector<std::string> files_of(const TrtLibrary& library, const std::filesyst
 }  // namespace
 
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path) {
-    const auto built = std::find_if(library.versions.begin(), library.versions.end(),
-                                    [](const TrtVersion& version) { return version.make != nullptr; });
+    const auto built =
+        std::find_if(library.versions.begin(), library.versions.end(),
+                     [](const TrtVersion& version) { return version.make != nullptr; });
     if (built == library.versions.end()) throw without_headers(library, library.name);
-    const std::string name = library.name, set_path = std::string("; set ") + library.variable + " to ";
+    const std::string name = library.name,
+                      set_path = std::string("; set ") + library.variable + " to ";
     std::string file, failures;
     void* handle = nullptr;
     for (const std::string& each : files_of(library, path)) {
@@ -87,7 +89,8 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
         failures += (failures.empty() ? "" : "; ") + std::string(dlerror());
     }
     if (handle == nullptr) {
-        throw Error(name + " cannot be opened (" + failures + ")" + set_path + "its library, as " + built->file);
+        throw Error(name + " cannot be opened (" + failures + ")" + set_path + "its library, as " +
+                    built->file);
     }
     const auto number = [&](const char* part) {
         const auto ask = reinterpret_cast<int (*)()>(dlsym(handle, part));
@@ -96,10 +99,12 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
     };
     const int major = number("getInferLibMajorVersion"), minor = number("getInferLibMinorVersion");
     const TrtVersion &newest = library.versions.front(), &oldest = library.versions.back();
-    if (major < oldest.major || (major == oldest.major && minor < library.minor) || major > newest.major) {
-        throw Error(file + " is version " + std::to_string(major) + "." + std::to_string(minor) + ", and " + name +
-                    " is run from " + std::to_string(oldest.major) + "." + std::to_string(library.minor) +
-                    " (the first with a KV cache layer) to " + std::to_string(newest.major) + set_path + built->file);
+    if (major < oldest.major || (major == oldest.major && minor < library.minor) ||
+        major > newest.major) {
+        throw Error(file + " is version " + std::to_string(major) + "." + std::to_string(minor) +
+                    ", and " + name + " is run from " + std::to_string(oldest.major) + "." +
+                    std::to_string(library.minor) + " (the first with a KV cache layer) to " +
+                    std::to_string(newest.major) + set_path + built->file);
     }
     const auto version = std::find_if(library.versions.begin(), library.versions.end(),
                                       [&](const TrtVersion& each) { return each.major == major; });
@@ -115,7 +120,8 @@ std::string how_to_build(const std::filesystem::path& bundle, const std::string&
     return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
-// Throws Error if an engine is missing, or is not the file that was built. hashes: compare them, not only sizes.
+// Throws Error if an engine is missing, or is not the file that was built. hashes: compare them,
+// not only sizes.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);
@@ -123,9 +129,11 @@ void verify_engines(const std::filesystem::path& bundle, const EngineSet& engine
     for (const EngineFile& engine : engines.engines) {
         const std::string path = (directory / engine.file).string();
         std::error_code error;
-        if (!std::filesystem::is_regular_file(path, error)) throw Error(path + " is missing" + build);
+        if (!std::filesystem::is_regular_file(path, error))
+            throw Error(path + " is missing" + build);
         const auto size = std::filesystem::file_size(path);
-        if (size == static_cast<std::uintmax_t>(engine.bytes) && (!hashes || cache.matches(path, engine.sha256))) {
+        if (size == static_cast<std::uintmax_t>(engine.bytes) &&
+            (!hashes || cache.matches(path, engine.sha256))) {
             continue;
         }
         throw Error(path + " is not the file that was built (" + std::to_string(size) + " bytes, " +
@@ -136,24 +144,30 @@ void verify_engines(const std::filesystem::path& bundle, const EngineSet& engine
 
 }  // namespace
 
-std::filesystem::path engine_directory(const std::filesystem::path& bundle, const EngineSet& engines) {
+std::filesystem::path engine_directory(const std::filesystem::path& bundle,
+                                       const EngineSet& engines) {
     return bundle / "engines" / engines.directory;
 }
 
-std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version, const Gpu& gpu) {
-    if (engines.bundle != manifest.content()) return "were built from other graphs than the bundle has now";
+std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version,
+                    const Gpu& gpu) {
+    if (engines.bundle != manifest.content())
+        return "were built from other graphs than the bundle has now";
     if (engines.version != version) {
         return "were built by version " + engines.version + ", and " + version + " is installed";
     }
-    if (std::find(engines.targets.begin(), engines.targets.end(), gpu.target) == engines.targets.end()) {
-        return "are for " + comma_list(engines.targets) + ", and this GPU (" + gpu.name + ") is " + gpu.target;
+    if (std::find(engines.targets.begin(), engines.targets.end(), gpu.target) ==
+        engines.targets.end()) {
+        return "are for " + comma_list(engines.targets) + ", and this GPU (" + gpu.name + ") is " +
+               gpu.target;
     }
     return "";
 }
 
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
-                                const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
-                                bool verify, const std::string& why_absent) {
+                                const std::string& library, const std::string& version,
+                                const std::optional<Gpu>& gpu, bool verify,
+                                const std::string& why_absent) {
     const std::string place = bundle.string();
     const std::string build = how_to_build(bundle, library);
     const EngineSet *newest = nullptr, *fitting = nullptr;
@@ -163,10 +177,12 @@ const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manif
         if (gpu && why_not(engines, manifest, version, *gpu).empty()) fitting = &engines;
     }
     if (newest == nullptr) throw Error(place + " has no " + library + " engines" + build);
-    if (!gpu) throw Error(library + " needs an NVIDIA GPU, and none is visible (" + why_absent + "); use --device cpu");
+    if (!gpu)
+        throw Error(library + " needs an NVIDIA GPU, and none is visible (" + why_absent +
+                    "); use --device cpu");
     if (fitting == nullptr) {
-        throw Error("the " + library + " engines in " + place + " " + why_not(*newest, manifest, version, *gpu) +
-                    build);
+        throw Error("the " + library + " engines in " + place + " " +
+                    why_not(*newest, manifest, version, *gpu) + build);
     }
     verify_engines(bundle, *fitting, verify);
     return *fitting;

@@ -1,5 +1,5 @@
-// Opens TensorRT or TensorRT-RTX, which TrtLibrary describes; chooses the engine set of a bundle that fits this
-// machine, from the manifest, before anything is allocated.
+// Opens TensorRT or TensorRT-RTX, which TrtLibrary describes; chooses the engine set of a bundle
+// that fits this machine, from the manifest, before anything is allocated.
 #pragma once
 
 #include <filesystem>
@@ -15,16 +15,17 @@
 
 namespace pass {
 
-// A major version of a library. file: to open without a path. make: opens a runtime; null if libpass was built without
-// the headers of this version.
+// A major version of a library. file: to open without a path. make: opens a runtime; null if
+// libpass was built without the headers of this version.
 struct TrtVersion {
     int major;
     const char* file;
     std::unique_ptr<TrtApi> (*make)(void* handle);
 };
 
-// variable: the environment variable with the library's path. headers: the CMake variable for its headers. versions:
-// the newest first. minor: of the oldest one, the first with a KV cache update layer.
+// variable: the environment variable with the library's path. headers: the CMake variable for its
+// headers. versions: the newest first. minor: of the oldest one, the first with a KV cache update
+// layer.
 struct TrtLibrary {
     const char* name;
     const char* variable;
@@ -37,20 +38,25 @@ const std::vector<TrtLibrary>& trt_libraries();
 // Null if there is no library of this name.
 const TrtLibrary* find_trt_library(const std::string& name);
 
-// Opens `library`. path: of its file; empty is `library.variable`, then the files of the versions whose headers libpass
-// was built with. Throws Error if libpass was built without its headers, or it cannot be opened or has another version.
+// Opens `library`. path: of its file; empty is `library.variable`, then the files of the versions
+// whose headers libpass was built with. Throws Error if libpass was built without its headers, or
+// it cannot be opened or has another version.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
-// The newest engine set of `library` for this `version` and GPU. Throws Error if none fits, or an engine is not the
-// file that was built. verify: check hashes. why_absent: the reason if there is no `gpu`.
+// The newest engine set of `library` for this `version` and GPU. Throws Error if none fits, or an
+// engine is not the file that was built. verify: check hashes. why_absent: the reason if there is
+// no `gpu`.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
-                                const std::string& library, const std::string& version, const std::optional<Gpu>& gpu,
-                                bool verify, const std::string& why_absent);
+                                const std::string& library, const std::string& version,
+                                const std::optional<Gpu>& gpu, bool verify,
+                                const std::string& why_absent);
 
 // The reason why `engines` cannot run here, as words for a message; empty if they can.
-std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version, const Gpu& gpu);
+std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version,
+                    const Gpu& gpu);
 
 // The directory with the files of `engines`.
-std::filesystem::path engine_directory(const std::filesystem::path& bundle, const EngineSet& engines);
+std::filesystem::path engine_directory(const std::filesystem::path& bundle,
+                                       const EngineSet& engines);
 
 }  // namespace pass

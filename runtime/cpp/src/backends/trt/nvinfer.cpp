@@ -1,6 +1,7 @@
-// Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are given. PASS_TRT_MAKE
-// names the function that it defines. The build renames the namespace `nvinfer1` in each, because both libraries have
-// classes of the same names, whose inline functions the linker would merge.
+// Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are
+// given. PASS_TRT_MAKE names the function that it defines. The build renames the namespace
+// `nvinfer1` in each, because both libraries have classes of the same names, whose inline functions
+// the linker would merge.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -23,7 +24,8 @@ namespace {
 
 namespace nv = nvinfer1;
 
-constexpr std::size_t max_kept_errors = 4;  // an error message repeats at most this many of the library's last errors
+// an error message repeats at most this many of the library's last errors
+constexpr std::size_t max_kept_errors = 4;
 
 // Passes messages on to the log, and keeps the last errors for error messages.
 class Logger : public nv::ILogger {
@@ -64,9 +66,9 @@ class Logger : public nv::ILogger {
 };
 
 #ifdef TRT_MAJOR_RTX
-// A cache of compiled kernels. By default TensorRT-RTX compiles them in the background, and runs a slower kernel
-// until then, which a captured graph would keep. Contexts made with `config` compile before they run. If the file
-// cannot be read or written, kernels are only compiled again.
+// A cache of compiled kernels. By default TensorRT-RTX compiles them in the background, and runs a
+// slower kernel until then, which a captured graph would keep. Contexts made with `config` compile
+// before they run. If the file cannot be read or written, kernels are only compiled again.
 class Kernels {
    public:
     void use(const std::filesystem::path& file) { file_ = file; }
@@ -74,24 +76,29 @@ class Kernels {
     std::unique_ptr<nv::IRuntimeConfig> config(nv::ICudaEngine& engine) {
         std::unique_ptr<nv::IRuntimeConfig> made(engine.createRuntimeConfig());
         if (made == nullptr) return nullptr;
-        made->setExecutionContextAllocationStrategy(nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
-        made->setDynamicShapesKernelSpecializationStrategy(nv::DynamicShapesKernelSpecializationStrategy::kEAGER);
+        made->setExecutionContextAllocationStrategy(
+            nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
+        made->setDynamicShapesKernelSpecializationStrategy(
+            nv::DynamicShapesKernelSpecializationStrategy::kEAGER);
         if (cache_ == nullptr) load(*made);
         if (cache_ == nullptr || !made->setRuntimeCache(*cache_)) {
-            pass::log(LogLevel::warning,
-                      "the library refuses a cache of kernels, so every process compiles them again");
+            pass::log(
+                LogLevel::warning,
+                "the library refuses a cache of kernels, so every process compiles them again");
         }
         return made;
     }
 
     void save() {
-        const std::unique_ptr<nv::IHostMemory> found(cache_ == nullptr ? nullptr : cache_->serialize());
+        const std::unique_ptr<nv::IHostMemory> found(cache_ == nullptr ? nullptr
+                                                                       : cache_->serialize());
         if (found == nullptr || file_.empty()) return;
         const char* first = static_cast<const char*>(found->data());
         const std::vector<char> bytes(first, first + found->size());
         if (bytes == saved_) return;
         const std::filesystem::path part = file_.string() + ".part-" + std::to_string(getpid());
-        std::ofstream(part, std::ios::binary).write(first, static_cast<std::streamsize>(bytes.size()));
+        std::ofstream(part, std::ios::binary)
+            .write(first, static_cast<std::streamsize>(bytes.size()));
         std::error_code failed;
         if (std::filesystem::file_size(part, failed) == bytes.size() && !failed) {
             std::filesystem::rename(part, file_, failed);
@@ -110,7 +117,9 @@ class Kernels {
         std::ifstream file(file_, std::ios::binary);
         saved_.assign(std::istreambuf_iterator<char>(file), {});
         // The library refuses a cache of another GPU, driver or version. It is replaced later.
-        if (cache_ == nullptr || saved_.empty() || !cache_->deserialize(saved_.data(), saved_.size())) saved_.clear();
+        if (cache_ == nullptr || saved_.empty() ||
+            !cache_->deserialize(saved_.data(), saved_.size()))
+            saved_.clear();
     }
 
     std::filesystem::path file_;
@@ -118,7 +127,8 @@ class Kernels {
     std::vector<char> saved_;
 };
 
-constexpr bool capturable_by_default = false;  // TensorRT-RTX before 1.2, which may allocate while it runs
+// TensorRT-RTX before 1.2, which may allocate while it runs
+constexpr bool capturable_by_default = false;
 #else
 constexpr bool capturable_by_default = true;
 #endif
@@ -127,7 +137,9 @@ class Context : public TrtContext {
    public:
     explicit Context(nv::IExecutionContext* context) : context_(context) {}
 
-    void set_scratch(std::byte* address, std::int64_t size) override { context_->setDeviceMemoryV2(address, size); }
+    void set_scratch(std::byte* address, std::int64_t size) override {
+        context_->setDeviceMemoryV2(address, size);
+    }
     bool set_profile(int index, void* stream) override {
         return context_->setOptimizationProfileAsync(index, static_cast<cudaStream_t>(stream));
     }
@@ -141,14 +153,19 @@ class Context : public TrtContext {
     bool set_address(const std::string& tensor, std::byte* address) override {
         return context_->setTensorAddress(tensor.c_str(), address);
     }
-    bool capturable(void* stream) override { return ask_capturable(*context_, static_cast<cudaStream_t>(stream)); }
-    bool enqueue(void* stream) override { return context_->enqueueV3(static_cast<cudaStream_t>(stream)); }
+    bool capturable(void* stream) override {
+        return ask_capturable(*context_, static_cast<cudaStream_t>(stream));
+    }
+    bool enqueue(void* stream) override {
+        return context_->enqueueV3(static_cast<cudaStream_t>(stream));
+    }
 
    private:
     // A template, so that it compiles with headers that lack the function.
     template <class Asked>
     static bool ask_capturable(Asked& context, cudaStream_t stream) {
-        if constexpr (requires { context.isStreamCapturable(stream); }) return context.isStreamCapturable(stream);
+        if constexpr (requires { context.isStreamCapturable(stream); })
+            return context.isStreamCapturable(stream);
         return capturable_by_default;
     }
 
@@ -159,7 +176,8 @@ class CudaEngine : public TrtCudaEngine {
    public:
     explicit CudaEngine(nv::ICudaEngine* engine) : engine_(engine) {}
 #ifdef TRT_MAJOR_RTX
-    CudaEngine(nv::ICudaEngine* engine, Kernels& kernels) : engine_(engine), config_(kernels.config(*engine)) {}
+    CudaEngine(nv::ICudaEngine* engine, Kernels& kernels)
+        : engine_(engine), config_(kernels.config(*engine)) {}
 #endif
 
     std::int64_t scratch_size() const override { return engine_->getDeviceMemorySizeV2(); }
@@ -173,12 +191,16 @@ class CudaEngine : public TrtCudaEngine {
         }
         return found;
     }
-    std::optional<std::map<std::string, std::string>> aliases() const override { return ask_aliases(*engine_); }
+    std::optional<std::map<std::string, std::string>> aliases() const override {
+        return ask_aliases(*engine_);
+    }
     std::unique_ptr<TrtContext> create_context() override {
 #ifdef TRT_MAJOR_RTX
-        auto* context = config_ == nullptr ? nullptr : engine_->createExecutionContext(config_.get());
+        auto* context =
+            config_ == nullptr ? nullptr : engine_->createExecutionContext(config_.get());
 #else
-        auto* context = engine_->createExecutionContext(nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
+        auto* context =
+            engine_->createExecutionContext(nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
 #endif
         return context == nullptr ? nullptr : std::make_unique<Context>(context);
     }
@@ -192,7 +214,8 @@ class CudaEngine : public TrtCudaEngine {
             for (int i = 0; i < engine.getNbIOTensors(); ++i) {
                 const char* name = engine.getIOTensorName(i);
                 if (engine.getTensorIOMode(name) != nv::TensorIOMode::kOUTPUT) continue;
-                if (const char* source = engine.getAliasedInputTensor(name)) found->emplace(name, source);
+                if (const char* source = engine.getAliasedInputTensor(name))
+                    found->emplace(name, source);
             }
         }
         return found;
@@ -207,12 +230,14 @@ class CudaEngine : public TrtCudaEngine {
 class Api : public TrtApi {
    public:
     explicit Api(void* handle) : handle_(handle) {
-        const auto create =
-            reinterpret_cast<void* (*)(void*, std::int32_t)>(dlsym(handle, "createInferRuntime_INTERNAL"));
-        if (create != nullptr) runtime_.reset(static_cast<nv::IRuntime*>(create(&logger_, NV_TENSORRT_VERSION)));
+        const auto create = reinterpret_cast<void* (*)(void*, std::int32_t)>(
+            dlsym(handle, "createInferRuntime_INTERNAL"));
+        if (create != nullptr)
+            runtime_.reset(static_cast<nv::IRuntime*>(create(&logger_, NV_TENSORRT_VERSION)));
         if (runtime_ == nullptr) {
             throw Error("TensorRT " + Api::version() + " does not start with the headers of " +
-                        std::to_string(NV_TENSORRT_MAJOR) + "." + std::to_string(NV_TENSORRT_MINOR) +
+                        std::to_string(NV_TENSORRT_MAJOR) + "." +
+                        std::to_string(NV_TENSORRT_MINOR) +
                         ": is the GPU visible to nvidia-smi? Else build libpass with its headers");
         }
     }
