@@ -1,26 +1,22 @@
-"""Decodes one sequence greedily with a PaSS bundle. It needs only the manifest, ONNX Runtime and
-numpy.
+"""Decodes one sequence greedily with a PaSS bundle, whose tensors docs/bundle.md explains.
 
     python examples/minimal_driver.py BUNDLE PLAN NUM_TOKENS PROMPT_ID...
 
 PLAN is `ar` (plain decoding), or another of the manifest's plans: `draft-4` drafts and verifies in
-turn, `fused-2` does both in each pass. All of them write the same tokens. docs/bundle.md explains
-every tensor.
+turn, `fused-2` does both in each pass. All of them write the same tokens.
 """
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 CAPACITY = 512
 """Entries of the KV cache, for the prompt, the text, and the rows of the last window."""
-ort.set_default_logger_severity(
-    3
-)  # hides warnings that the cache is copied; avoiding copies would take 100 lines
+ort.set_default_logger_severity(3)  # no warnings that every pass copies the cache
 
 
 class MinimalDriver:
@@ -32,14 +28,12 @@ class MinimalDriver:
         model, inputs = self.manifest["model"], self.manifest["trunk"]["inputs"]
         shape = (1, model["kv_heads"], CAPACITY, model["head_dim"])
         self.cache = [tensor["name"] for tensor in inputs if tensor["name"].startswith("past_")]
-        self.tensors = {name: np.zeros(shape, np.float32) for name in self.cache} | {
-            "active": np.ones(1, np.int64)
-        }
-        self._bundle, self._sessions = bundle, dict[str, ort.InferenceSession]()
+        self.tensors = {name: np.zeros(shape, np.float32) for name in self.cache}
+        self.tensors["active"] = np.ones(1, np.int64)
+        self._open = cache(lambda file: ort.InferenceSession(bundle / file))
 
     def generate(self, prompt: list[int], plan_name: str, num_tokens: int) -> list[int]:
-        """Return the next `num_tokens` tokens. Each pass runs the trunk, and a tail that writes the
-        next window."""
+        """Return the next tokens. A pass runs the trunk, and a tail that writes the next window."""
         self._prefill(prompt[:-1])
         self._lay_out(prompt, plan_name)
         tokens: list[int] = []
@@ -57,45 +51,36 @@ class MinimalDriver:
 
     def _prefill(self, tokens: list[int]) -> None:
         """Write the K/V of `tokens`. The logits are not used."""
-        rows = np.arange(len(tokens))
+        rows, mask = np.arange(len(tokens)), np.tri(len(tokens), dtype=bool)
         self.tensors |= {"input_ids": np.array([tokens], np.int64), "length": np.zeros(1, np.int64)}
         window = {"row_position": rows, "logit_rows": rows[:1], "lookahead_rows": rows[:0]}
         if tokens:
-            self._run(
-                self.manifest["trunk"], window | {"window_mask": np.tri(len(rows), dtype=bool)}
-            )
+            self._run(self.manifest["trunk"], window | {"window_mask": mask})
 
     def _lay_out(self, text: list[int], plan_name: str) -> None:
-        """Write the first window: the last token of `text`, id V (no draft) in the draft rows,
-        look-ahead ids."""
-        plan, missing = self.plans[plan_name], self.manifest["model"]["vocab_size"]
-        window = [text[-1], *[missing] * plan["drafts"], *plan["constants"]["lookahead_ids"]]
+        """Write the first window: the last token of `text`, no drafts, and look-ahead ids."""
+        plan, no_draft = self.plans[plan_name], self.manifest["model"]["vocab_size"]
+        window = [text[-1], *[no_draft] * plan["drafts"], *plan["constants"]["lookahead_ids"]]
         self.tensors |= {"input_ids": np.array([window]), "length": np.array([len(text) - 1])}
 
-    def _constants(self, plan: dict[str, Any]) -> dict[str, np.ndarray]:
-        arrays = {
-            name: np.array(value, np.int64)
-            for name, value in plan["constants"].items()
-            if name != "window_mask"
-        }
-        mask = [[seen == "1" for seen in row] for row in plan["constants"]["window_mask"]]
+    def _constants(self, plan: dict) -> dict[str, np.ndarray]:
+        """Return the inputs that are the same in every pass of a plan."""
+        constants = dict(plan["constants"])
+        mask = [[bit == "1" for bit in row] for row in constants.pop("window_mask")]
+        arrays = {name: np.array(value, np.int64) for name, value in constants.items()}
         return arrays | {"window_mask": np.array(mask)}
 
     def _keep_emitted_rows(self, length: int, count: int) -> None:
-        """Move the K/V of the accepted rows of a tree, which are not adjacent, to the entries after
-        `length`."""
+        """Move the K/V of a tree's accepted rows to the entries after the first `length`."""
         rows = length + self.tensors["emitted_rows"][0, :count]
         for name in self.cache:
             self.tensors[name][:, :, length : length + count] = self.tensors[name][:, :, rows]
 
-    def _run(self, graph: dict[str, Any], constants: dict[str, np.ndarray]) -> None:
-        """Run a graph. An output becomes a tensor under the name of the input that it feeds next,
-        else its own name."""
-        if graph["file"] not in self._sessions:
-            self._sessions[graph["file"]] = ort.InferenceSession(self._bundle / graph["file"])
-        known = self.tensors | constants
-        feed = {tensor["name"]: known[tensor["name"]] for tensor in graph["inputs"]}
-        results = self._sessions[graph["file"]].run(None, feed)
+    def _run(self, graph: dict, constants: dict[str, np.ndarray]) -> None:
+        """Run a graph. An output that feeds another input is stored under that input's name."""
+        values = self.tensors | constants
+        feed = {tensor["name"]: values[tensor["name"]] for tensor in graph["inputs"]}
+        results = self._open(graph["file"]).run(None, feed)
         for tensor, result in zip(graph["outputs"], results, strict=True):
             self.tensors[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
 
