@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
     from pass_runtime.bundle.read import read_manifest
-    from pass_runtime.bundle.request_fields import (
-        MAX_BIASES,
-        MAX_LOGPROBS,
-        REQUEST_FIELDS,
-        RequestField,
-    )
+    from pass_runtime.bundle.request_fields import MAX_LOGPROBS, REQUEST_FIELDS
     from pass_runtime.bundle.sampling import SamplingParams
+    from pass_runtime.bundle.values import MAX_BIASES, RequestField
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece, Request, Token
     from pass_runtime.decode.stats import Stats
@@ -33,8 +29,9 @@ __version__ = "0.1.0"
 _MODULES = {
     "bundle.manifest": ("Manifest",),
     "bundle.read": ("read_manifest",),
-    "bundle.request_fields": ("MAX_BIASES", "MAX_LOGPROBS", "REQUEST_FIELDS", "RequestField"),
+    "bundle.request_fields": ("MAX_LOGPROBS", "REQUEST_FIELDS"),
     "bundle.sampling": ("SamplingParams",),
+    "bundle.values": ("MAX_BIASES", "RequestField"),
     "decode.scheduler": ("QueueFull",),
     "decode.sequence": ("Piece", "Request", "Token"),
     "decode.stats": ("Stats",),

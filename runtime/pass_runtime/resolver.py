@@ -98,8 +98,15 @@ class Resolver:
     def _processing(self, options: GenerateOptions) -> Processing | None:
         """What `options` do to logits; None if they change none. Raises PassError if the constraint
         is not valid."""
+        changes = (
+            *(options.sampling.penalizes, options.constraint, options.min_tokens),
+            *(options.bad_words, options.allowed_token_ids),
+        )
+        if not any(changes):
+            return None
+        _ = self._backend.processors  # raises PassError if the bundle has none
         stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
-        processing = Processing(
+        return Processing(
             self._manifest.model.vocab_size,
             options.sampling,
             None if options.constraint is None else self.grammars.start(options.constraint),
@@ -108,10 +115,6 @@ class Resolver:
             self._bad_words(tuple(options.bad_words)) if options.bad_words else None,
             tuple(options.allowed_token_ids),
         )
-        if not processing.changes_logits:
-            return None
-        _ = self._backend.processors  # raises PassError if the bundle has none
-        return processing
 
     def _make_bad_words(self, words: tuple[str, ...]) -> BadWords:
         with self._index_lock:

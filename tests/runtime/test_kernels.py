@@ -26,7 +26,6 @@ from pass_runtime.backends.ort.kernels import (
 )
 from pass_runtime.backends.ort.packing import sample_logits
 from pass_runtime.bundle.manifest import FILE_NAME
-from pass_runtime.bundle.plan import ar_plan
 from pass_runtime.bundle.read import read_manifest
 
 PADDED = Kernels(exact_sums=True, least_rows=2, equal_softmax=True)
@@ -104,7 +103,7 @@ def test_padded_rows_change_nothing(
         adapter_bundle, read_manifest(adapter_bundle), "cpu", threads=1, max_batch_size=slots
     )
     assert backend.capabilities.least_rows == 2 and backend.capabilities.same_entries
-    widths = {batch: backend.bindings.trunk_width(ar_plan(), batch) for batch in (1, 2, 3)}
+    widths = {batch: backend.capabilities.trunk_width(1, batch) for batch in (1, 2, 3)}
     assert widths == {1: 2, 2: 1, 3: 1}
     backend.close()
 

@@ -119,6 +119,11 @@ class Capabilities:
         entry."""
         return max(width, self.least_width)
 
+    def trunk_width(self, width: int, batch: int) -> int:
+        """The rows of each slot's window of `width` rows, with its padding, in a pass of the trunk
+        over `batch` slots."""
+        return max(self.padded_width(width), -(-self.least_rows // batch))
+
     def chunks(self, start: int, capacity: int) -> list[int]:
         """The widths of the chunks that may follow `start` tokens of a prompt, in falling order.
         capacity: the present KV capacity in tokens, which grows if a chunk needs more."""
@@ -232,8 +237,8 @@ class Backend(ABC):
         self.bindings = BundleBindings(
             manifest,
             capabilities.noise_positions,
-            capabilities.least_width,
-            capabilities.least_rows,
+            capabilities.padded_width,
+            capabilities.trunk_width,
         )
         # If there are fewer slots than a pass must have rows, the rows of slots that do not exist
         # are its padding.
@@ -309,7 +314,7 @@ class Backend(ABC):
         if len(drafts) > plan.depth:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
-        ids = np.zeros(self.bindings.padded_width(plan), np.int64)
+        ids = np.zeros(self.capabilities.padded_width(plan.width), np.int64)
         ids[: plan.width] = [
             root,
             *drafts,
@@ -329,9 +334,8 @@ class Backend(ABC):
         draft."""
         if not plan.drafts:
             return [[] for _ in range(batch)]
-        windows = self.buffers.read(
-            "input_ids", (batch, self.bindings.padded_width(plan)), np.int64
-        )
+        width = self.capabilities.padded_width(plan.width)
+        windows = self.buffers.read("input_ids", (batch, width), np.int64)
         return [window[1 : 1 + plan.drafts] for window in windows.tolist()]
 
     def set_processors(self, slot: int, rows: ProcessedRows) -> None:
@@ -352,7 +356,7 @@ class Backend(ABC):
                 f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}"
             )
         plan = prefill_plan(width)
-        ids = np.zeros((1, self.bindings.trunk_width(plan, 1)), np.int64)
+        ids = np.zeros((1, self.capabilities.trunk_width(width, 1)), np.int64)
         ids[0, : len(tokens)] = tokens
         self.buffers.write(f"{PREFILL}input_ids", ids)
         self.buffers.write(f"{PREFILL}length", np.array([length], np.int64))

@@ -8,7 +8,7 @@ pairs).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,17 +56,18 @@ class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
     positions: N, the number of positions in the tails' inputs of noise offsets.
-    least_width: the fewest window rows that the engine runs; narrower windows are padded at their
-    end, in memory too.
-    least_rows: the fewest rows, of all slots together, that the trunk runs; it alone reads the
-    padding of fewer.
+    padded_width, trunk_width: those of `Capabilities`. Windows are padded at their end.
     """
 
     def __init__(
-        self, manifest: Manifest, positions: int, least_width: int = 1, least_rows: int = 1
+        self,
+        manifest: Manifest,
+        positions: int,
+        padded_width: Callable[[int], int],
+        trunk_width: Callable[[int, int], int],
     ) -> None:
         self._manifest, self._positions = manifest, positions
-        self._least_width, self._least_rows = least_width, least_rows
+        self._padded_width, self._trunk_width = padded_width, trunk_width
         processors = [] if manifest.processors is None else [manifest.processors]
         tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
         graphs = [manifest.trunk, manifest.logprobs, *processors, *tails]
@@ -86,19 +87,11 @@ class BundleBindings:
         }
         return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
 
-    def padded_width(self, plan: Plan) -> int:
-        """The rows of a window in memory, which are at least `least_width`."""
-        return max(plan.width, self._least_width)
-
-    def trunk_width(self, plan: Plan, batch: int) -> int:
-        """The rows of each slot's window in a pass of the trunk over `batch` slots."""
-        return max(self.padded_width(plan), -(-self._least_rows // batch))
-
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
         """The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and
         compute the logits of one row; the host writes which row that is."""
-        constants, width = self.constants(plan), self.trunk_width(plan, batch)
-        own = {"batch": batch, "width": self.padded_width(plan), "logit_rows": plan.width}
+        constants, width = self.constants(plan), self._trunk_width(plan.width, batch)
+        own = {"batch": batch, "width": self._padded_width(plan.width), "logit_rows": plan.width}
         # Rows that were padded because products of few rows differ have logits too: these are a
         # product.
         rows = 1 if prefill else width if width > own["width"] else plan.width
@@ -176,7 +169,8 @@ class BundleBindings:
         window = plan.next if tensor.name == "next_ids" else plan
         if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != window.width:
             return tensor
-        return tensor.model_copy(update={"shape": (tensor.shape[0], self.padded_width(window))})
+        width = self._padded_width(window.width)
+        return tensor.model_copy(update={"shape": (tensor.shape[0], width)})
 
     def _bind(
         self,

@@ -15,8 +15,9 @@ import click
 
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.devices import DEVICE_HELP
-from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS, RequestField
+from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.values import RequestField
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text

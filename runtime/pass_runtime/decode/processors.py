@@ -58,13 +58,6 @@ class Processing:
     bad_words: BadWordMatcher | None = None
     allowed_token_ids: tuple[int, ...] = ()
 
-    @property
-    def changes_logits(self) -> bool:
-        others = (
-            self.grammar is not None or self.min_tokens or self.bad_words or self.allowed_token_ids
-        )
-        return self.sampling.penalizes or bool(others)
-
 
 class Processors:
     """The processors of one sequence. Only the thread that decodes calls them."""
