@@ -16,9 +16,9 @@ from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
+from pass_runtime.text.bad_words import BadWords, TokenIndex
 from pass_runtime.text.detokenizer import Vocabulary
 from pass_runtime.text.grammar import Grammars
-from pass_runtime.text.stream import BadWords, TokenIndex
 
 MAX_CACHED_BAD_WORD_LISTS = 8
 """How many compiled lists of bad words are kept."""

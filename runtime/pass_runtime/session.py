@@ -36,10 +36,9 @@ from pass_runtime.text.chat_template import (
     template_tokens,
 )
 from pass_runtime.text.constraint import Constraint
-from pass_runtime.text.detokenizer import Vocabulary, decode, encode
+from pass_runtime.text.detokenizer import TextStream, Vocabulary, decode, encode
 from pass_runtime.text.grammar import GrammarState
 from pass_runtime.text.special import ChatEncoder
-from pass_runtime.text.stream import TextStream
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 T = TypeVar("T")

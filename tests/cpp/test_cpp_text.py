@@ -15,7 +15,7 @@ from cpp_programs import ROOT, program_at
 from tokenizer_kinds import BYTES, TOKENIZERS, whole
 from tokenizers import Tokenizer
 
-from pass_runtime.text.stream import TextStream
+from pass_runtime.text.detokenizer import TextStream
 
 ALPHABETS = [
     range(0x20, 0x7F),

@@ -25,7 +25,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import SequenceState
-from pass_runtime.text.stream import TextStream
+from pass_runtime.text.detokenizer import TextStream
 from pass_runtime.tuning.tuner import Tuners
 
 TEXTS = (

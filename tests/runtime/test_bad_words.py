@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_BAD_WORD_BYTES, GenerateOptions
+from pass_runtime.text.bad_words import ROOT, BadWords, TokenIndex
 from pass_runtime.text.detokenizer import Vocabulary
-from pass_runtime.text.stream import ROOT, BadWords, TokenIndex
 
 INDICES = {
     name: TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size() + 3))

@@ -30,7 +30,7 @@ from pass_runtime import Session, load
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import Piece, SequenceState
-from pass_runtime.text.stream import TextStream
+from pass_runtime.text.detokenizer import TextStream
 from pass_runtime.tuning import tuner as tuner_module
 from pass_runtime.tuning.estimates import PassTimes
 from pass_runtime.tuning.tuner import Tuner

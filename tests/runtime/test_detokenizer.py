@@ -9,8 +9,7 @@ from tokenizer_kinds import BYTES, KINDS, TOKENIZERS, byte_fallback, byte_level,
 from tokenizers import decoders
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
-from pass_runtime.text.stream import TextStream
+from pass_runtime.text.detokenizer import Detokenizer, TextStream, Vocabulary
 
 VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 

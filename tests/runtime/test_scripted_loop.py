@@ -18,7 +18,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session, read_tokenizer
-from pass_runtime.text.stream import TextStream
+from pass_runtime.text.detokenizer import TextStream
 
 LENGTHS = range(1, 7)
 TEMPERATURES = [0.0, 0.9]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_STOP_BYTES, MAX_STOPS, GenerateOptions
-from pass_runtime.text import stream
-from pass_runtime.text.stream import Automaton, StopFilter
+from pass_runtime.text import detokenizer
+from pass_runtime.text.bad_words import Automaton
+from pass_runtime.text.detokenizer import StopFilter
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=300)
 TEXT = st.text("ab ", max_size=24)  # few letters: stops begin, fail and overlap all the time
@@ -148,7 +149,7 @@ def test_each_character_costs_the_same_whatever_the_stops(monkeypatch, count, le
     stops = [" " * length + chr(ord("a") + i) for i in range(count)]
     automaton = Automaton(stops)
     automaton._next = counted = CountedLookups(automaton._next)
-    monkeypatch.setattr(stream, "_automaton", lambda _: automaton)
+    monkeypatch.setattr(detokenizer, "_automaton", lambda _: automaton)
     filter_, text = StopFilter(stops), (" " * 999 + "x") * 60 + " " * 60_000
     for start in range(0, len(text), 4):
         filter_.push(text[start : start + 4])

@@ -34,7 +34,7 @@ class Grammar(Protocol):
 
 
 class BadWordMatcher(Protocol):
-    """The bad words of a request: see `pass_runtime.text.stream.BadWords`. A text's state is a
+    """The bad words of a request: see `pass_runtime.text.bad_words.BadWords`. A text's state is a
     number, at first 0."""
 
     def follow(self, state: int, token: int) -> int: ...

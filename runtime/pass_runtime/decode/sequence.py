@@ -72,7 +72,7 @@ class End:
 
 
 class TextReader(Protocol):
-    """Turns tokens into text and finds stop strings (`pass_runtime.text.stream.TextStream`)."""
+    """Turns tokens into text and finds stop strings (`text.detokenizer.TextStream`)."""
 
     def read(self, token: int) -> tuple[str, str | None]:
         """Return the text that is final with `token`, and the stop string that ended it or None."""

@@ -1,5 +1,5 @@
-"""Tokens to text and back: the bytes of each token, the characters of those bytes, and the token
-ids of a text.
+"""Tokens to text and back: the bytes of each token, the characters of those bytes, the stop strings
+that end a text, and the token ids of a text.
 
 `Tokenizer.encode` and `decode` hold Python's GIL, for about a second per megabyte. Their batch
 versions release it.
@@ -23,6 +23,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
+from pass_runtime.text.bad_words import ROOT, Automaton
 
 MAX_UNBATCHED_LENGTH = 1 << 10
 """Up to this many characters or tokens, the call that holds the GIL takes less time than its batch
@@ -263,3 +264,84 @@ class Detokenizer:
             end = self._vocabulary.bytes(token) + end
         self._decode(end)
         return self._held.decode(errors=self._errors)
+
+
+class StopFilter:
+    """Holds back the end of the text while it may still grow into a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._automaton = _automaton(tuple(stop for stop in stops if stop))
+        self._beginnings = frozenset(stop[0] for stop in stops if stop)
+        self._state = ROOT
+        self._held = ""
+
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """Return the text to show, and the stop string that ended it or None. The stop string that
+        is complete first ends the text, and is not shown.
+
+        may_end: whether a stop string that `text` completes ends it."""
+        if self._state == ROOT and self._beginnings.isdisjoint(text):  # the usual case
+            return text, None
+        automaton, state = self._automaton, self._state
+        for place, character in enumerate(text, 1):
+            state = automaton.step(state, character)
+            if may_end and (size := automaton.found[state]):
+                seen = self._held + text[:place]
+                self._state, self._held = ROOT, ""
+                return seen[:-size], seen[-size:]
+        self._state, seen = state, self._held + text
+        shown = len(seen) - automaton.depth[state]
+        self._held = seen[shown:]
+        return seen[:shown], None
+
+    def flush(self) -> str:
+        """The text that was held back. Call it after the last `push`."""
+        shown, self._held, self._state = self._held, "", ROOT
+        return shown
+
+
+@lru_cache(maxsize=32)
+def _automaton(stops: tuple[str, ...]) -> Automaton:
+    """The automaton that requests with these stop strings share."""
+    return Automaton(stops)
+
+
+class TextStream:
+    """The text of one request, token by token.
+
+    stop: strings that end the text and are not part of it. A stop string that is the text of a
+    special token ends the text at that token, although special tokens are not shown, but for
+    shown_special_tokens. min_tokens: how many tokens do not end the text at first.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Vocabulary,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        shown_special_tokens: Sequence[int] = (),
+    ) -> None:
+        """tokenizer: a tokenizer, from which a vocabulary is made in milliseconds, or a
+        vocabulary."""
+        self._vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else Vocabulary(tokenizer)
+        self._filter = StopFilter(stop)
+        self._special = {
+            token for string in stop if (token := self._vocabulary.special(string)) is not None
+        }
+        self._detokenizer = Detokenizer(self._vocabulary, prompt_ids, shown_special_tokens)
+        self._tokens_before_stop = min_tokens
+        """How many more tokens do not end the text."""
+
+    def read(self, token: int) -> tuple[str, str | None]:
+        """-> (text that is final now, the stop string that ended it)"""
+        may_end = self._tokens_before_stop == 0
+        if not may_end:
+            self._tokens_before_stop -= 1
+        if may_end and token in self._special:
+            return self._filter.flush(), self._vocabulary.special_text(token)
+        return self._filter.push(self._detokenizer.push(token), may_end=may_end)
+
+    def flush(self) -> str:
+        """The text that was held back. Call it after the last token."""
+        return self._filter.flush()

@@ -17,7 +17,7 @@
 namespace pass {
 
 // Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the
-// text that is the beginning of a word; 0 for none. As pass_runtime.text.stream.Automaton.
+// text that is the beginning of a word; 0 for none. As pass_runtime.text.bad_words.Automaton.
 class Automaton {
    public:
     // words: none of them empty.
@@ -90,7 +90,7 @@ class Detokenizer {
 // The text of one request, token by token. stop: strings that end the text and are not part of it.
 // A stop string that is the text of a special token ends the text at that token, although special
 // tokens are not shown. min_tokens: the first so many tokens do not end the text. As
-// pass_runtime.text.stream.TextStream.
+// pass_runtime.text.detokenizer.TextStream.
 class TextStream : public TextReader {
    public:
     TextStream(const std::shared_ptr<const Vocabulary>& vocabulary,
