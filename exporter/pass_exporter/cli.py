@@ -242,7 +242,7 @@ def main(**options: Any) -> None:
 def _check_engine(engine: EngineConfig) -> None:
     """Raises PassError if the engine's library or its targets are not available."""
     import_library(find_library(engine.engine))
-    choose_targets(find_library(engine.engine), engine, find_device())
+    choose_targets(find_library(engine.engine), engine.compute_capability, find_device())
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:

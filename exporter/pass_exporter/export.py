@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
+from transformers import PreTrainedModel
 
 from pass_exporter import bundle
 from pass_exporter.checks.cases import torch_cases
@@ -21,7 +22,7 @@ from pass_exporter.config import GROUP_QUERY, ExportConfig
 from pass_exporter.derived.cpu import write_trunks_for_cpu
 from pass_exporter.derived.cuda import write_trunks_for_cuda
 from pass_exporter.derived.group_query import UnsupportedAttention
-from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import BASELINE_NAME, Lookahead, mean_embedding, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.model.shipped import shipped_weights
@@ -31,7 +32,7 @@ from pass_exporter.quantize.run import quantize
 from pass_exporter.quantize.source import check_gguf_types
 from pass_exporter.staging import staged_directory
 from pass_exporter.threads import one_thread
-from pass_exporter.trunk.graph import save
+from pass_exporter.trunk.graph import move_weights
 from pass_exporter.trunk.pad_queries import pad_queries
 from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.bundle.manifest import DerivedTrunk, Manifest, ModelInfo
@@ -71,7 +72,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
     with staged_directory(output, force=config.force) as directory:
         progress.phase(f"loading {source.name}")
         loaded = load_model(source, config.dtype)
-        lookahead = _lookahead(config, loaded)
+        lookahead = _lookahead(config.lookahead_weights, config.lookahead, loaded.model)
         expected = None
         if text is not None:
             progress.phase("running torch on the text")
@@ -86,19 +87,21 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         bundle.write_metadata(graph, info, config.lookahead, config.rule)
         path = directory / TRUNK_FILE
         with one_thread():
-            written = save(graph, path, progress.phase("writing the trunk"))
+            move_weights(graph, path, progress.phase("writing the trunk"))
         windows = loaded.geometry.windows
         trunk = bundle.graph_info(graph, TRUNK_FILE)
         spare_rows = quantized.spec.rounds_activations  # see trunk/pad_queries.py
         derived: tuple[DerivedTrunk, ...] = ()
         if config.dtype == "fp32":
             derived = write_trunks_for_cpu(
-                written, directory, info.max_capacity, windows, spare_rows=spare_rows
+                graph, directory, info.max_capacity, windows, spare_rows=spare_rows
             )
-        derived += _trunks_for_cuda(config, path, info, windows)
+        elif config.dtype == "fp16" and config.cuda_attention in (GROUP_QUERY, None):
+            wanted = config.cuda_attention is not None
+            derived = _trunks_for_cuda(graph, directory, info, windows, wanted=wanted)
         if spare_rows:
-            pad_queries(written.graph)
-            ir.save(written, path)
+            pad_queries(graph.graph)
+        ir.save(graph, path)
         progress.phase("writing tails, tokenizer and manifest")
         plans = bundle.write_tails(
             directory, config.lookahead, info.vocab_size, config.rule, lookahead.head
@@ -107,12 +110,8 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         manifest = bundle.write_manifest(
             directory, info, config.rule, lookahead, trunk, derived, plans
         )
-        del (
-            loaded,
-            graph,
-            written,
-            quantized,
-        )  # frees memory: ONNX Runtime loads the weights again for the checks
+        # This frees memory: ONNX Runtime loads the weights again for the checks.
+        del loaded, graph, quantized
         gc.collect()
         quality, limits = None, limits_of(manifest.model)
         with runnable_on_cpu(directory, manifest) as checked:
@@ -132,25 +131,28 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
 
 
 def _trunks_for_cuda(
-    config: ExportConfig, trunk: Path, info: ModelInfo, windows: Sequence[int | None]
+    trunk: ir.Model,
+    directory: Path,
+    info: ModelInfo,
+    windows: Sequence[int | None],
+    *,
+    wanted: bool,
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the trunks for ONNX Runtime on CUDA beside `trunk`, unless they are not wanted or
-    cannot be made."""
-    if config.dtype != "fp16" or config.cuda_attention not in (GROUP_QUERY, None):
-        return ()
+    """Write the trunks for ONNX Runtime on CUDA. If they cannot compute the model's attention,
+    return none, or raise PassError if the user wanted them."""
     try:
-        return write_trunks_for_cuda(trunk, info.vocab_size, info.max_capacity, windows)
+        return write_trunks_for_cuda(trunk, directory, info.vocab_size, info.max_capacity, windows)
     except UnsupportedAttention:
-        if config.cuda_attention is None:
+        if not wanted:
             return ()
         reason = "cannot compute this model's attention; leave the option out"
         raise PassError(f"--cuda-attention {GROUP_QUERY} {reason}") from None
 
 
-def _lookahead(config: ExportConfig, loaded: LoadedModel) -> Lookahead:
+def _lookahead(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
     """Read the file that the user named, else the weights shipped for this model, else make the
     untrained baseline."""
-    path = config.lookahead_weights or shipped_weights(loaded.model)
+    path = path or shipped_weights(model)
     if path is None or str(path) == BASELINE_NAME:
-        return mean_embedding(loaded.model, config.lookahead)
-    return read_lookahead(path, config.lookahead, loaded.model)
+        return mean_embedding(model, lookahead)
+    return read_lookahead(path, lookahead, model)

@@ -56,7 +56,7 @@ class TrainReport:
 def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
     """Train look-ahead weights. Raises PassError for errors that the user can correct. clock: of
     --minutes."""
-    schedule = Schedule(config, clock)
+    schedule = Schedule(config.steps, config.minutes, clock)
     check_output(config)
     text = digest(read_sources(config.data))
     accelerator = make_accelerator(config.device)
@@ -81,7 +81,12 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     supply = make_supply(config, loaded, accelerator, progress, schedule.check_text_in_time)
     try:
         data = TrainingText(
-            config, supply, way_of(config, accelerator.device), schedule, accelerator.num_processes
+            supply,
+            way_of(config, accelerator.device),
+            schedule,
+            held_out=config.held_out,
+            seed=config.seed,
+            processes=accelerator.num_processes,
         )
         measured: dict[int, Agreement] = {}
         hooks = make_hooks(config, data, progress, measured)

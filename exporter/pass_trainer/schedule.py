@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from pass_runtime.errors import PassError
-from pass_trainer.config import TrainConfig
 
 WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 MEASUREMENTS = 10
@@ -64,10 +63,12 @@ class Schedule:
     first, so that all decide the same.
     """
 
-    def __init__(self, config: TrainConfig, clock: Clock = time.monotonic) -> None:
-        self._steps, self._minutes = config.steps, config.minutes
+    def __init__(
+        self, steps: int | None, minutes: float | None, clock: Clock = time.monotonic
+    ) -> None:
+        self._steps, self._minutes = steps, minutes
         self._clock, self._began, self._before = clock, clock(), 0.0
-        self.by_clock = config.minutes is not None
+        self.by_clock = minutes is not None
         self._own = self._seen = Times()
         self._steps_began = 0.0
 

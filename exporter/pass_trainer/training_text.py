@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from pass_exporter.progress import Step
-from pass_trainer.config import MAX_HELD_OUT, TrainConfig
+from pass_trainer.config import MAX_HELD_OUT
 from pass_trainer.deck import Deck
 from pass_trainer.distill import Sequences
 from pass_trainer.schedule import Schedule
@@ -24,18 +24,25 @@ class TrainingText:
     """
 
     def __init__(
-        self, config: TrainConfig, supply: TextSupply, way: Way, schedule: Schedule, processes: int
+        self,
+        supply: TextSupply,
+        way: Way,
+        schedule: Schedule,
+        *,
+        held_out: int | None,
+        seed: int,
+        processes: int,
     ) -> None:
         self._supply, self._way, self._schedule, self._processes = supply, way, schedule, processes
         self._shards = 0
-        self._held_out = config.held_out or self._default_held_out(config)
+        self._held_out = held_out or self._default_held_out()
         self._all: Sequences | None = None
-        self.deck = Deck(config.seed)
+        self.deck = Deck(seed)
 
-    def _default_held_out(self, config: TrainConfig) -> int:
+    def _default_held_out(self) -> int:
         """A sixteenth, at most MAX_HELD_OUT; an eighth of the first shard if the text has no
         end."""
-        end = config.recipe.sequences
+        end = self._supply.distiller.recipe.sequences
         return min(
             max(self._supply.distiller.shard // 8 if end is None else end // 16, 1), MAX_HELD_OUT
         )

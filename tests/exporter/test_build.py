@@ -241,10 +241,10 @@ def test_a_cache_that_is_not_updated_in_place_is_refused(tiny_bundle: Path, mani
 def test_targets(chosen, asked, device, expected):
     config = EngineConfig(chosen.name, compute_capability=asked)
     if isinstance(expected, tuple):
-        assert choose_targets(chosen, config, device) == expected
+        assert choose_targets(chosen, config.compute_capability, device) == expected
         return
     with pytest.raises(PassError, match=expected):
-        choose_targets(chosen, config, device)
+        choose_targets(chosen, config.compute_capability, device)
 
 
 def test_number_formats_and_targets(manifest: Manifest):
@@ -280,10 +280,10 @@ def test_number_formats_and_targets(manifest: Manifest):
 def test_capacity(manifest: Manifest, options, expected):
     config = EngineConfig("tensorrt", **options)
     if isinstance(expected, int):
-        assert choose_capacity(config, manifest) == expected
+        assert choose_capacity(config.capacity, config.max_seq_len, manifest) == expected
         return
     with pytest.raises(PassError, match=expected):
-        choose_capacity(config, manifest)
+        choose_capacity(config.capacity, config.max_seq_len, manifest)
 
 
 def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
@@ -310,7 +310,7 @@ def test_chunks_of_prompts(tiny_bundle: Path, manifest: Manifest):
 
     def chosen(given: str | None = None, manifest: Manifest = manifest) -> tuple[int, ...]:
         widths = None if given is None else tuple(map(int, given.split(",")))
-        return choose_widths(replace(CONFIG, prefill_widths=widths), manifest, columns)
+        return choose_widths(widths, manifest, columns)
 
     assert (chosen(), chosen(manifest=large)) == ((2048, 1024, 256, 32), (256, 32))
     assert chosen("64,1024,64") == (1024, 64)

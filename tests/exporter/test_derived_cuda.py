@@ -138,7 +138,7 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         save(trunk, directory / file)
     sizes = loaded.geometry
     written = write_trunks_for_cuda(
-        directory / TRUNK_FILE, sizes.vocab_size, sizes.max_capacity, sizes.windows
+        trunk, directory, sizes.vocab_size, sizes.max_capacity, sizes.windows
     )
     assert tuple(each.file for each in written) == (*SINGLE, *BATCHED)
     return Trunks(request.param, directory)
@@ -316,10 +316,8 @@ def test_large_weights_are_not_held_twice(bundle: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(cuda, "PLAIN_MAX_BYTES", 1000)
     manifest = read_manifest(bundle)
     sizes = (manifest.model.vocab_size, manifest.model.max_capacity, [None] * manifest.model.layers)
-    assert [each.file for each in write_trunks_for_cuda(bundle / TRUNK_FILE, *sizes)] == [
-        SINGLE[0],
-        BATCHED[0],
-    ]
+    derived = write_trunks_for_cuda(ir.load(bundle / TRUNK_FILE), bundle, *sizes)
+    assert [each.file for each in derived] == [SINGLE[0], BATCHED[0]]
 
 
 def test_they_are_made_only_where_they_can_be(tmp_path: Path):

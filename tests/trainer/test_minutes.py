@@ -152,7 +152,7 @@ def test_time_that_is_over_before_there_is_text(
 
 
 def test_rates_fall_with_the_clock(config: TrainConfig):
-    schedule = Schedule(config, lambda: 0.0)
+    schedule = Schedule(config.steps, config.minutes, lambda: 0.0)
     end = 240 - 1.25 * (7 + 1) - WRITING_SECONDS
     shares = []
     for now in (15, 15 + (end - 15) / 2, end, 300):

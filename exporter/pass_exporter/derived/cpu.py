@@ -38,8 +38,8 @@ def write_trunks_for_cpu(
     *,
     spare_rows: bool,
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the derived graphs to `directory`. They share the weights file of `trunk`, a graph
-    without spare rows that was written there.
+    """Write the derived graphs to `directory`. They share the weights file of `trunk`, the
+    portable graph without spare rows.
 
     spare_rows: whether attention without groups gets spare rows, so that windows of all widths
     agree bit for bit.

@@ -75,38 +75,42 @@ class _SharedInputs:
 
 
 def write_trunks_for_cuda(
-    trunk: Path, vocab_size: int, max_capacity: int, windows: Sequence[int | None]
+    trunk: ir.Model,
+    directory: Path,
+    vocab_size: int,
+    max_capacity: int,
+    windows: Sequence[int | None],
 ) -> tuple[DerivedTrunk, ...]:
-    """Writes the graphs beside `trunk`, the portable one: for one sequence and for batches and, if
-    the model has an adapter and its weights are small, each also for passes without look-ahead
-    rows. They share the weights file.
+    """Write the graphs to `directory`: for one sequence and for batches and, if the model has an
+    adapter and its weights are small, each also for passes without look-ahead rows. They share the
+    weights file of `trunk`, the portable graph without spare rows.
 
     windows: each layer's sliding window in positions, None if the layer has none. Raises
     UnsupportedAttention, and writes nothing, if GroupQueryAttention cannot compute the model's
     attention.
     """
-    model = _load(trunk)
+    model = _copy(trunk)
     norm_before_transpose(model.graph)
     split_heads_by_constant(model.graph)
     _replace_attention(model, max_capacity, windows)
-    derived = _write(model, trunk, SINGLE_STEM, 1, vocab_size)
-    model = _load(trunk)
+    derived = _write(model, directory / SINGLE_STEM, 1, vocab_size)
+    model = _copy(trunk)
     split_heads_together(model.graph)
-    return derived + _write(model, trunk, BATCHED_STEM, None, vocab_size)
+    return derived + _write(model, directory / BATCHED_STEM, None, vocab_size)
 
 
-def _load(trunk: Path) -> ir.Model:
-    model = ir.load(trunk)
+def _copy(trunk: ir.Model) -> ir.Model:
+    model = trunk.clone()
     split_by_one_node(model.graph)
     add_biases_before_split(model.graph)
     return model
 
 
 def _write(
-    model: ir.Model, trunk: Path, stem: str, batch: Literal[1] | None, vocab_size: int
+    model: ir.Model, stem: Path, batch: Literal[1] | None, vocab_size: int
 ) -> tuple[DerivedTrunk, ...]:
-    """Rewrites what is not attention, and writes the graph with the adapter and, if there is one,
-    that without it."""
+    """Rewrite what is not attention, and write the graph with the adapter and, if there is one,
+    that without it. stem: the path of the files without their suffixes."""
     graph = model.graph
     join_embedding_tables(graph, vocab_size)
     gather_rows_directly(graph)
@@ -115,14 +119,18 @@ def _write(
     )  # Before norms are fused: the adapter's Adds would be taken for residuals.
     fuse_residual_norms(graph)
     fuse_silu_products(graph)
-    derived = DerivedTrunk(file=f"{stem}.onnx", device="cuda", batch=batch)
-    _save(model, trunk.with_name(derived.file))
-    weights = trunk.with_name(f"{trunk.name}.data")
-    if weights.stat().st_size > PLAIN_MAX_BYTES or not drop_adapter(graph, "GatedAdd"):
+    derived = DerivedTrunk(file=f"{stem.name}.onnx", device="cuda", batch=batch)
+    _save(model, stem.with_name(derived.file))
+    if _weight_bytes(graph) > PLAIN_MAX_BYTES or not drop_adapter(graph, "GatedAdd"):
         return (derived,)
-    plain = derived.model_copy(update={"file": f"{stem}.plain.onnx", "lookahead_rows": False})
-    _save(model, trunk.with_name(plain.file))
+    plain = derived.model_copy(update={"file": f"{stem.name}.plain.onnx", "lookahead_rows": False})
+    _save(model, stem.with_name(plain.file))
     return derived, plain
+
+
+def _weight_bytes(graph: ir.Graph) -> int:
+    tensors = (value.const_value for value in graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def _save(model: ir.Model, path: Path) -> None:

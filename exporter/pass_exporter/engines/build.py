@@ -114,7 +114,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()
     import_library(library)
-    targets = choose_targets(library, config, device)
+    targets = choose_targets(library, config.compute_capability, device)
     if library.builds_ahead:
         check_formats(manifest, targets)
     if config.timing_cache is not None and not library.timing_cache:
@@ -124,8 +124,8 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
             f"--verify runs the engines and no GPU is visible ({why_no_device()}); leave it out, "
             "or build on a machine with a GPU"
         )
-    columns = column_steps(choose_capacity(config, manifest))
-    widths = choose_widths(config, manifest, columns)
+    columns = column_steps(choose_capacity(config.capacity, config.max_seq_len, manifest))
+    widths = choose_widths(config.prefill_widths, manifest, columns)
     sources = graph_sources(
         bundle, manifest, columns, config.max_batch_size, library.least_width, widths
     )
@@ -133,7 +133,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     memory = estimate(
         bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0
     )
-    check_fits(memory, available_memory(config, device), columns[-1])
+    check_fits(memory, available_memory(config.device_memory, device), columns[-1])
     builder = EngineBuilder(
         library,
         targets if library.builds_ahead else (),

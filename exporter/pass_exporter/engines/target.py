@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pass_exporter.config import EngineConfig
 from pass_exporter.engines.profiles import default_prefill_widths, widest
 from pass_runtime.backends.cuda import DeviceInfo, why_no_device
 from pass_runtime.backends.trt.library import Library
@@ -18,14 +17,11 @@ divides it."""
 
 
 def choose_targets(
-    library: Library, config: EngineConfig, device: DeviceInfo | None
+    library: Library, names: Sequence[str], device: DeviceInfo | None
 ) -> tuple[str, ...]:
-    """Returns the compute capabilities to build for, such as `sm89`. Users may write 8.9, 89 or
-    sm89."""
-    requested = tuple(
-        f"sm{name.lower().removeprefix('sm').replace('.', '')}"
-        for name in config.compute_capability
-    )
+    """Return the compute capabilities to build for, such as `sm89`. names: those that the user
+    wants, written 8.9, 89 or sm89; if empty, that of `device`."""
+    requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in names)
     if not library.builds_ahead:
         if device is None:
             raise PassError(
@@ -75,47 +71,44 @@ def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
             raise PassError(f"{old[0]} does not support {kind}; {other}")
 
 
-def choose_capacity(config: EngineConfig, manifest: Manifest) -> int:
-    """Returns the capacity S: --capacity, or else room for the longest sequence and the widest
-    window."""
-    most, window = manifest.model.max_capacity, widest(manifest).width
-    if config.capacity is not None:
-        if config.capacity % 4 or not window < config.capacity <= most:
+def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Manifest) -> int:
+    """Return `capacity` (--capacity) if it is given, else room for the longest sequence and the
+    widest window. max_seq_len: --max-seq-len, None for its default."""
+    limit, window = manifest.model.max_capacity, widest(manifest).width
+    if capacity is not None:
+        if capacity % 4 or not window < capacity <= limit:
             raise PassError(
-                f"--capacity must be a multiple of 4 above {window}, at most {most}, not "
-                f"{config.capacity}"
+                f"--capacity must be a multiple of 4 above {window}, at most {limit}, not "
+                f"{capacity}"
             )
-        if config.max_seq_len is not None and config.max_seq_len > config.capacity:
-            raise PassError(
-                f"--max-seq-len {config.max_seq_len} is above --capacity {config.capacity}; "
-                "lower it"
-            )
-        return config.capacity
-    longest = min(DEFAULT_MAX_SEQ_LEN, most) if config.max_seq_len is None else config.max_seq_len
-    if not 1 <= longest <= most:
+        if max_seq_len is not None and max_seq_len > capacity:
+            raise PassError(f"--max-seq-len {max_seq_len} is above --capacity {capacity}; lower it")
+        return capacity
+    longest = min(DEFAULT_MAX_SEQ_LEN, limit) if max_seq_len is None else max_seq_len
+    if not 1 <= longest <= limit:
         raise PassError(
-            f"--max-seq-len must be 1 to {most} for {manifest.model.name}, not {longest}"
+            f"--max-seq-len must be 1 to {limit} for {manifest.model.name}, not {longest}"
         )
-    return min(most, -(-(longest + window) // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE)
+    return min(limit, -(-(longest + window) // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE)
 
 
 def choose_widths(
-    config: EngineConfig, manifest: Manifest, columns: Sequence[int]
+    requested: Sequence[int] | None, manifest: Manifest, columns: Sequence[int]
 ) -> tuple[int, ...]:
-    """Returns the widths of a prompt's chunks, in falling order."""
-    if config.prefill_widths is None:
+    """Return the widths of a prompt's chunks, in falling order. requested: --prefill-widths."""
+    if requested is None:
         return default_prefill_widths(manifest, columns)
-    widths = tuple(sorted(set(config.prefill_widths), reverse=True))
+    widths = tuple(sorted(set(requested), reverse=True))
     if not widths or not 2 <= widths[-1] <= widths[0] <= columns[-1]:
-        given = ",".join(map(str, config.prefill_widths))
+        given = ",".join(map(str, requested))
         raise PassError(
             f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {given!r}"
         )
     return widths
 
 
-def available_memory(config: EngineConfig, device: DeviceInfo | None) -> int | None:
-    """Returns the bytes of memory on the target GPU; None if unknown."""
-    if config.device_memory is not None:
-        return int(config.device_memory * 2**30)
+def available_memory(device_memory: float | None, device: DeviceInfo | None) -> int | None:
+    """Return the bytes of memory on the target GPU; None if unknown. device_memory: in GiB."""
+    if device_memory is not None:
+        return int(device_memory * 2**30)
     return None if device is None else device.total

@@ -171,25 +171,29 @@ def _drop_metadata(model: ir.Model) -> None:
         value.metadata_props.clear()
 
 
-def save(
+def move_weights(
     model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None
-) -> ir.Model:
-    """Write the graph to `path` and its weights to `<path>.data`. Return the written graph, whose
-    weights are those of the file: copies of it that are saved beside it share them. progress:
-    called with (done, total) tensors."""
+) -> None:
+    """Write the weights to `<path>.data`, from which `model` and its clones then read them: graphs
+    that are saved beside `path` share the file. progress: called with (done, total) tensors."""
 
     def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
         if progress is not None:
             progress(info.index + 1, info.total)
 
-    ir.save(
+    ir.external_data.unload_from_model(
         model,
-        path,
-        external_data=f"{path.name}.data",
+        path.parent,
+        f"{path.name}.data",
         size_threshold_bytes=EXTERNAL_DATA_MIN_BYTES,
         callback=report,
         max_workers=1,  # one tensor in memory at a time
         alignment=4096,  # page-aligned, so that engines can map the file
         align_threshold=EXTERNAL_DATA_MIN_BYTES,
     )
-    return ir.load(path)
+
+
+def save(model: ir.Model, path: Path) -> None:
+    """Move the weights to `<path>.data`, and write the graph to `path`."""
+    move_weights(model, path)
+    ir.save(model, path)
