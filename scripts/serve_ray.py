@@ -42,10 +42,11 @@ def deployment(
     from ray import serve
 
     def app() -> Any:
-        """Make the app of one replica, in its process."""
+        """Make the app of one replica, in a thread of its process."""
+        from pass_runtime import load
         from pass_server.app import make_app
 
-        session = opts.open_bundle(bundle, opened)
+        session = load(bundle, opened)
         if session.chat_template is not None:
             session.chat_template.check()
         session.warm_up()
