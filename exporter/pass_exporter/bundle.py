@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.model.families import Geometry
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import LoadedModel
-from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.model.registry import ModelSource
 from pass_exporter.quantize.spec import WeightScheme
 from pass_exporter.quantize.weights import QuantizedModel, layer_name
@@ -222,28 +222,30 @@ def write_manifest(
     directory: Path,
     model: ModelInfo,
     rule: Rule,
-    lookahead: Lookahead,
+    lookahead_weights: LookaheadWeights,
     trunk: Graph,
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
     """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with the hashes of
     all other files."""
-    record, head = lookahead.record, lookahead.head
+    record, head = lookahead_weights.record, lookahead_weights.head
     manifest = Manifest(
         format="pass-bundle",
         version=3,
         model=model,
         rule=rule,
         lookahead=LookaheadInfo(
-            length=lookahead.length,
-            trained=lookahead.trained,
-            source=lookahead.source,
-            adapter_rank=0 if lookahead.adapter is None else lookahead.adapter.rank,
-            acceptance_per_position=() if record is None else record.acceptance[: lookahead.length],
+            length=lookahead_weights.lookahead,
+            trained=lookahead_weights.trained,
+            source=lookahead_weights.source,
+            adapter_rank=0 if lookahead_weights.adapter is None else lookahead_weights.adapter.rank,
+            acceptance_per_position=()
+            if record is None
+            else record.acceptance[: lookahead_weights.lookahead],
             acceptance_per_position_sampled=()
             if record is None
-            else record.acceptance_sampled[: lookahead.length],
+            else record.acceptance_sampled[: lookahead_weights.lookahead],
             head=None
             if head is None
             else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS),

@@ -424,13 +424,13 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
 
 
 def _print_report(console: Console, config: ExportConfig, report: ExportReport) -> None:
-    lookahead = report.manifest.lookahead
-    console.print(f"look-ahead embeddings   {lookahead.source}")
-    if not lookahead.trained and config.lookahead_weights is None:
+    info = report.manifest.lookahead
+    console.print(f"look-ahead embeddings   {info.source}")
+    if not info.trained and config.lookahead_weights is None:
         console.print(
             "[yellow]  no trained embeddings are shipped for this model: pass-train makes them[/]"
         )
-    if not lookahead.trained:
+    if not info.trained:
         console.print(
             "[yellow]  drafts of untrained embeddings are rarely accepted; the text is exact "
             "either way[/]"

@@ -23,7 +23,12 @@ from pass_exporter.derived.cpu import write_trunks_for_cpu
 from pass_exporter.derived.cuda import write_trunks_for_cuda
 from pass_exporter.derived.group_query import UnsupportedAttention
 from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import BASELINE_NAME, Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.lookahead import (
+    BASELINE_NAME,
+    LookaheadWeights,
+    mean_embedding,
+    read_lookahead,
+)
 from pass_exporter.model.registry import resolve
 from pass_exporter.model.shipped import shipped_weights
 from pass_exporter.progress import Progress
@@ -72,16 +77,18 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
     with staged_directory(output, force=config.force) as directory:
         progress.phase(f"loading {source.name}")
         loaded = load_model(source, config.dtype)
-        lookahead = _lookahead(config.lookahead_weights, config.lookahead, loaded.model)
+        lookahead_weights = _lookahead_weights(
+            config.lookahead_weights, config.lookahead, loaded.model
+        )
         expected = None
         if text is not None:
             progress.phase("running torch on the text")
             expected = score_text(loaded.model, loaded.tokenizer, text)
-        quantized = quantize(loaded, lookahead, config.spec, calibration, progress)
+        quantized = quantize(loaded, lookahead_weights, config.spec, calibration, progress)
         progress.phase("running torch for the check")
-        cases = torch_cases(loaded.model, lookahead, quantized)
+        cases = torch_cases(loaded.model, lookahead_weights, quantized)
         progress.phase("tracing the trunk")
-        graph, weight_parts = trace_trunk(loaded.model, lookahead)
+        graph, weight_parts = trace_trunk(loaded.model, lookahead_weights)
         rewrite(graph, weight_parts, quantized)
         info = bundle.model_info(source, loaded, quantized)
         bundle.write_metadata(graph, info, config.lookahead, config.rule)
@@ -104,11 +111,11 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         ir.save(graph, path)
         progress.phase("writing tails, tokenizer and manifest")
         plans = bundle.write_tails(
-            directory, config.lookahead, info.vocab_size, config.rule, lookahead.head
+            directory, config.lookahead, info.vocab_size, config.rule, lookahead_weights.head
         )
         bundle.write_tokenizer(directory, loaded.tokenizer)
         manifest = bundle.write_manifest(
-            directory, info, config.rule, lookahead, trunk, derived, plans
+            directory, info, config.rule, lookahead_weights, trunk, derived, plans
         )
         # This frees memory: ONNX Runtime loads the weights again for the checks.
         del loaded, graph, quantized
@@ -149,7 +156,9 @@ def _trunks_for_cuda(
         raise PassError(f"--cuda-attention {GROUP_QUERY} {reason}") from None
 
 
-def _lookahead(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
+def _lookahead_weights(
+    path: Path | None, lookahead: int, model: PreTrainedModel
+) -> LookaheadWeights:
     """Read the file that the user named, else the weights shipped for this model, else make the
     untrained baseline."""
     path = path or shipped_weights(model)

@@ -25,8 +25,8 @@ model's distribution, the gradient of the probability of acceptance vanishes, bu
 
 
 class Drafter(torch.nn.Module):
-    """The trained parts, in fp32: `lookahead` [L,H], `adapter` and `head`. The base model's weights
-    are not parameters.
+    """The trained parts, in fp32: `embeddings` [L,H], `adapter` and `head`. The base model's
+    weights are not parameters.
 
     The tokens run through the frozen model first. Then the look-ahead rows run with the adapter
     attached, and attend to the tokens' KV cache. So the adapter cannot change the rows of tokens,
@@ -36,7 +36,7 @@ class Drafter(torch.nn.Module):
     def __init__(
         self,
         base: PreTrainedModel,
-        lookahead: torch.Tensor,
+        embeddings: torch.Tensor,
         adapter: Adapter | None,
         head: DraftHead | None = None,
         aim: Aim = "distribution",
@@ -45,8 +45,13 @@ class Drafter(torch.nn.Module):
         self.set_aim(aim, 0.0)
         self._base = (base,)  # a tuple, so that torch does not register its parameters
         self._vocabulary = int(base.config.vocab_size)
-        self.lookahead = torch.nn.Parameter(lookahead.float().clone())
+        self.register_parameter("lookahead", torch.nn.Parameter(embeddings.float().clone()))
         self.adapter, self.head = adapter, head
+
+    @property
+    def embeddings(self) -> torch.nn.Parameter:
+        """[L,H]. Checkpoints have it under the name `lookahead`."""
+        return self.get_parameter("lookahead")
 
     def set_aim(self, aim: Aim, share: float) -> None:
         """Set the loss for the steps after `share` of a run."""
@@ -121,7 +126,11 @@ class Drafter(torch.nn.Module):
             return hidden, states, None
         index = windows.lookahead_index.flatten().index_select(0, windows.rows)
         before = tokens.flatten().index_select(0, at)
-        return hidden, states, self.head.corrections(hidden, before, index, len(self.lookahead) - 1)
+        return (
+            hidden,
+            states,
+            self.head.corrections(hidden, before, index, len(self.embeddings) - 1),
+        )
 
     def hidden_states(
         self, tokens: torch.Tensor, windows: Windows
@@ -152,7 +161,7 @@ class Drafter(torch.nn.Module):
 
         def run() -> torch.Tensor:
             hidden: torch.Tensor = base.model(
-                inputs_embeds=self.lookahead.to(base.dtype)[windows.lookahead_index],
+                inputs_embeds=self.embeddings.to(base.dtype)[windows.lookahead_index],
                 attention_mask=attention_masks(
                     base.config, windows.mask, windows.position, column_positions
                 ),

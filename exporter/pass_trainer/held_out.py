@@ -63,7 +63,7 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
 
     Sequences that are too short for L drafts are left out. Raises PassError if all are.
     """
-    device = drafter.lookahead.device
+    device = drafter.embeddings.device
     right, in_top4 = [], []
     for index in range(len(data)):
         prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])

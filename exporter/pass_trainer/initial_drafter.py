@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from pass_exporter.model.adapter import Adapter, truncated
 from pass_exporter.model.head import DraftHead, new_head, widened
 from pass_exporter.model.load import LoadedModel
-from pass_exporter.model.lookahead import Lookahead, mean_embedding, read_lookahead
+from pass_exporter.model.lookahead import LookaheadWeights, mean_embedding, read_lookahead
 from pass_runtime.errors import PassError
 from pass_trainer.config import HEAD_RANK, HEAD_WIDTH, TrainConfig
 from pass_trainer.drafter import Drafter, layer_of, new_adapter
@@ -26,7 +26,7 @@ def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
     return Drafter(loaded.model, start.embeddings, adapter, head, config.aim)
 
 
-def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> Lookahead:
+def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> LookaheadWeights:
     """Return the first `lookahead` rows of a weights file, with adapter and head; for None,
     `mean_embedding`."""
     return (
@@ -35,7 +35,7 @@ def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) 
 
 
 def _adapter(
-    config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator
+    config: TrainConfig, loaded: LoadedModel, start: LookaheadWeights, generator: torch.Generator
 ) -> Adapter:
     layers = int(loaded.model.config.num_hidden_layers)
     if not 0 <= config.adapter_from < layers:
@@ -57,7 +57,7 @@ def _adapter(
 
 
 def _head(
-    config: TrainConfig, loaded: LoadedModel, start: Lookahead, generator: torch.Generator
+    config: TrainConfig, loaded: LoadedModel, start: LookaheadWeights, generator: torch.Generator
 ) -> DraftHead:
     embeddings, head = loaded.model.get_output_embeddings().weight, start.head
     if head is None:

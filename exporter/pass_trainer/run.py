@@ -105,7 +105,7 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
             config, source, settings, drafter, steps, accelerator.num_processes, agreement
         )
         base = model_fingerprint(loaded.model)
-        write_lookahead(weights, drafter.lookahead, drafter.adapter, drafter.head, base, record)
+        write_lookahead(weights, drafter.embeddings, drafter.adapter, drafter.head, base, record)
         write_report(config.output, record, history, agreement)
     accelerator.wait_for_everyone()
     return TrainReport(weights, history, agreement)

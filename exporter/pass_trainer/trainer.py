@@ -62,7 +62,7 @@ class Look:
 
 
 def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
-    groups: list[dict[str, Any]] = [{"params": [drafter.lookahead], "lr": lr * EMBEDDING_LR_RATIO}]
+    groups: list[dict[str, Any]] = [{"params": [drafter.embeddings], "lr": lr * EMBEDDING_LR_RATIO}]
     groups += [
         {"params": list(part.parameters()), "lr": lr}
         for part in (drafter.adapter, drafter.head)
@@ -72,7 +72,7 @@ def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
         group["base_lr"] = group["lr"]
     # On a CPU the fused kernel rounds otherwise, so a seed would give other weights than before.
     return torch.optim.AdamW(
-        groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.lookahead.is_cuda
+        groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.embeddings.is_cuda
     )
 
 

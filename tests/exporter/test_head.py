@@ -18,7 +18,7 @@ from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.verify import Limits, check_trunk
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import Lookahead, read_lookahead
+from pass_exporter.model.lookahead import LookaheadWeights, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.tails.definitions import adjusted_logits, head_drafts
 from pass_runtime import PassError
@@ -149,8 +149,8 @@ def test_other_formats(tiny_model: Path, tmp_path: Path, rank: int, options: dic
 
 def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
     model = load_model(resolve(str(tiny_model)), "fp32").model
-    lookahead = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
-    cases, manifest = torch_cases(model, lookahead), read_manifest(head_bundle)
+    lookahead_weights = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
+    cases, manifest = torch_cases(model, lookahead_weights), read_manifest(head_bundle)
     assert check_trunk(head_bundle, manifest, cases, Limits(1e-4, 0)) < 1e-4
     wrong = [replace(case, hidden=case.hidden * 1.001) for case in cases]
     with pytest.raises(PassError, match="differs from torch"):
@@ -182,7 +182,7 @@ def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
         read_nameless(tensors | {"head.table": table}, tmp_path, model)
 
 
-def read_nameless(tensors: dict[str, torch.Tensor], directory: Path, model) -> Lookahead:
+def read_nameless(tensors: dict[str, torch.Tensor], directory: Path, model) -> LookaheadWeights:
     """Read weights from a file that does not say what they were trained for."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, directory / "nameless.safetensors")

@@ -14,7 +14,7 @@ from conftest import make_model
 from pass_exporter.checks.cases import torch_cases
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.model.registry import resolve
 from pass_exporter.trunk import trace
 from pass_exporter.trunk.graph import save
@@ -83,8 +83,10 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
     )  # which the tests of a run share the results of
     model, adapter = model_and_adapter(tmp_path)
     embeddings = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
-    lookahead = Lookahead(embeddings, trained=True, source="random", adapter=adapter)
-    case = next(case for case in torch_cases(model, lookahead) if len(case.plan.lookahead_rows))
+    lookahead_weights = LookaheadWeights(embeddings, trained=True, source="random", adapter=adapter)
+    case = next(
+        case for case in torch_cases(model, lookahead_weights) if len(case.plan.lookahead_rows)
+    )
     feed = {
         "input_ids": case.input_ids,
         "row_position": case.plan.row_position,
@@ -99,7 +101,7 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
     found = []
     for name, kinds in (("copied", KINDS), ("traced", list(range(LAYERS)))):
         monkeypatch.setattr(trace, "first_of_kind", lambda *_, kinds=kinds: kinds)
-        graph, parts = trace.trace_trunk(model, lookahead)
+        graph, parts = trace.trace_trunk(model, lookahead_weights)
         assert [value.name for value in graph.graph.outputs] == [
             "logits",
             *cache_names(PRESENT, LAYERS),

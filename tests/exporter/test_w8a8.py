@@ -23,7 +23,7 @@ from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.rounded import FILE_PREFIX, with_torch_codes
 from pass_exporter.checks.verify import Limits, check_trunk
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import Lookahead, read_lookahead
+from pass_exporter.model.lookahead import LookaheadWeights, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.quantize import bf16
 from pass_exporter.quantize.calibrate import (
@@ -45,7 +45,7 @@ from pass_runtime.options import LoadOptions
 from pass_runtime.session import load_verified
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2"]
-Loaded = tuple[LoadedModel, Lookahead]
+Loaded = tuple[LoadedModel, LookaheadWeights]
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +77,20 @@ def test_smoothing_changes_no_result(families, family, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         bf16, "CPU_FEATURES", ()
     )  # whose maxima are nearer to each other than bf16's
-    loaded, lookahead = load_tiny(families[family])
+    loaded, lookahead_weights = load_tiny(families[family])
     model, random = loaded.model, torch.Generator().manual_seed(0)
     for name, norm in model.named_modules():
         if name.endswith("norm"):
             norm.weight.data += torch.randn(norm.weight.shape, generator=random) / 4
-    before = torch_cases(model, lookahead)
+    before = torch_cases(model, lookahead_weights)
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
     points, ids = find_points(model), torch.arange(64)[None]
     assert len(points) == 8
     assert sum(point.producer is None for point in points) == (4 if family == "olmo2" else 0)
     maxima = channel_maxima(model, points, ids, no_report)
-    expected = smooth(model, lookahead.adapter, maxima, 0.5)
+    expected = smooth(model, lookahead_weights.adapter, maxima, 0.5)
     assert not all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
-    for one, other in zip(before, torch_cases(model, lookahead), strict=True):
+    for one, other in zip(before, torch_cases(model, lookahead_weights), strict=True):
         assert np.abs(one.logits - other.logits).max() <= 1e-4 * np.abs(one.logits).max()
     after = channel_maxima(model, points, ids, no_report)
     for point in points:
@@ -208,8 +208,8 @@ def test_emulation_rounds_as_onnx_does():
 def test_calibration_is_the_same_every_time(families):
     scales = []
     for _ in range(2):
-        loaded, lookahead = load_tiny(families["llama"])
-        quantized = quantize(loaded, lookahead, SPECS["w8a8"], None, SilentProgress())
+        loaded, lookahead_weights = load_tiny(families["llama"])
+        quantized = quantize(loaded, lookahead_weights, SPECS["w8a8"], None, SilentProgress())
         scales.append((quantized.activations, {k: v.data for k, v in quantized.weights.items()}))
     assert scales[0][0] == scales[1][0] and scales[0][0]
     assert all(torch.equal(data, scales[1][1][name]) for name, data in scales[0][1].items())
@@ -260,20 +260,26 @@ def points_of(count: int):
 def test_a_wrong_scale_of_one_layer_is_found_out(
     w8a8_bundle: Path, tiny_model: Path, adapter_weights: Path, tmp_path: Path, factor: float
 ):
-    loaded, lookahead = load_tiny((tiny_model, adapter_weights), 4)
-    quantized = quantize(loaded, lookahead, SPECS["w8a8"], None, SilentProgress())
+    loaded, lookahead_weights = load_tiny((tiny_model, adapter_weights), 4)
+    quantized = quantize(loaded, lookahead_weights, SPECS["w8a8"], None, SilentProgress())
     bundle = shutil.copytree(w8a8_bundle, tmp_path / "copy")  # files are written there meanwhile
     with with_torch_codes(bundle, read_manifest(bundle)) as manifest:
         files = {file.name for file in bundle.iterdir()}
         assert {each.file for each in (manifest.trunk, *manifest.derived)} <= files
         check_trunk(
-            bundle, manifest, torch_cases(loaded.model, lookahead, quantized), Limits(1e-4, 0.01)
+            bundle,
+            manifest,
+            torch_cases(loaded.model, lookahead_weights, quantized),
+            Limits(1e-4, 0.01),
         )
         wrong, last = copy.copy(quantized), list(quantized.activations)[-2]
         wrong.activations = quantized.activations | {last: quantized.activations[last] * factor}
         with pytest.raises(PassError, match=r"differs from torch by .*8-bit codes by"):
             check_trunk(
-                bundle, manifest, torch_cases(loaded.model, lookahead, wrong), Limits(1.0, 0.01)
+                bundle,
+                manifest,
+                torch_cases(loaded.model, lookahead_weights, wrong),
+                Limits(1.0, 0.01),
             )
     assert not [file for file in bundle.iterdir() if file.name.startswith(FILE_PREFIX)]
 

@@ -172,7 +172,7 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from pass_exporter.model.lookahead import Lookahead
+    from pass_exporter.model.lookahead import LookaheadWeights
     from pass_exporter.trunk.graph import save
     from pass_exporter.trunk.trace import trace_trunk
     from pass_trainer.drafter import new_adapter
@@ -180,7 +180,7 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = AutoConfig.for_model("llama", **SMOLLM2_SHAPE)
     model = AutoModelForCausalLM.from_config(config).half().eval().requires_grad_(False)
     adapter = new_adapter(model, 32, torch.Generator())
-    graph, _ = trace_trunk(model, Lookahead(torch.zeros(4, 576), True, "random", adapter))
+    graph, _ = trace_trunk(model, LookaheadWeights(torch.zeros(4, 576), True, "random", adapter))
     path = tmp_path_factory.mktemp("smollm2-shaped") / "trunk.onnx"
     save(graph, path)
     return path

@@ -269,7 +269,7 @@ def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
             3
         ):  # what a pass over exactly this text would draft, by the head's own definition
             embeddings = torch.cat(
-                [base.get_input_embeddings()(torch.tensor(known[:-1])), drafter.lookahead[:3]]
+                [base.get_input_embeddings()(torch.tensor(known[:-1])), drafter.embeddings[:3]]
             )
             hidden = base.model(inputs_embeds=embeddings[None]).last_hidden_state[:, -3:]
             before = torch.tensor([[known[-1], *with_head[place, :2]]])

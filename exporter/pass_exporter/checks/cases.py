@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.model.sliding import attention_masks, layer_windows
 from pass_exporter.quantize.emulate import QuantizedInput, rounded_activations
 from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
@@ -56,7 +56,7 @@ class Case:
 
 def torch_cases(
     model: PreTrainedModel,
-    lookahead: Lookahead,
+    lookahead_weights: LookaheadWeights,
     quantized: QuantizedModel | None = None,
     seed: int = 0,
 ) -> list[Case]:
@@ -69,7 +69,7 @@ def torch_cases(
     """
     rng, plans = (
         np.random.default_rng(seed),
-        bundle_plans(lookahead.length, trees=lookahead.head is not None),
+        bundle_plans(lookahead_weights.lookahead, trees=lookahead_weights.head is not None),
     )
     if (
         2 * model.num_parameters() > LARGE_MODEL_BYTES
@@ -85,10 +85,12 @@ def torch_cases(
         rounded = (
             {}
             if quantized is None
-            else stack.enter_context(rounded_activations(model, lookahead.adapter, quantized))
+            else stack.enter_context(
+                rounded_activations(model, lookahead_weights.adapter, quantized)
+            )
         )
         return [
-            _torch_case(model, lookahead, plan, rng, min_length, rounded)
+            _torch_case(model, lookahead_weights, plan, rng, min_length, rounded)
             for plan, min_length in windows
         ]
 
@@ -96,7 +98,7 @@ def torch_cases(
 @torch.no_grad()
 def _torch_case(
     model: PreTrainedModel,
-    lookahead: Lookahead,
+    lookahead_weights: LookaheadWeights,
     plan: Plan,
     rng: np.random.Generator,
     min_length: int,
@@ -104,7 +106,7 @@ def _torch_case(
 ) -> Case:
     """Runs one window after at least `min_length` tokens. rounded: each pass replaces the layers'
     inputs in it."""
-    trunk, vocab = Trunk(model, lookahead), model.config.vocab_size
+    trunk, vocab = Trunk(model, lookahead_weights), model.config.vocab_size
     length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
     prefix = torch.from_numpy(rng.integers(0, vocab, (1, length)))
@@ -115,7 +117,7 @@ def _torch_case(
     mask = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
     rows = torch.from_numpy(length + plan.row_position)[None]
     columns = torch.cat([torch.arange(length)[None], rows], 1)
-    with _adapted(model, lookahead, torch.from_numpy(input_ids[0] >= vocab)):
+    with _adapted(model, lookahead_weights, torch.from_numpy(input_ids[0] >= vocab)):
         hidden = model.model(
             inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
             attention_mask=attention_masks(
@@ -140,14 +142,14 @@ def _torch_case(
 
 
 def _adapted(
-    model: PreTrainedModel, lookahead: Lookahead, is_lookahead: torch.Tensor
+    model: PreTrainedModel, lookahead_weights: LookaheadWeights, is_lookahead: torch.Tensor
 ) -> AbstractContextManager[None]:
     """Applies the adapter to the rows with `is_lookahead` [Q].
 
     It computes all rows and masks the others, so the check does not repeat the trunk's
     implementation.
     """
-    adapter = lookahead.adapter
+    adapter = lookahead_weights.adapter
     if adapter is None:
         return nullcontext()
     return adapter.attached(

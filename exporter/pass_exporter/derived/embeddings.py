@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from pass_exporter.trunk.graph import initializer
 
-LOOKAHEAD_TABLE = "lookahead"
+LOOKAHEAD_TABLE = "lookahead_embeddings"
 """The initializer [L,H] of the look-ahead embeddings, which ids from V on select."""
 
 
@@ -24,8 +24,8 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
     a transposed copy for it anyway.) Gemma multiplies rows of the vocabulary by a number; a second
     look-up then gives each row's factor.
     """
-    lookahead = graph.initializers[LOOKAHEAD_TABLE]
-    (use,) = lookahead.uses()
+    lookahead_table = graph.initializers[LOOKAHEAD_TABLE]
+    (use,) = lookahead_table.uses()
     (choice,) = (each.node for each in use.node.outputs[0].uses())
     assert choice.op_type == "Where"
     look_up, factor = _producer(choice.inputs[2]), None
@@ -33,7 +33,7 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
         factor = look_up.inputs[1]
         look_up = _producer(look_up.inputs[0])
     assert look_up.op_type == "Gather"
-    nodes = [ir.node("Concat", [look_up.inputs[0], lookahead], {"axis": 0})]
+    nodes = [ir.node("Concat", [look_up.inputs[0], lookahead_table], {"axis": 0})]
     nodes.append(ir.node("Gather", [nodes[-1].outputs[0], window_ids(graph)], {"axis": 0}))
     if factor is not None:
         assert factor.const_value is not None
@@ -48,18 +48,16 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
 
 
 def by_id(
-    graph: ir.Graph, name: str, vocabulary: npt.ArrayLike, lookahead: npt.ArrayLike, vocab_size: int
+    graph: ir.Graph, name: str, of_token: npt.ArrayLike, of_lookahead: float, vocab_size: int
 ) -> ir.Node:
-    """A node, not yet in the graph, that gives [B,Q,1]: one number for ids of the vocabulary,
-    another for look-ahead embeddings. A look-up in a table of both takes fewer nodes than comparing
-    ids. name: of the table."""
-    shape, dtype = (
-        graph.initializers[LOOKAHEAD_TABLE].shape,
-        graph.initializers[LOOKAHEAD_TABLE].dtype,
-    )
+    """Return a node, not yet in the graph, that computes [B,Q,1]: `of_token` for ids of tokens, and
+    `of_lookahead` for those of look-ahead embeddings. A look-up in a table of both numbers, called
+    `name`, takes fewer nodes than comparing ids."""
+    lookahead_table = graph.initializers[LOOKAHEAD_TABLE]
+    shape, dtype = lookahead_table.shape, lookahead_table.dtype
     assert shape is not None and dtype is not None
-    table = np.full((vocab_size + int(shape.numpy()[0]), 1), vocabulary, dtype.numpy())
-    table[vocab_size:] = lookahead
+    table = np.full((vocab_size + int(shape.numpy()[0]), 1), of_token, dtype.numpy())
+    table[vocab_size:] = of_lookahead
     return ir.node("Gather", [initializer(graph, name, table), window_ids(graph)], {"axis": 0})
 
 

@@ -67,7 +67,7 @@ class TrainingRecord(BaseModel):
 
 
 @dataclass(frozen=True)
-class Lookahead:
+class LookaheadWeights:
     """Look-ahead weights in memory.
 
     embeddings: [L,H] float32. trained: False for the baseline. source: a description for the
@@ -84,7 +84,8 @@ class Lookahead:
     head: DraftHead | None = None
 
     @property
-    def length(self) -> int:
+    def lookahead(self) -> int:
+        """L"""
         return len(self.embeddings)
 
     @property
@@ -93,12 +94,14 @@ class Lookahead:
         return self.adapter is not None or self.head is not None
 
 
-def mean_embedding(model: PreTrainedModel, length: int) -> Lookahead:
+def mean_embedding(model: PreTrainedModel, lookahead: int) -> LookaheadWeights:
     """Return the untrained baseline: every row is the mean of the vocabulary's embeddings."""
     embedding = model.get_input_embeddings()
     scale = getattr(embedding, "scalar_embed_scale", 1.0)
     mean = embedding.weight.float().mean(0) * scale
-    return Lookahead(mean.repeat(length, 1), False, "untrained: mean of the vocabulary embeddings")
+    return LookaheadWeights(
+        mean.repeat(lookahead, 1), False, "untrained: mean of the vocabulary embeddings"
+    )
 
 
 def write_lookahead(
@@ -157,8 +160,8 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
         raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
 
 
-def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead:
-    """Return the first `length` embeddings of a file, with adapter and head. Raises PassError if
+def read_lookahead(path: Path, lookahead: int, model: PreTrainedModel) -> LookaheadWeights:
+    """Return the first `lookahead` embeddings of a file, with adapter and head. Raises PassError if
     they do not fit."""
     tensors, record = _read_file(path)
     trained_for = tensors.get(FINGERPRINT_KEY, torch.empty(0))
@@ -167,9 +170,9 @@ def read_lookahead(path: Path, length: int, model: PreTrainedModel) -> Lookahead
             f"{path} was trained for another model ({record.base}); train look-ahead weights for "
             "this one with pass-train, or leave --lookahead-weights out"
         )
-    embeddings = _embeddings(path, tensors, length, model.config.hidden_size)
+    embeddings = _embeddings(path, tensors, lookahead, model.config.hidden_size)
     adapter, head = _adapter(path, tensors, model), _head(path, tensors, model)
-    return Lookahead(embeddings, True, _describe(path, record), adapter, record, head)
+    return LookaheadWeights(embeddings, True, _describe(path, record), adapter, record, head)
 
 
 def _describe(path: Path, record: TrainingRecord | None) -> str:
@@ -194,7 +197,7 @@ def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
 
 
 def _embeddings(
-    path: Path, tensors: dict[str, torch.Tensor], length: int, hidden_size: int
+    path: Path, tensors: dict[str, torch.Tensor], lookahead: int, hidden_size: int
 ) -> torch.Tensor:
     if EMBEDDINGS_KEY not in tensors:
         raise PassError(
@@ -204,14 +207,14 @@ def _embeddings(
     if embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
         raise PassError(
             f"{path}: {EMBEDDINGS_KEY} has shape {list(embeddings.shape)}, but this model needs "
-            f"[{length}, {hidden_size}]; were these weights made for another model?"
+            f"[{lookahead}, {hidden_size}]; were these weights made for another model?"
         )
-    if (found := len(embeddings)) < length:
+    if (found := len(embeddings)) < lookahead:
         raise PassError(
             f"{path} holds {found} look-ahead embeddings; use --lookahead {found} or less"
         )
     _finite(path, EMBEDDINGS_KEY, embeddings)
-    return embeddings[:length].clone()
+    return embeddings[:lookahead].clone()
 
 
 def _adapter(

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.load import LoadedModel
-from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.progress import Progress
 from pass_exporter.quantize.calibrate import channel_maxima, static_scales, too_costly
 from pass_exporter.quantize.columns import split_columns
@@ -28,7 +28,7 @@ OWN_TEXT, FILE_TEXT = "the model's own text", "a file"
 
 def quantize(
     loaded: LoadedModel,
-    lookahead: Lookahead,
+    lookahead_weights: LookaheadWeights,
     spec: QuantSpec,
     calibration: str | None,
     progress: Progress,
@@ -42,11 +42,11 @@ def quantize(
         if spec.activations is not None:
             head = weight_name("lm_head")
             with _head_maxima(loaded.model) as maxima:
-                scales = _calibrate(loaded, lookahead, spec, ids, progress)
+                scales = _calibrate(loaded, lookahead_weights, spec, ids, progress)
             columns = quantized.columns[head] = split_columns(model.lm_head.weight.detach(), maxima)
             quantized.activations = {weight_name(layer): scale for layer, scale in scales.items()}
             quantized.activations[head] = columns.scale
-            adapted = () if lookahead.adapter is None else lookahead.adapter.names
+            adapted = () if lookahead_weights.adapter is None else lookahead_weights.adapter.names
             quantized.activations |= {
                 factor_name("lora_A", i): scales[n] for i, n in enumerate(adapted) if n in scales
             }
@@ -57,7 +57,7 @@ def quantize(
     elif ids is not None and spec.gptq:
         rounded = gptq_model(model, spec, ids, step)
     quantized.weights = {weight_name(layer): weight for layer, weight in rounded.items()}
-    quantize_model(model, lookahead.adapter, quantized, step)
+    quantize_model(model, lookahead_weights.adapter, quantized, step)
     return quantized
 
 
@@ -87,7 +87,7 @@ def _calibration_ids(loaded: LoadedModel, text: str | None, progress: Progress) 
 
 def _calibrate(
     loaded: LoadedModel,
-    lookahead: Lookahead,
+    lookahead_weights: LookaheadWeights,
     spec: QuantSpec,
     ids: torch.Tensor,
     progress: Progress,
@@ -101,7 +101,7 @@ def _calibrate(
     model, points, activations = loaded.model, find_points(loaded.model), spec.activations
     assert activations is not None and spec.scheme is not None
     maxima = channel_maxima(model, points, ids[::2], progress.phase("calibrating: channels"))
-    maxima = smooth(model, lookahead.adapter, maxima, activations.exponent)
+    maxima = smooth(model, lookahead_weights.adapter, maxima, activations.exponent)
     found = static_scales(
         model, maxima, spec.scheme, ids[1::2], progress.phase("calibrating: scales")
     )

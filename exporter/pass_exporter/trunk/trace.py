@@ -29,7 +29,7 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedModel
 
-from pass_exporter.model.lookahead import Lookahead
+from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
@@ -54,17 +54,19 @@ class Trunk(torch.nn.Module):
     The draft head runs in the tails. The hidden rows that it reads are an output of the trunk.
     """
 
-    def __init__(self, model: PreTrainedModel, lookahead: Lookahead) -> None:
+    def __init__(self, model: PreTrainedModel, lookahead_weights: LookaheadWeights) -> None:
         super().__init__()
         self.model = model
         self.vocab_size = int(model.config.vocab_size)
-        self.lookahead = torch.nn.Parameter(
-            lookahead.embeddings.to(model.dtype), requires_grad=False
+        self.lookahead_embeddings = torch.nn.Parameter(
+            lookahead_weights.embeddings.to(model.dtype), requires_grad=False
         )
         self.adapter = (
-            None if lookahead.adapter is None else copy.deepcopy(lookahead.adapter).to(model.dtype)
+            None
+            if lookahead_weights.adapter is None
+            else copy.deepcopy(lookahead_weights.adapter).to(model.dtype)
         )
-        self.outputs_hidden = lookahead.head is not None
+        self.outputs_hidden = lookahead_weights.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """ids [B,Q] -> [B,Q,H]. Look-ahead embeddings are a separate table, so that tied embeddings
@@ -73,7 +75,9 @@ class Trunk(torch.nn.Module):
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
         return torch.where(
-            is_lookahead[..., None], torch.nn.functional.embedding(rows, self.lookahead), vocabulary
+            is_lookahead[..., None],
+            torch.nn.functional.embedding(rows, self.lookahead_embeddings),
+            vocabulary,
         )
 
     def forward(
@@ -165,7 +169,9 @@ def _window_rows(
     return column, column.clamp(min=0).minimum(rows - 1), rows
 
 
-def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model, WeightParts]:
+def trace_trunk(
+    model: PreTrainedModel, lookahead_weights: LookaheadWeights
+) -> tuple[ir.Model, WeightParts]:
     """Traces the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes
     them one by one."""
     config = model.config
@@ -176,7 +182,7 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
         5,
         64,
     )  # Sizes of the example inputs; they are symbolic in the graph.
-    trunk = Trunk(model, lookahead).eval()
+    trunk = Trunk(model, lookahead_weights).eval()
     kinds = first_of_kind(model, trunk.adapter)
     past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)
     cache = [past.clone() if kind == index else None for index, kind in enumerate(kinds)]
@@ -195,10 +201,10 @@ def trace_trunk(model: PreTrainedModel, lookahead: Lookahead) -> tuple[ir.Model,
     names = [*WINDOW_INPUTS, *cache_names(PAST, layers)]
     outputs = [
         "logits",
-        *([HIDDEN_OUTPUT] if lookahead.head is not None else []),
+        *([HIDDEN_OUTPUT] if lookahead_weights.head is not None else []),
         *cache_names(PRESENT, layers),
     ]
-    if lookahead.needs_lookahead_rows:
+    if lookahead_weights.needs_lookahead_rows:
         inputs, shapes, names = (
             (*inputs, torch.tensor([3, 4])),
             (*shapes, {0: a}),

@@ -65,7 +65,7 @@ def group_states(
     # A row sees only its anchor and the tokens before it, so no row sees the padding.
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
     groups = full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)
-    device = drafter.lookahead.device
+    device = drafter.embeddings.device
     windows = make_windows([groups], len(row), device)
     hidden, _ = drafter.hidden_states(row[None].to(device), windows)
     shape = (len(anchors), lookahead)

@@ -123,10 +123,13 @@ def answer_all(
     encoded = [encode(loaded.tokenizer, prompt) for prompt in prompts]
     _check_lengths(config, loaded, prompts, encoded)
     loaded.model.to(accelerator.device)
-    lookahead = read_or_baseline(config.weights, config.lookahead, loaded.model)
-    drafter = Drafter(loaded.model, lookahead.embeddings, lookahead.adapter, lookahead.head).to(
-        accelerator.device
-    )
+    lookahead_weights = read_or_baseline(config.weights, config.lookahead, loaded.model)
+    drafter = Drafter(
+        loaded.model,
+        lookahead_weights.embeddings,
+        lookahead_weights.adapter,
+        lookahead_weights.head,
+    ).to(accelerator.device)
     writer = AnswerWriter(
         loaded.model,
         loaded.eos_token_ids,
