@@ -1,5 +1,4 @@
-"""The probability of agreement against its sum over pairs, and against races with the same
-noise."""
+"""The probability that a draft is accepted, and the loss that is made from it."""
 
 from __future__ import annotations
 
@@ -17,22 +16,22 @@ from pass_trainer.windows import make_windows
 
 
 def pair(seed: int, tokens: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities of a model and of a draft that resembles it."""
+    """Return log-probabilities [V] of a model and of a draft that is near to it."""
     random = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(tokens, generator=random)
     return logits.log_softmax(-1), (logits + torch.randn(tokens, generator=random)).log_softmax(-1)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_the_sum_over_pairs_of_tokens(seed: int):
+def test_the_probability_is_the_sum_over_pairs_of_tokens(seed: int):
     target, draft = pair(seed)
     p, q = target.exp(), draft.exp()
     ratios = torch.maximum(p[None] / p[:, None], q[None] / q[:, None])
     torch.testing.assert_close(acceptance_probability(target, draft), (1 / ratios.sum(1)).sum())
 
 
-def test_races_with_the_same_noise_agree_as_often():
-    """Also where the draft cannot choose some of the model's tokens."""
+def test_tokens_drawn_with_the_same_noise_agree_as_often():
+    """Also if the draft is chosen from a part of the vocabulary."""
     target, draft = pair(5)
     draft = draft[:9].log_softmax(-1)
     noise = -torch.empty(200_000, 12).exponential_(generator=torch.Generator().manual_seed(0)).log()
@@ -41,7 +40,7 @@ def test_races_with_the_same_noise_agree_as_often():
     assert abs(float(found) - float(same.float().mean())) < 0.005  # 4.5 standard errors
 
 
-def test_it_lies_between_its_bounds_and_is_1_for_equals():
+def test_the_probability_is_within_its_bounds_and_1_for_equal_distributions():
     for seed in range(20):
         target, draft = pair(seed)
         distance = float((target.exp() - draft.exp()).abs().sum() / 2)
@@ -51,7 +50,9 @@ def test_it_lies_between_its_bounds_and_is_1_for_equals():
 
 
 @pytest.mark.parametrize("with_head", [False, True])
-def test_the_loss_is_a_tenth_distribution_and_the_rest_rejection(tiny_model: Path, with_head: bool):
+def test_the_loss_is_a_tenth_distribution_and_nine_tenths_rejection(
+    tiny_model: Path, with_head: bool
+):
     model = load_model(resolve(str(tiny_model)), "fp32").model
     random = torch.Generator().manual_seed(0)
     head = new_head(model.get_output_embeddings().weight, 6, 8, random) if with_head else None
@@ -68,7 +69,7 @@ def test_the_loss_is_a_tenth_distribution_and_the_rest_rejection(tiny_model: Pat
     assert loss == pytest.approx(0.1 * distribution + 0.9 * rejected, rel=1e-4)
 
 
-def test_gradients_raise_it_and_stay_finite():
+def test_gradients_raise_the_probability_and_stay_finite():
     target, draft = pair(7)
     logits = draft.clone()
     logits[3] = -200.0  # its probability is 0 in float32

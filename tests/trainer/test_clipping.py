@@ -7,7 +7,7 @@ import torch
 from pass_trainer.trainer import clip_gradients
 
 
-def test_each_group_has_its_norm():
+def test_each_group_is_clipped_to_a_norm_of_its_own():
     random = torch.Generator().manual_seed(0)
     groups = []
     for scale, shapes in ((5.0, [(3, 4)]), (0.01, [(2,), (4, 2)]), (2.0, [(6,), (2, 2), (3,)])):

@@ -1,4 +1,4 @@
-"""Text that cannot be trained on is named in one line; excerpts come from all of it."""
+"""Text for training: files, JSON lines, messages and excerpts. Unusable text is refused by name."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def refused(path: Path) -> str:
         ("text".encode("utf-16"), "binary"),
     ],
 )
-def test_unusable_files(tmp_path: Path, content: bytes, reason: str):
+def test_files_without_text_are_refused(tmp_path: Path, content: bytes, reason: str):
     (tmp_path / "text.txt").write_bytes(content)
     assert reason in refused(tmp_path / "text.txt")
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '"text"', '{"body": "x"}', "null"])
-def test_json_lines_name_the_line(tmp_path: Path, line: str):
+def test_a_wrong_json_line_is_refused_by_its_number(tmp_path: Path, line: str):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "fine"}\n\n' + line + "\n")
     assert "line 3" in refused(path)
@@ -46,22 +46,21 @@ def test_json_lines_name_the_line(tmp_path: Path, line: str):
 
 @pytest.mark.parametrize("value", ["null", "7", '["a"]', "true", '{"a": 1}'])
 @pytest.mark.parametrize("name", ["text", "prompt"])
-def test_what_is_no_text_is_not_trained_on(tmp_path: Path, name: str, value: str):
+def test_texts_and_prompts_must_be_strings(tmp_path: Path, name: str, value: str):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "fine"}\n{"' + name + '": ' + value + "}\n")
     assert f'line 2: "{name}" must be a string, not {value}' in refused(path)
 
 
-def test_half_a_character_is_named(tmp_path: Path):
-    """JSON can name one half of a surrogate pair, which no text has."""
+def test_a_lone_surrogate_is_refused(tmp_path: Path):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "\\ud83d"}\n')
     assert "line 1: not JSON" in refused(path)
 
 
 def test_only_line_feeds_end_json_lines(tmp_path: Path):
-    """U+2028, U+0085 and others may stand in a JSON string as they are; a byte order mark is no
-    part of the text."""
+    """JSON strings may contain U+2028, U+2029 and U+0085. A byte order mark is not part of the
+    text."""
     texts = ["one\u2028two", "a\u2029b\x85c"]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "data.jsonl").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
@@ -69,7 +68,7 @@ def test_only_line_feeds_end_json_lines(tmp_path: Path):
     assert source.documents == tuple(texts)
 
 
-def test_missing_and_foreign(tmp_path: Path):
+def test_files_that_are_missing_or_of_other_types_are_refused(tmp_path: Path):
     assert "No such file" in refused(tmp_path / "nothing.txt")
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(b"\x89PNG")
@@ -78,7 +77,7 @@ def test_missing_and_foreign(tmp_path: Path):
         read_sources([])
 
 
-def test_a_directory_is_read_whole_and_in_order(tmp_path: Path):
+def test_a_directory_is_read_in_the_order_of_its_paths(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x.py").write_text("code")
     (tmp_path / "a.txt").write_text("text")
@@ -91,16 +90,15 @@ def test_a_directory_is_read_whole_and_in_order(tmp_path: Path):
     assert digest([source]) != digest(read_sources([tmp_path]))
 
 
-def test_one_source_is_not_two(tmp_path: Path):
-    """Two sources are drawn from equally, two documents of one by their length: the same words,
-    another text."""
+def test_the_digest_tells_two_sources_from_one_with_the_same_files(tmp_path: Path):
+    """Each source gives as many excerpts, but the documents of one source by their length."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     apart = digest(read_sources([tmp_path / "a.txt", tmp_path / "b.txt"]))
     assert apart != digest(read_sources([tmp_path])) != digest(read_sources([tmp_path / "a.txt"]))
 
 
-def test_excerpts_follow_length_and_start_at_lines(tmp_path: Path):
+def test_longer_documents_give_more_excerpts_which_start_at_lines(tmp_path: Path):
     (tmp_path / "short.txt").write_text("short line\n" * 100)
     (tmp_path / "tall.txt").write_text("tall line\n" * 900)
     (source,) = read_sources([tmp_path])
@@ -118,7 +116,7 @@ def messages(path: Path, *texts: str) -> Path:
 
 
 def test_messages_are_kept_apart_from_text(tmp_path: Path):
-    """Text in their file is refused, and the same words as text are another source."""
+    """A file with both is refused, and a file of the same words as text has another digest."""
     (source,) = read_sources([messages(tmp_path / "log.jsonl", "hello there", "what is a fox?")])
     assert source.messages and source.documents == ("hello there", "what is a fox?")
     (tmp_path / "text.jsonl").write_text('{"text": "hello there"}\n{"prompt": "what is a fox?"}\n')
@@ -130,7 +128,7 @@ def test_messages_are_kept_apart_from_text(tmp_path: Path):
 
 
 class Silence:
-    """A TextWriter that adds nothing."""
+    """A TextWriter that returns the prompts alone."""
 
     name = "silence"
 
@@ -142,8 +140,8 @@ class Silence:
 
 @pytest.mark.parametrize("template", [True, False])
 def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
-    """Through the chat template, where there is one; one that leaves no room for an answer is
-    passed over."""
+    """It goes through the chat template, if there is one. A message that leaves no room for an
+    answer is left out."""
     tokenizer = make_tokenizer()
     if not template:
         tokenizer.chat_template = None
@@ -152,16 +150,12 @@ def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
     distiller.check()
     distiller.write_missing(tmp_path / "shards", [0], lambda *_: None)
     found = distiller.read(tmp_path / "shards", [0])
-    texts = {
-        tokenizer.decode(row[:size])
-        for row, size in zip(found.tokens, found.prompt_lengths, strict=True)
-    }
-    assert texts == {
-        "<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"
-    }
+    rows = zip(found.tokens, found.prompt_lengths, strict=True)
+    text = "<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"
+    assert {tokenizer.decode(row[:size]) for row, size in rows} == {text}
 
 
-def test_messages_that_are_all_too_long_are_named(tmp_path: Path):
+def test_messages_of_which_none_fits_are_refused(tmp_path: Path):
     sources = read_sources([messages(tmp_path / "log.jsonl", "brown " * 200)])
     distiller = Distiller(
         Silence(), make_tokenizer(), (EOS,), sources, Recipe(sequences=8, length=80)

@@ -1,5 +1,5 @@
-"""The order of sequences: each once an epoch, new ones join, and a resumed run goes on where it
-was."""
+"""The order of sequences: each is dealt once an epoch, new ones join, and a resumed run continues
+the order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pass_trainer.deck import Deck
 
 DEALS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=8)
-"""(growth, sequences dealt then) in turn."""
+"""Pairs: by how many sequences the deck grows, and how many it then deals."""
 
 
 def deal(deck: Deck, deals: list[tuple[int, int]]) -> list[int]:
@@ -26,8 +26,9 @@ def deal(deck: Deck, deals: list[tuple[int, int]]) -> list[int]:
 
 
 @given(st.integers(1, 12), DEALS)
-def test_new_ones_join_the_epoch(first: int, deals: list[tuple[int, int]]):
-    """Nothing is dealt a second time before everything was dealt that had joined by then."""
+def test_no_sequence_is_dealt_again_before_all_that_joined_were_dealt(
+    first: int, deals: list[tuple[int, int]]
+):
     deck, times = Deck(3), Counter[int]()
     deck.grow(first)
     for growth, count in deals:
@@ -35,13 +36,15 @@ def test_new_ones_join_the_epoch(first: int, deals: list[tuple[int, int]]):
         for index in deck.deal(count):
             assert 0 <= index < len(deck)
             times[index] += 1
-            joined_first = [times[i] for i in range(first)]
-            assert max(joined_first) - min(joined_first) <= 1
+            times_of_first = [times[i] for i in range(first)]
+            assert max(times_of_first) - min(times_of_first) <= 1
     assert len({*deck.deal(2 * len(deck))}) == len(deck)
 
 
 @given(st.integers(1, 12), DEALS, st.integers(0, 50))
-def test_a_replayed_deck_goes_on_the_same(first: int, deals: list[tuple[int, int]], more: int):
+def test_a_replayed_deck_deals_the_same_sequences(
+    first: int, deals: list[tuple[int, int]], more: int
+):
     deck, again = Deck(7), Deck(7)
     deck.grow(first)
     dealt = len(deal(deck, deals))
@@ -52,15 +55,15 @@ def test_a_replayed_deck_goes_on_the_same(first: int, deals: list[tuple[int, int
     assert deck.deal(more) == again.deal(more)
 
 
-def test_without_growth_an_epoch_is_a_permutation_of_seed_and_epoch():
-    """So it was before text could join: runs of the same seed keep their order."""
+def test_the_order_of_a_deck_that_does_not_grow_depends_on_seed_and_epoch_alone():
+    """So checkpoints of runs from before decks could grow keep their order."""
     deck = Deck(5)
     deck.grow(10)
     orders = [np.random.default_rng((5, epoch)).permutation(10).tolist() for epoch in range(3)]
     assert deck.deal(4) + deck.deal(26) == functools.reduce(operator.iadd, orders, [])
 
 
-def test_a_deck_was_dealt_once_everything_was_used():
+def test_a_deck_was_dealt_once_all_sequences_were_used():
     deck = Deck(0)
     deck.grow(6)
     deck.deal(5)

@@ -1,5 +1,4 @@
-"""The trainer's two-step forward pass against one plain pass, and the frozen rows against the
-frozen model."""
+"""The trainer's forward pass in two steps against a plain pass of the model in one."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": ALTERNATING,
     "olmo2": {},
 }
-"""Some with windows that the texts of these tests are longer than."""
+"""The sliding windows are shorter than the texts of these tests."""
 
 
 def random_adapter(model: PreTrainedModel) -> Adapter:
@@ -49,8 +48,8 @@ def model(
 
 @torch.no_grad()
 def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
-    """Tokens up to the anchor and the look-ahead rows in one causal pass, the adapter masked by
-    hand."""
+    """The plain pass reads the tokens up to an anchor and its look-ahead rows; a mask limits the
+    adapter to these rows."""
     embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
     drafter = Drafter(model, embeddings, random_adapter(model))
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
@@ -91,18 +90,13 @@ def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
     assert not torch.allclose(plain[0], adapted[0])
 
 
-def test_gradients_reach_what_is_trained_and_nothing_else(model: PreTrainedModel):
+def test_gradients_reach_the_trained_parameters_and_not_the_model(model: PreTrainedModel):
     drafter = Drafter(model, torch.randn(3, 64), random_adapter(model))
     drafter(torch.randint(2, 300, (1, 16)), make_windows([[0, 3] * 6 + [0] * 4], 16)).backward()
-    assert all(
-        parameter.grad is not None and parameter.grad.abs().sum() > 0
-        for parameter in drafter.parameters()
-    )
+    trained = list(drafter.parameters())
+    assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in trained)
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert (
-        len(list(drafter.parameters()))
-        == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
-    )
+    assert len(trained) == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
 
 
 def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
@@ -113,7 +107,7 @@ def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
 
 
 def test_an_adapter_is_cut_to_its_main_directions(model: PreTrainedModel):
-    """At its own rank it is the same; below it, what is lost is what the singular values say."""
+    """The error is that of the singular values that are left out: 0 at the rank of the adapter."""
     adapter = random_adapter(model)
     for rank in (1, 2, 3):
         cut = truncated(adapter, rank)
@@ -126,9 +120,8 @@ def test_an_adapter_is_cut_to_its_main_directions(model: PreTrainedModel):
 
 
 @torch.no_grad()
-def test_the_head_knows_the_token_before(model: PreTrainedModel):
-    """Teacher-forced over groups of several sizes: as the recurrence of its docstring, a row at a
-    time."""
+def test_the_head_computes_the_recurrence_of_its_docstring(model: PreTrainedModel):
+    """All rows of groups of several sizes at once, against one row after another."""
     head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator().manual_seed(0))
     head.out.normal_(generator=torch.Generator().manual_seed(1))
     drafter = Drafter(

@@ -1,5 +1,4 @@
-"""`pass-train evaluate`: its drafts are the runtime's, its walk is the runtime's, and its texts are
-the runtime's."""
+"""`pass-train evaluate`: its texts, its drafts and its passes are those of the runtime."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training import Silent
 
 from pass_exporter.model.head import new_head
 from pass_exporter.model.load import load_model
@@ -55,24 +55,13 @@ TOKENS, LOOKAHEAD, PLANS = 40, 4, ("two-pass", "fused")
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-class Silent:
-    def phase(self, _name: str):
-        return lambda _done, _total, _note="": None
-
-
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    texts = [
-        "who is the fox?",
-        "The quick brown",
-        "def add(a, b):",
-        "Tell me of the dog",
-        "Über",
-        "for i in",
-    ]
+    texts = ["who is the fox?", "The quick brown", "def add(a, b):", "Tell me of the dog", "Über"]
     lines = [
-        {"id": f"{i}", "kind": CORE_KINDS[i % 3], "prompt": text} for i, text in enumerate(texts)
+        {"id": f"{i}", "kind": CORE_KINDS[i % 3], "prompt": text}
+        for i, text in enumerate([*texts, "for i in"])
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -80,15 +69,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateConfig:
-    return EvaluateConfig(
-        str(tiny_model),
-        adapter_weights,
-        prompts,
-        TOKENS,
-        (0.0, 0.8),
-        lookahead=LOOKAHEAD,
-        device="cpu",
-    )
+    files = (str(tiny_model), adapter_weights, prompts)
+    return EvaluateConfig(*files, TOKENS, (0.0, 0.8), lookahead=LOOKAHEAD, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -102,51 +84,47 @@ def bench_peers() -> ModuleType:
 
 
 def count_in_runtime(script, session, prompts, temperature, top_k=0):
-    """The passes that the script counts, outside loops and in them, by kind of prompt and plan."""
+    """Return two counts of passes, by kind of prompt and plan: outside loops, and in loops."""
     main, looping = (
         {kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)}
         for _ in range(2)
     )
     for prompt, plan in itertools.product(prompts, PLANS):
-        options = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "seed": prompt.seed,
-            "lookahead": LOOKAHEAD,
-        }
-        text = script.decode(
-            session, encode(session, prompt), TOKENS + EXTRA_TOKENS, plan=plan, **options
-        )
-        for sums, found in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
+        options = {"temperature": temperature, "top_k": top_k, "seed": prompt.seed}
+        options |= {"plan": plan, "lookahead": LOOKAHEAD}
+        text = script.decode(session, encode(session, prompt), TOKENS + EXTRA_TOKENS, **options)
+        for sums, counts in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
             for kind in (prompt.kind, ALL_KINDS):
-                sums[kind][plan] += found
+                sums[kind][plan] += counts
     return main, looping
 
 
+def passes(counts: DraftCounts) -> dict[str, PassCounts]:
+    return {"two-pass": counts.two_pass, "fused": counts.fused}
+
+
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0)])
-def test_it_expects_what_the_runtime_does(
+def test_the_passes_are_those_of_the_runtime(
     bench_peers, config, adapter_bundle, prompts, temperature, top_k
 ):
-    """Tau of both plans, exactly: in fp32 no near-tie parts these texts. The hotter, the more
-    drafts are right, since what is drawn comes to depend on the shared noise alone."""
-    asked = read_prompt_set(prompts)
+    """Exactly, since these texts have no near-tie in fp32. At high temperatures the noise, which
+    drafts share, decides each token, so that more drafts are right."""
     config = EvaluateConfig(**{**vars(config), "temperatures": (temperature,), "top_k": top_k})
     (expected,) = evaluate(config, Silent()).values()
     with load(adapter_bundle) as session:
-        main, looping = count_in_runtime(bench_peers, session, asked, temperature, top_k)
+        main, looping = count_in_runtime(
+            bench_peers, session, read_prompt_set(prompts), temperature, top_k
+        )
     assert list(main) == list(expected) == [*CORE_KINDS, ALL_KINDS]
-    for kind, found in expected.items():
-        assert main[kind] == {
-            "two-pass": found.outside_loops.two_pass,
-            "fused": found.outside_loops.fused,
-        }
-        assert looping[kind] == {"two-pass": found.in_loops.two_pass, "fused": found.in_loops.fused}
+    for kind, counts in expected.items():
+        assert main[kind] == passes(counts.outside_loops)
+        assert looping[kind] == passes(counts.in_loops)
     right = expected[ALL_KINDS].outside_loops.right
     assert right[0] > 0 and (temperature < 9 or right[2] > 10)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 9.0])
-def test_it_expects_what_the_runtime_does_with_a_head(
+def test_the_passes_with_a_head_are_those_of_the_runtime(
     bench_peers, config, subset_bundle, prompts, temperature
 ):
     """The head's candidates are half of the vocabulary."""
@@ -156,16 +134,13 @@ def test_it_expects_what_the_runtime_does_with_a_head(
     (expected,) = evaluate(config, Silent()).values()
     with load(subset_bundle) as session:
         main, _ = count_in_runtime(bench_peers, session, read_prompt_set(prompts), temperature)
-    for kind, found in expected.items():
-        assert main[kind] == {
-            "two-pass": found.outside_loops.two_pass,
-            "fused": found.outside_loops.fused,
-        }
+    for kind, counts in expected.items():
+        assert main[kind] == passes(counts.outside_loops)
     assert temperature < 9 or expected[ALL_KINDS].outside_loops.right[0] > 10
 
 
-def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
-    """Accepted or not: every pass leaves the drafts that the trainer made at that place."""
+def test_the_drafts_are_those_of_the_runtime(config, adapter_bundle, monkeypatch):
+    """Each pass accepts as many drafts as are right among those that the trainer made there."""
     seen = []
     monkeypatch.setattr(
         evaluation, "count_drafts", lambda drafts, written, tokens: seen.append((drafts, written))
@@ -176,12 +151,8 @@ def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
     session, asked = load(adapter_bundle), read_prompt_set(config.prompts)
     for temperature, texts in ((0.0, greedy), (0.8, sampled)):
         for prompt, (drafts, written) in zip(asked, texts, strict=True):
-            options = GenerateOptions(
-                TOKENS + EXTRA_TOKENS,
-                SamplingParams(temperature, seed=prompt.seed),
-                "fused",
-                lookahead=LOOKAHEAD,
-            )
+            sampling = SamplingParams(temperature, seed=prompt.seed)
+            options = GenerateOptions(TOKENS + EXTRA_TOKENS, sampling, "fused", lookahead=LOOKAHEAD)
             ids = encode(session, prompt)
             stream = session.generate_ids(ids, options)
             begin = 0
@@ -194,7 +165,7 @@ def test_the_drafts_are_the_runtimes(config, adapter_bundle, monkeypatch):
     session.close()
 
 
-def test_answers_are_written_once(config, monkeypatch, cache):
+def test_answers_are_kept_and_a_damaged_file_of_them_is_refused(config, monkeypatch, cache):
     found = evaluate(config, Silent())
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
     assert evaluate(config, Silent()) == found
@@ -208,7 +179,7 @@ def test_answers_are_written_once(config, monkeypatch, cache):
         path.unlink()
 
 
-def test_answers_to_a_kind_are_kept_whatever_else_is_measured(config, monkeypatch):
+def test_answers_to_one_kind_are_those_of_all_kinds(config, monkeypatch):
     whole = evaluate(config, Silent())
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
     for kind in CORE_KINDS:
@@ -218,8 +189,7 @@ def test_answers_to_a_kind_are_kept_whatever_else_is_measured(config, monkeypatc
             assert found == {kind: whole[temperature][kind], ALL_KINDS: whole[temperature][kind]}
 
 
-def test_messages_go_through_the_chat_template(config):
-    """Each kind by `real_use.CONTINUED_KINDS`, in the trainer as in the runtime's scripts."""
+def test_prompts_that_are_not_continued_go_through_the_chat_template(config):
     tokenizer = load_model(resolve(config.model), "fp32").tokenizer
     plain = answers.encode(tokenizer, Prompt("a", "text", "who is the fox?"))
     for kind in KINDS:
@@ -238,17 +208,12 @@ def test_batches_do_not_change_what_is_written(config, monkeypatch):
             )
             for prompt in read_prompt_set(config.prompts)
         ]
-        texts.append(
-            answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")._write(
-                asked, lambda *_: None
-            )
-        )
+        writer = answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")
+        texts.append(writer._write(asked, lambda *_: None))
     assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == len(texts[0])
 
 
-def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
-    """Drafts are sampled one by one, and the head reads the sampled ones, not the tokens of the
-    text."""
+def test_the_head_reads_the_drafts_before_and_not_the_text(tiny_model: Path):
     base = load_model(resolve(str(tiny_model)), "fp32").model
     drafter = Drafter(base, torch.randn(3, 64, generator=torch.Generator().manual_seed(2)), None)
     head = new_head(base.get_input_embeddings().weight, 8, 16, torch.Generator().manual_seed(0))
@@ -256,29 +221,23 @@ def test_with_a_head_a_draft_depends_on_those_before_it(tiny_model: Path):
     anchors, greedy = range(4, 12), lambda logits, _positions: logits.argmax(-1)
     plain = drafts_of(drafter, tokens, anchors, 3, greedy)
     drafter.head = head
-    assert np.array_equal(
-        drafts_of(drafter, tokens, anchors, 3, greedy), plain
-    )  # it adds nothing yet
+    without_effect = drafts_of(drafter, tokens, anchors, 3, greedy)  # a new head adds 0
+    assert np.array_equal(without_effect, plain)
     with torch.no_grad():
         head.out.normal_(std=20, generator=torch.Generator().manual_seed(1))
     with_head = drafts_of(drafter, tokens, anchors, 3, greedy)
     assert not np.array_equal(with_head, plain)
     for place, anchor in enumerate(anchors):
-        known = tokens[: anchor + 2]
-        for j in range(
-            3
-        ):  # what a pass over exactly this text would draft, by the head's own definition
-            embeddings = torch.cat(
-                [base.get_input_embeddings()(torch.tensor(known[:-1])), drafter.embeddings[:3]]
-            )
-            hidden = base.model(inputs_embeds=embeddings[None]).last_hidden_state[:, -3:]
-            before = torch.tensor([[known[-1], *with_head[place, :2]]])
-            ids, logits = head(hidden, base.lm_head(hidden), before, torch.arange(3)[None])
-            assert int(ids[0, j, logits[0, j].argmax()]) == with_head[place, j]
+        text = torch.tensor(tokens[: anchor + 1])
+        embeddings = torch.cat([base.get_input_embeddings()(text), drafter.embeddings[:3]])
+        hidden = base.model(inputs_embeds=embeddings[None]).last_hidden_state[:, -3:]
+        before = torch.tensor([[tokens[anchor + 1], *with_head[place, :2]]])
+        ids, logits = head(hidden, base.lm_head(hidden), before, torch.arange(3)[None])
+        best = ids[0].gather(-1, logits[0].argmax(-1)[:, None])[:, 0]
+        assert best.tolist() == with_head[place].tolist()
 
 
-def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
-    """Those that are made are the same."""
+def test_drafts_after_a_wrong_one_are_skipped(tiny_model: Path):
     base = load_model(resolve(str(tiny_model)), "fp32").model
     generator = torch.Generator().manual_seed(1)
     head = new_head(base.get_input_embeddings().weight, 8, 16, generator)
@@ -300,25 +259,22 @@ def test_drafts_after_a_wrong_one_are_left_out(tiny_model: Path):
 
 
 def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[int]:
-    """Pass by pass, as a runtime counts: `left` are the right ones among the drafts that the last
-    pass left."""
-    sizes, written, left = [], 0, None
+    """Return the tokens of each pass, counted as a runtime does. accepted: the right drafts at each
+    place. right: the number of right drafts that the next pass verifies; None if it drafts only."""
+    sizes, written, right = [], 0, None
     while written < length:
-        verifies = left is not None
-        size = min(1 + (left if verifies else 0), length - written)
-        sizes.append(size)
-        written += size
-        drafts_now = not two_pass or not verifies
-        place = written - 1
-        if drafts_now and place >= len(accepted):
+        sizes.append(min(1 + (right or 0), length - written))
+        written += sizes[-1]
+        drafts = not two_pass or right is None
+        if drafts and written > len(accepted):
             break
-        left = accepted[place] if drafts_now else None
+        right = accepted[written - 1] if drafts else None
     return sizes
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 60))
-def test_the_walk(accepted, length):
+def test_sizes_of_passes(accepted, length):
     accepted = [
         min(count, length - 1 - place) for place, count in enumerate(accepted[: length - 1])
     ]
@@ -328,8 +284,8 @@ def test_the_walk(accepted, length):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(2, 50), st.data())
-def test_counts(written, tokens, data):
-    """Against counting by hand; figures of texts add up to those of all."""
+def test_counts_of_right_drafts(written, tokens, data):
+    """They are those of a count by hand, and the counts of texts add up to that of all texts."""
     places = min(len(written), tokens) - 1
     drafts = np.array(
         [data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)]
@@ -346,13 +302,12 @@ def test_counts(written, tokens, data):
         assert tried == len(reached)
         assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
     sums = by_kind(["chat", "code", "chat"], [found, found, found], 3)
-    assert (
-        list(sums) == ["chat", "code", ALL_KINDS] and sums[ALL_KINDS] == sums["chat"] + sums["code"]
-    )
+    assert list(sums) == ["chat", "code", ALL_KINDS]
+    assert sums[ALL_KINDS] == sums["chat"] + sums["code"]
     assert sums[ALL_KINDS].outside_loops.places == 3 * found.outside_loops.places
 
 
-def test_figures():
+def test_shares_of_right_drafts_and_tau():
     figures = DraftCounts((10, 5, 2), (5, 2, 0), PassCounts(10, 12), PassCounts(8, 12))
     assert figures.conditional == [0.5, 0.4, 0.0] and figures.cumulative == [0.5, 0.2, 0.0]
     assert figures.accepted == pytest.approx(0.7) and figures.places == 10
@@ -360,16 +315,15 @@ def test_figures():
     assert DraftCounts.zero(2).cumulative == [0.0, 0.0]
 
 
-def test_tables(config):
+def test_a_table_of_one_report_or_two(config):
     report = {
         name: {ALL_KINDS: found[ALL_KINDS].as_json()}
         for name, found in evaluate(config, Silent()).items()
     }
     whole = config.as_json() | {"temperatures": report}
     rows = rows_of(whole)
-    assert [row[0] for row in rows] == ["greedy", "T=0.8"] and {len(row) for row in rows} == {
-        len(HEADINGS)
-    }
+    assert [row[0] for row in rows] == ["greedy", "T=0.8"]
+    assert {len(row) for row in rows} == {len(HEADINGS)}
     one, two = markdown({"a": whole}).splitlines(), markdown({"a": whole, "b": whole}).splitlines()
     assert one[0].startswith("| decoding |") and two[0].startswith("| weights | decoding |")
     assert [line.split(" | ")[0] for line in two[2:6]] == ["| a", "| a", "| b", "| b"]
@@ -378,16 +332,10 @@ def test_tables(config):
 
 def test_the_prompts_that_come_with_it():
     prompts = read_prompt_set(PROMPTS)
-    assert [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS] == [
-        40,
-        20,
-        20,
-        *[17] * 6,
-        18,
-    ]
-    assert (
-        len({prompt.seed for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
-    )
+    counts = [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS]
+    assert counts == [40, 20, 20, *[17] * 6, 18]
+    for values in ({prompt.seed for prompt in prompts}, {prompt.text for prompt in prompts}):
+        assert len(values) == 200
     assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
     assert read_prompt_set(PROMPTS, CORE_KINDS) == prompts[:80]
     assert [prompt.id for prompt in read_prompt_set(PROMPTS, CORE_KINDS, each=1)] == [
@@ -402,6 +350,6 @@ def test_the_prompts_that_come_with_it():
 @pytest.mark.parametrize(
     "change", [{"tokens": 1}, {"lookahead": 0}, {"temperatures": (-1.0,)}, {"top_k": -1}]
 )
-def test_wrong_settings(config, change):
+def test_wrong_settings_are_refused(config, change):
     with pytest.raises(PassError):
         EvaluateConfig(**{**vars(config), **change})

@@ -1,5 +1,4 @@
-"""Runs with --minutes, by a clock that the test turns: they end in time, and go on after they were
-cut off."""
+"""Runs with --minutes end in time, and resume after an interruption. The tests move the clock."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 class Watch(Silent):
-    """A clock that steps, measurements and shards turn. killed_at: raises KeyboardInterrupt at that
-    time."""
+    """A clock that steps, measurements and shards move forward. killed_at: the time in seconds at
+    which it raises KeyboardInterrupt."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, killed_at: float = 1e9) -> None:
         self.now, self.killed_at, self.written = 0.0, killed_at, 0
@@ -64,7 +63,7 @@ def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-def test_it_ends_in_time_with_weights_and_a_last_measurement(
+def test_a_run_ends_in_time_with_weights_and_a_last_measurement(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patch:
@@ -80,21 +79,21 @@ def test_it_ends_in_time_with_weights_and_a_last_measurement(
     assert f"{steps} steps" in (config.output / "README.md").read_text()
 
 
-def test_text_joins_once_all_of_it_was_used(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
-    """64 sequences a shard, 8 of them held out: the second shard joins after 56 of them, which are
-    7 steps of 8."""
+def test_a_shard_joins_once_all_sequences_were_used(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """A shard has 64 sequences, of which the first holds out 8: the second joins after 56."""
     with monkeypatch.context() as patch:
         watch = Watch(patch)
         report = run(config, watch, watch)
     joins = report.history.joins
     assert joins[:2] == [[0, 56], [56, 120]]
     assert len(joins) == watch.written
-    assert [dealt - before for (before, _), (dealt, _) in itertools.pairwise(joins)] == [56] + [
-        64
-    ] * (len(joins) - 2)
+    used = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(joins)]
+    assert used == [56] + [64] * (len(joins) - 2)
 
 
-def test_killed_at_half_it_goes_on_with_the_time_that_is_left(
+def test_a_run_that_was_killed_resumes_with_the_time_that_is_left(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -105,16 +104,11 @@ def test_killed_at_half_it_goes_on_with_the_time_that_is_left(
     with monkeypatch.context() as patch:
         rest = Watch(patch)
         report = run(replace(config, resume=True), rest, rest)
-    # Checkpoints are at most a tenth of the run apart, and what was done since the last is done
-    # again.
+    # Checkpoints are at most a tenth of the run apart; later steps are repeated.
     lost = 60 * config.minutes / 10 + STEP_SECONDS + MEASURE_SECONDS
     assert 60 * config.minutes / 2 - 20 <= rest.now <= 60 * config.minutes / 2 + lost
     assert report.history.evaluations[-1]["step"] == len(report.history.loss)
     assert [stage.minutes for stage in report.history.stages] == [4]
-
-
-def small_run_of_steps(config: TrainConfig) -> TrainConfig:
-    return replace(config, minutes=None, steps=9000, recipe=replace(config.recipe, sequences=64))
 
 
 def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
@@ -135,11 +129,14 @@ def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: 
     assert not same(made, weights(config.output))
     with pytest.raises(PassError, match=r"another --minutes \(4; give at least as many\)"):
         run(replace(config, minutes=3, resume=True), Silent())
+    of_steps = replace(
+        config, minutes=None, steps=9000, recipe=replace(config.recipe, sequences=64)
+    )
     with pytest.raises(PassError, match=r"another --sequences \(none\)"):
-        run(replace(small_run_of_steps(config), resume=True), Silent())
+        run(replace(of_steps, resume=True), Silent())
 
 
-def test_time_that_is_over_before_there_is_text(
+def test_minutes_that_pass_before_there_is_text_are_refused(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ):
     with (
@@ -151,7 +148,7 @@ def test_time_that_is_over_before_there_is_text(
     assert not (config.output / "lookahead.safetensors").exists()
 
 
-def test_rates_fall_with_the_clock(config: TrainConfig):
+def test_the_share_of_a_run_follows_the_clock(config: TrainConfig):
     schedule = Schedule(config.steps, config.minutes, lambda: 0.0)
     end = 240 - 1.25 * (7 + 1) - WRITING_SECONDS
     shares = []
@@ -163,10 +160,9 @@ def test_rates_fall_with_the_clock(config: TrainConfig):
 
 
 @pytest.mark.slow
-def test_text_from_a_process_beside(config: TrainConfig, tmp_path: Path):
-    """With --steps, it joins at steps that the settings decide: the same weights twice, one of them
-    with all text there before. They differ from those of a run that has all text from its first
-    step on."""
+def test_text_of_another_process_joins_at_fixed_steps(config: TrainConfig, tmp_path: Path):
+    """With --steps, the settings decide these steps: a second run, which finds all text in the
+    cache, gets the same weights. A run that has all text from its first step on gets others."""
     config = replace(
         config, minutes=None, steps=6, batch=2, recipe=replace(config.recipe, sequences=160)
     )
@@ -182,8 +178,8 @@ def test_text_from_a_process_beside(config: TrainConfig, tmp_path: Path):
     assert torch.isfinite(weights(config.output)["lookahead"]).all()
 
 
-def test_a_process_beside_that_fails_is_named(config: TrainConfig, tmp_path: Path):
-    """Here the model is gone before the process loads it."""
+def test_a_failure_of_the_writing_process_is_reported(config: TrainConfig, tmp_path: Path):
+    """Its model is not there."""
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
     from pass_trainer.text_supply import Place, WrittenBeside, make_distiller

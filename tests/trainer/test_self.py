@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from training import Silent
 
 from conftest import EOS, SilentProgress, make_tokenizer
 from pass_exporter.model.load import load_model
@@ -27,30 +29,26 @@ TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
 
 
 class Recites:
-    """A TextWriter whose users say `turns`, one after another and again; those "without an end" do
-    not end."""
+    """A TextWriter that writes `turns` as user messages, in order and again from the first. A turn
+    with the word "without" has no end token."""
 
     name = "recites"
 
     def __init__(self, tokenizer, turns: list[str]) -> None:
-        self._tokenizer, self._turns, self._said, self.asked = tokenizer, turns, 0, []
+        self._tokenizer, self._turns, self.calls = tokenizer, itertools.cycle(turns), []
 
     def write(
         self, prompts, length: int, temperature: float, top_p: float, seed: int
     ) -> list[list[int]]:
-        self.asked.append((list(prompts[0]), temperature, top_p, seed))
-        lines = []
-        for prompt in prompts:
-            turn = self._turns[self._said % len(self._turns)]
-            self._said += 1
+        self.calls.append((list(prompts[0]), temperature, top_p, seed))
+        texts = []
+        for prompt, turn in zip(prompts, self._turns, strict=False):
             end = [] if "without" in turn else [EOS]
-            lines.append(
-                [*prompt, *self._tokenizer(turn, add_special_tokens=False)["input_ids"], *end]
-            )
-        return lines
+            texts.append([*prompt, *self._tokenizer.encode(turn, add_special_tokens=False), *end])
+        return texts
 
 
-def test_turns_that_end_become_prompts():
+def test_different_turns_that_end_become_prompts():
     tokenizer = make_tokenizer()
     writer = Recites(tokenizer, TURNS)
     prompts = SelfPrompts(tokenizer, (EOS,), writer, 100).write(2, random.Random(0))
@@ -58,46 +56,41 @@ def test_turns_that_end_become_prompts():
         "<bos>[user]How do I boil an egg?\n[assistant]",
         "<bos>[user]Write a poem about foxes\n[assistant]",
     ]
-    opening, temperature, top_p, _ = writer.asked[0]
+    opening, temperature, top_p, _ = writer.calls[0]
     assert tokenizer.decode(opening) == "<bos>[user]" and (temperature, top_p) == (1.0, 0.95)
-    assert (
-        len({seed for *_, seed in writer.asked}) == len(writer.asked) > 1
-    )  # two rounds, two seeds
+    assert len({seed for *_, seed in writer.calls}) == len(writer.calls) > 1
 
 
-def test_prompts_are_no_longer_than_asked():
+def test_prompts_over_the_limit_are_left_out():
     tokenizer = make_tokenizer()
-    longest = len(
-        tokenizer("<bos>[user]Write a poem about foxes\n[assistant]", add_special_tokens=False)[
-            "input_ids"
-        ]
+    text = f"<bos>[user]{POEM}\n[assistant]"
+    length = len(tokenizer.encode(text, add_special_tokens=False))
+    fitting, shorter = (
+        SelfPrompts(tokenizer, (EOS,), Recites(tokenizer, [POEM]), limit)
+        for limit in (length, length - 1)
     )
-    for limit, found in ((longest, True), (longest - 1, False)):
-        prompts = SelfPrompts(tokenizer, (EOS,), Recites(tokenizer, [POEM]), limit)
-        if found:
-            assert len(prompts.write(1, random.Random(0))[0]) == longest
-        else:
-            with pytest.raises(PassError, match="--data"):
-                prompts.write(1, random.Random(0))
+    assert len(fitting.write(1, random.Random(0))[0]) == length
+    with pytest.raises(PassError, match="--data"):
+        shorter.write(1, random.Random(0))
 
 
-def test_a_model_that_ends_no_turns_is_told():
+def test_a_model_whose_turns_do_not_end_is_refused():
     tokenizer = make_tokenizer()
     writer = Recites(tokenizer, ["A turn without an end"])
     with pytest.raises(PassError, match=r"the model writes too few user messages that end.*--data"):
         SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
-    assert len(writer.asked) == self_prompts.MAX_BATCHES
+    assert len(writer.calls) == self_prompts.MAX_BATCHES
 
 
-def test_a_base_model_writes_from_its_start_token():
+def test_the_prompt_of_a_base_model_is_its_start_token():
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     writer = Recites(tokenizer, TURNS)
     assert SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0)) == [[0]] * 3
-    assert not writer.asked
+    assert not writer.calls
 
 
-def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
+def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
     class Loops(Recites):
         def write(self, prompts, length, *rest):
             return [[*prompt, *range(10, 15), *[7, 8, 9] * 30][:length] for prompt in prompts]
@@ -115,8 +108,7 @@ def test_a_text_ends_where_it_begins_to_loop(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["torch", "w8a8"])
 def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
-    """Greedy and sampled, prompts of several lengths; the same again with the same seed; an end
-    token is the last."""
+    """With the same seed they write the same texts, each of which ends at its end token."""
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
     if kind == "w8a8":
@@ -138,39 +130,26 @@ def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
         assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == written
 
 
-def test_a_run_without_text(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The whole run, of a base model; one with more sequences takes over what was written."""
+def test_a_base_model_trains_on_text_of_its_own(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A later run with more sequences reads the shards of the first."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("chat_template*"))
     recipe = Recipe(sequences=64, length=40, prompt=(4, 8))
-    config = TrainConfig(
-        str(base), (Path(SELF_NAME),), tmp_path / "run", lookahead=2, steps=2, dtype="fp32"
-    )
-    config = replace(
-        config,
-        device="cpu",
-        write_with="torch",
-        head=True,
-        head_rank=8,
-        head_width=16,
-        recipe=recipe,
-    )
-    run(config, SilentNotes())
+    small = {"lookahead": 2, "steps": 2, "head": True, "head_rank": 8, "head_width": 16}
+    formats = {"dtype": "fp32", "device": "cpu", "write_with": "torch"}
+    files = (str(base), (Path(SELF_NAME),), tmp_path / "run")
+    config = TrainConfig(*files, recipe=recipe, **small, **formats)
+    run(config, Silent())
     shards = list((tmp_path / "cache").glob("distilled/*/*/shard-*"))
     stamps = [path.stat().st_mtime_ns for path in shards]
     assert load_file(shards[0])["prompts"].unique().tolist() == [1]
-    run(
-        replace(config, output=tmp_path / "more", recipe=replace(recipe, sequences=66)),
-        SilentNotes(),
-    )
+    more = replace(recipe, sequences=66)
+    run(replace(config, output=tmp_path / "more", recipe=more), Silent())
     assert [path.stat().st_mtime_ns for path in shards] == stamps
     assert len(list((tmp_path / "cache").glob("distilled/*/*/shard-*"))) == len(shards) + 1
-
-
-class SilentNotes:
-    def phase(self, _name: str):
-        return lambda _done, _total, _note="": None
 
 
 def test_top_p_leaves_out_the_unlikely(tiny_model: Path):

@@ -1,5 +1,5 @@
-"""What depends on the device's memory: sizes of shards and batches, sums in chunks; and loops in
-worker processes."""
+"""Sizes of shards and batches by the device's memory, sums in chunks, and loops found by worker
+processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pass_trainer.device_sizes import MAX_BATCH, MAX_SHARD_SEQUENCES, batch_size
 SMALL = Geometry(49152, 576, 30, 9, 3, 64, 8192, (None,) * 30)
 """The sizes of a model of 135M parameters, whose MLPs are 1536 wide."""
 LARGE = Geometry(32000, 4096, 32, 32, 32, 128, 4096, (None,) * 32)
-"""Those of a 7B, whose MLPs are 11008 wide."""
+"""The sizes of a model of 7B parameters, whose MLPs are 11008 wide."""
 GIB = 2**30
 
 
@@ -28,11 +28,11 @@ def config(lookahead: int = 8) -> TrainConfig:
     return TrainConfig("model", (), Path("out"), lookahead=lookahead)
 
 
-def test_a_cpu_works_on_what_it_always_did():
+def test_the_sizes_on_a_cpu_are_fixed():
     assert (shard_size(None, SMALL, 256), batch_size(None, SMALL, 1536, config())) == (64, 1)
 
 
-def test_a_large_gpu_is_filled_up_to_the_limits():
+def test_a_large_gpu_gets_the_maximum_sizes():
     assert shard_size(140 * GIB, SMALL, 256) == MAX_SHARD_SEQUENCES
     assert batch_size(140 * GIB, SMALL, 1536, config()) == MAX_BATCH
 
@@ -43,14 +43,13 @@ def test_a_large_gpu_is_filled_up_to_the_limits():
     st.integers(1, 200 * GIB),
     st.sampled_from([(SMALL, 1536), (LARGE, 11008)]),
 )
-def test_more_memory_never_means_less_work(one: int, other: int, model: tuple[Geometry, int]):
+def test_more_memory_never_gives_smaller_sizes(one: int, other: int, model: tuple[Geometry, int]):
     geometry, intermediate = model
     less, more = sorted((one, other))
     shards = [shard_size(memory, geometry, 256) for memory in (less, more)]
     batches = [batch_size(memory, geometry, intermediate, config()) for memory in (less, more)]
-    assert 64 <= shards[0] <= shards[1] <= MAX_SHARD_SEQUENCES and all(
-        size % 64 == 0 for size in shards
-    )
+    assert 64 <= shards[0] <= shards[1] <= MAX_SHARD_SEQUENCES
+    assert all(size % 64 == 0 for size in shards)
     assert 1 <= batches[0] <= batches[1] <= MAX_BATCH
 
 
@@ -69,7 +68,7 @@ def test_longer_sequences_and_larger_models_get_smaller_sizes(memory: int):
 def squared_errors(
     hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
 ) -> torch.Tensor:
-    """[n]: a loss that is not linear in what is trained."""
+    """Return [n]: a loss that is not linear in the trained tensors."""
     found = (
         hidden
         if corrections is None
@@ -105,7 +104,7 @@ def test_a_sum_in_chunks_has_the_value_and_gradients_of_the_whole(
 
 @pytest.mark.slow
 def test_workers_find_the_same_loops():
-    """More texts than one task has."""
+    """There are more texts than a task of one worker has."""
     texts = [
         [1, 2, 3] * 20 if i % 3 else list(range(i, i + 40)) for i in range(2 * loops.TASK_TEXTS + 5)
     ]

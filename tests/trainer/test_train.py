@@ -1,5 +1,4 @@
-"""Whole runs on a tiny model: the loss falls, interrupted runs end where uninterrupted ones do,
-processes average."""
+"""Whole runs on a tiny model: loss, files, text written by the model, and several processes."""
 
 from __future__ import annotations
 
@@ -40,19 +39,14 @@ def test_the_loss_falls_and_everything_is_written(config: TrainConfig):
     assert metrics["held_out"] == report.agreement.as_json()
     assert (config.output / "curves.png").read_bytes().startswith(b"\x89PNG")
     card = (config.output / "README.md").read_text()
-    assert (
-        "rank 4" in card
-        and "numbers.txt" in card
-        and f"{report.agreement.tau()['fused']:.2f}" in card
-    )
+    for part in ("rank 4", "numbers.txt", f"{report.agreement.tau()['fused']:.2f}"):
+        assert part in card
     assert sorted(path.name for path in config.output.iterdir()) == [
         *("README.md", "checkpoint", "curves.png", "lookahead.safetensors", "metrics.json")
     ]
 
 
-def test_as_many_sequences_are_held_out_as_asked_for(config: TrainConfig):
-    """Of 64: every place of a held-out sequence with three tokens after it is measured, and each
-    has some."""
+def test_more_held_out_sequences_give_more_measured_places(config: TrainConfig):
     few, many = (
         run(replace(config, steps=1, held_out=n, output=config.output / str(n)), Silent())
         for n in (2, 8)
@@ -62,50 +56,41 @@ def test_as_many_sequences_are_held_out_as_asked_for(config: TrainConfig):
         replace(config, held_out=64)
 
 
-def test_a_run_has_the_aim_it_was_given(config: TrainConfig):
-    """At a draft's chance of being accepted, most of the loss is gone: at most 1 for a draft, not
-    some 5 nats."""
-    losses = {
-        aim: run(
-            replace(config, steps=1, aim=aim, output=config.output / aim), Silent()
-        ).history.loss[0]
+def test_the_aim_decides_the_loss(config: TrainConfig):
+    """The loss of a draft is at most 1 by its rejection, and some 5 nats by its distribution."""
+    distribution, acceptance = (
+        run(replace(config, steps=1, aim=aim, output=config.output / aim), Silent()).history.loss[0]
         for aim in ("distribution", "acceptance")
-    }
-    assert (
-        0.1 * losses["distribution"]
-        < losses["acceptance"]
-        <= 0.1 * losses["distribution"] + 0.9 * config.lookahead
     )
+    assert 0.1 * distribution < acceptance <= 0.1 * distribution + 0.9 * config.lookahead
 
 
-def test_a_finished_run_is_not_trained_over(config: TrainConfig):
+def test_a_finished_run_is_not_overwritten(config: TrainConfig):
     run(replace(config, steps=2), Silent())
     with pytest.raises(PassError, match="--resume"):
         run(replace(config, steps=2), Silent())
 
 
-def test_the_models_writing_is_made_once(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_run_reads_the_text_that_the_first_wrote(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+):
     run(replace(config, steps=2), Silent())
     monkeypatch.setattr(TorchTextWriter, "write", lambda *_: pytest.fail("generated again"))
     run(replace(config, steps=2, lr=1e-3, output=config.output / "again"), Silent())
 
 
-@pytest.mark.parametrize(("asked", "made"), [(5, [5]), (64, [64]), (70, [64, 6])])
-def test_as_many_sequences_as_asked(
-    config: TrainConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    asked: int,
-    made: list[int],
+@pytest.mark.parametrize("shards", [[5], [64], [64, 6]], ids=str)
+def test_a_run_writes_its_number_of_sequences_in_shards(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shards: list[int]
 ):
-    """Also where an earlier run wrote more: what a run trains on does not depend on what others
-    left in the cache."""
+    """A shard of another size in the cache is not used, so that the text of a run does not depend
+    on earlier runs."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
-    seen, steps = [], []
+    sizes, steps = [], []
     write = TorchTextWriter.write
 
     def counted(writer, prompts, *rest):
-        seen.append(len(prompts))
+        sizes.append(len(prompts))
         return write(writer, prompts, *rest)
 
     class Counting(Silent):
@@ -113,25 +98,21 @@ def test_as_many_sequences_as_asked(
             return lambda done, total, _note="": steps.append((name, done, total))
 
     monkeypatch.setattr(TorchTextWriter, "write", counted)
-    recipe = replace(config.recipe, sequences=asked, length=12)
-    run(replace(config, steps=1, recipe=recipe), Counting())
-    assert seen == made
-    assert [done for name, done, _ in steps if name.startswith("writing")] == [
-        *itertools.accumulate(made)
-    ]
-    assert {total for name, _, total in steps if name.startswith("writing")} == {asked}
-    if asked == 70:
-        run(
-            replace(
-                config, steps=1, output=tmp_path / "fewer", recipe=replace(recipe, sequences=66)
-            ),
-            Silent(),
-        )
-        assert seen == [64, 6, 2]
+    config = replace(config, steps=1, recipe=replace(config.recipe, length=12))
+    count = sum(shards)
+    run(replace(config, recipe=replace(config.recipe, sequences=count)), Counting())
+    assert sizes == shards
+    written = [(done, total) for name, done, total in steps if name.startswith("writing")]
+    assert written == [(done, count) for done in itertools.accumulate(shards)]
+    if count == 70:
+        fewer = replace(config.recipe, sequences=66)
+        run(replace(config, output=tmp_path / "fewer", recipe=fewer), Silent())
+        assert sizes == [64, 6, 2]
 
 
-def test_a_sequence_longer_than_the_model(config: TrainConfig):
-    """The tiny model has 768 positions: refused before anything is written."""
+def test_a_sequence_longer_than_the_model_is_refused_before_anything_is_written(
+    config: TrainConfig,
+):
     with pytest.raises(
         PassError, match=r"--sequence-length must be at most 768.*tiny-llama.*not 772"
     ) as refused:
@@ -140,7 +121,7 @@ def test_a_sequence_longer_than_the_model(config: TrainConfig):
     assert not list(config.output.glob("*"))
 
 
-def test_damaged_sequences_are_named(
+def test_a_damaged_shard_is_refused(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
@@ -151,81 +132,30 @@ def test_damaged_sequences_are_named(
         run(replace(config, steps=1, output=tmp_path / "again"), Silent())
 
 
-def test_embeddings_alone(config: TrainConfig):
+def test_a_run_without_an_adapter_saves_embeddings_alone(config: TrainConfig):
     run(replace(config, adapter="none", steps=3), Silent())
     assert set(weights(config.output)) == {"lookahead", "base_sample"}
 
 
-def test_text_too_short_for_a_prompt(config: TrainConfig, tmp_path: Path):
-    (tmp_path / "short.txt").write_text("too short")
-    with pytest.raises(PassError, match="prompt of 40 tokens"):
-        run(
-            replace(
-                config,
-                data=(tmp_path / "short.txt",),
-                recipe=replace(config.recipe, prompt=(40, 44)),
-            ),
-            Silent(),
-        )
+def command(config: TrainConfig, output: Path, flags: str) -> list[str]:
+    """Return pass-train's module and its arguments, with the model and the text of `config`."""
+    recipe = "--sequences 64 --sequence-length 48 --prompt-tokens 4 8 --chat-share 0"
+    flags = f"{flags} {recipe} --dtype fp32 --device cpu --write-with torch"
+    files = ("--model", config.model, "--data", str(config.data[0]), "-o", str(output))
+    return ["-m", "pass_trainer.cli", *files, *flags.split()]
 
 
 @pytest.mark.slow
 def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Path):
-    """Two processes with one sequence each take the steps of one process with both; the first alone
-    goes elsewhere."""
+    """Two processes with one sequence each take the steps of one process with both sequences, and
+    not those of a process with one sequence."""
     config = replace(config, steps=4, lr=1e-2)
     run(config, Silent())
     run(replace(config, batch=1, output=tmp_path / "alone"), Silent())
-    arguments = [
-        *(
-            "--model",
-            config.model,
-            "--data",
-            config.data[0],
-            "-o",
-            tmp_path / "two",
-            "--lookahead",
-            3,
-            "--lr",
-            1e-2,
-        ),
-        *(
-            "--adapter",
-            "lora",
-            "--rank",
-            4,
-            "--steps",
-            4,
-            "--batch",
-            1,
-            "--anchors",
-            12,
-            "--dtype",
-            "fp32",
-        ),
-        *(
-            "--write-with",
-            "torch",
-            "--sequences",
-            64,
-            "--sequence-length",
-            48,
-            "--prompt-tokens",
-            4,
-            8,
-        ),
-        *("--chat-share", 0, "--device", "cpu"),
-    ]
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    command = [*torchrun, "-m", "pass_trainer.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    flags = "--lookahead 3 --lr 1e-2 --adapter lora --rank 4 --steps 4 --batch 1 --anchors 12"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two_processes = [sys.executable, *torchrun, *command(config, tmp_path / "two", flags)]
+    done = subprocess.run(two_processes, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     one, two, alone = weights(config.output), weights(tmp_path / "two"), weights(tmp_path / "alone")
     assert one.keys() == two.keys()
@@ -239,38 +169,11 @@ def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_as_a_command(config: TrainConfig, tmp_path: Path):
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "pass_trainer.cli",
-            "--model",
-            config.model,
-            "--data",
-            config.data[0],
-            "--resume",
-        ),
-        *(
-            "-o",
-            tmp_path / "out",
-            "--steps",
-            60,
-            "--sequences",
-            64,
-            "--sequence-length",
-            48,
-            "--prompt-tokens",
-            4,
-            8,
-        ),
-        *("--chat-share", 0, "--dtype", "fp32", "--device", "cpu", "--checkpoint-minutes", 0),
-        *("--write-with", "torch"),
-    ]
-    command = list(map(str, command))
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+def test_a_command_that_was_killed_resumes(config: TrainConfig, tmp_path: Path):
+    flags = "--resume --steps 60 --checkpoint-minutes 0"
+    line = [sys.executable, *command(config, tmp_path / "out", flags)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(line, **pipes) as running:
         progress = tmp_path / "out" / "checkpoint" / "progress.json"
         for _ in range(9000):
             if progress.exists() or running.poll() is not None:
@@ -279,7 +182,7 @@ def test_killed_and_resumed_as_a_command(config: TrainConfig, tmp_path: Path):
         assert running.poll() is None, running.communicate()
         running.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out" / "lookahead.safetensors").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("lookahead.safetensors")
     assert len(json.loads((tmp_path / "out" / "metrics.json").read_text())["loss"]) == 60

@@ -1,5 +1,5 @@
-"""A short training run on the tiny model, for tests: its settings, what it wrote, and progress that
-interrupts it."""
+"""A short training run on the tiny model: its settings, its weights, and progress that interrupts
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pass_trainer.distill import Recipe
 
 
 class Silent:
-    """pass_trainer.run.TrainProgress for tests."""
+    """A pass_trainer.run.TrainProgress that shows nothing."""
 
     def phase(self, _name: str):
         return lambda _done, _total, _note="": None
@@ -35,24 +35,15 @@ class Interrupted(Silent):
 
 
 def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
-    """Thirty steps on 64 sequences; `text` is written where it is not there yet."""
+    """Return the settings of thirty steps on 64 sequences. Write `text` if there is none."""
     if not text.exists():
         text.write_text(
             "".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400))
         )
     recipe = Recipe(sequences=64, length=48, prompt=(4, 8), chat=0.0)
     sizes = {"lookahead": 3, "rank": 4, "steps": 30, "batch": 2, "anchors": 12}
-    return TrainConfig(
-        str(model),
-        (text,),
-        output,
-        adapter="lora",
-        dtype="fp32",
-        device="cpu",
-        write_with="torch",
-        recipe=recipe,
-        **sizes,
-    )
+    formats = {"adapter": "lora", "dtype": "fp32", "device": "cpu", "write_with": "torch"}
+    return TrainConfig(str(model), (text,), output, recipe=recipe, **formats, **sizes)
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
