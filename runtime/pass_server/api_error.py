@@ -112,9 +112,8 @@ def validation_error(error: ValidationError) -> ApiError:
         for i in range(2, len(path))
         if path[i - 2] in ("messages", "input") and isinstance(path[i - 1], int)
     ]
-    param = ".".join(
-        str(part) for i, part in enumerate(path) if i not in tags
-    )  # tags: "user" in messages.0.user.name
+    # Tags: "user" in messages.0.user.name.
+    param = ".".join(str(part) for i, part in enumerate(path) if i not in tags)
     if problem["type"] == "extra_forbidden":
         message = f"unknown field: {param}; this server ignores no field, so leave it out"
         return ApiError(message, param=param, code="unknown_parameter")

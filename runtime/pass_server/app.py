@@ -95,9 +95,8 @@ def parse_body(model: type[M], body: bytes) -> M:
             f"the body is {encoding.upper()} or binary; send JSON in UTF-8", code="invalid_json"
         )
     try:
-        value = from_json(
-            body, allow_inf_nan=False
-        )  # up to five times as fast as `json`: other threads wait less
+        # Up to five times as fast as `json`: other threads wait less.
+        value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         try:
             body.decode()

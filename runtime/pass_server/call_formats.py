@@ -63,11 +63,8 @@ class CallFormat(ABC):
         for i, function in enumerate(functions):
             begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
             lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
-            schema = {
-                "type": "object",
-                **function.parameters,
-                "title": function.name,
-            }  # errors have the title
+            # Errors have the title.
+            schema = {"type": "object", **function.parameters, "title": function.name}
             lines.append(Constraint(json_schema=schema).lark(f"arguments{i}"))
         return "\n".join(lines)
 

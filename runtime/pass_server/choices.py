@@ -103,9 +103,8 @@ class Choice:
     def finish_answer(self) -> list[Json]:
         """The last deltas of a chat's message; [] for plain text."""
         generation = self.generation
-        cut = generation.finish_reason == "length" or isinstance(
-            generation.stop_reason, str
-        )  # a stop string
+        # A stop string.
+        cut = generation.finish_reason == "length" or isinstance(generation.stop_reason, str)
         return [] if self.answer is None else self.answer.finish(cut=cut)
 
     @property

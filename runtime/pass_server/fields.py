@@ -34,9 +34,8 @@ class MaxKeys:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        bounded = cast(
-            CoreSchema, {**handler(source), "max_length": self.most}
-        )  # for the OpenAPI document
+        # For the OpenAPI document.
+        bounded = cast(CoreSchema, {**handler(source), "max_length": self.most})
         return core_schema.no_info_before_validator_function(self.check, bounded)
 
     def check(self, value: Any) -> Any:

@@ -55,9 +55,8 @@ def completion_logprobs(
         found["token_logprobs"].append(finite(token.logprobs.logprob))
         top: dict[str, float] = {}
         for other, value in token.logprobs.top:
-            top.setdefault(
-                texts.text(other), finite(value)
-            )  # of equal texts the first is the likeliest
+            # Of equal texts the first is the likeliest.
+            top.setdefault(texts.text(other), finite(value))
         found["top_logprobs"].append(top)
         before.push(token.id)
         found["text_offset"].append(before.place)

@@ -197,9 +197,8 @@ class RequestMetrics:
         self._record(E2E_LATENCY, time.perf_counter() - timing.arrived)
         self._record(REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
         self._record(REQUEST_GENERATION_TOKENS, stats.generated_tokens)
-        self._record(
-            GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens)
-        )  # of pieces never read
+        # Of pieces never read.
+        self._record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))
         if timing.first is not None:
             prefill = timing.first - generation.submitted - stats.queue_seconds
             decode = timing.last - timing.first

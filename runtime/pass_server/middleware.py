@@ -24,9 +24,8 @@ from pass_server.prometheus import HTTP_RESPONSES, PrometheusSink
 
 
 def as_response(error: ApiError) -> Response:
-    content = json.dumps(
-        error.body
-    )  # in ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold
+    # In ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold.
+    content = json.dumps(error.body)
     return Response(content, error.status, error.headers, media_type="application/json")
 
 
@@ -80,9 +79,8 @@ class TrailingSlash:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/") and app_path(scope).strip("/"):
-            scope["path"] = scope["path"].rstrip(
-                "/"
-            )  # in place: the connection's log and limits read it, too
+            # In place: the connection's log and limits read it, too.
+            scope["path"] = scope["path"].rstrip("/")
             if scope.get("raw_path"):
                 scope["raw_path"] = scope["raw_path"].rstrip(b"/")
         await self._app(scope, receive, send)
@@ -150,10 +148,8 @@ class ResponseLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = (
-            time.perf_counter(),
-            499,
-        )  # nginx's status if the client disconnects before the response
+        # Nginx's status if the client disconnects before the response.
+        started, status = (time.perf_counter(), 499)
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -215,9 +211,8 @@ class Admission:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
-        found = [
-            hmac.compare_digest(digest, known) for known in self._keys
-        ]  # every key, for a constant time
+        # Every key, for a constant time.
+        found = [hmac.compare_digest(digest, known) for known in self._keys]
         return digest.hex() if scheme.lower() == b"bearer" and any(found) else None
 
 

@@ -175,9 +175,8 @@ class RequestParser:
                 tokenized.options, max_new_tokens=most, min_tokens=least, reuse_prefix=reuse
             )
             try:
-                first = self._session.request(
-                    ids, options
-                )  # its tuple of ids is that of all: they share its K/V
+                # Its tuple of ids is that of all: they share its K/V.
+                first = self._session.request(ids, options)
             except PassError as error:
                 raise ApiError(str(error)) from None
             requests += [

@@ -56,9 +56,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.idle_since = self.read_at = (
-            self.loop.time()
-        )  # read_at: when the client last read enough
+        # Read_at: when the client last read enough.
+        self.idle_since = self.read_at = self.loop.time()
         self.unsent = self.idle_bytes = 0  # unsent: bytes in the write buffer at read_at
         self._admitted_cycle: Any = None  # of the last request that was admitted
         self.app_state = {**self.app_state, CONNECTION: self}
@@ -74,9 +73,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         self.idle_since, self.idle_bytes = self.loop.time(), 0
-        if (
-            self._pipelined()
-        ):  # a client that does not wait for answers may never read them: it gets one answer
+        # A client that does not wait for answers may never read them: it gets one answer.
+        if self._pipelined():
             self.transport.close()
         super().on_response_complete()
 
@@ -89,12 +87,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Close the connection if its client exceeds `client_seconds`. Requests under way have
         other limits."""
         unsent = self.transport.get_write_buffer_size()
-        stuck = unsent and (
-            self.idle or self.flow.write_paused or self.transport.is_closing()
-        )  # the client must read
-        reads = (
-            unsent <= self.unsent - MIN_READ_BYTES or unsent > self.unsent
-        )  # it read enough, or was sent more
+        # The client must read.
+        stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
+        # It read enough, or was sent more.
+        reads = unsent <= self.unsent - MIN_READ_BYTES or unsent > self.unsent
         if not stuck or reads:
             self.unsent, self.read_at = unsent, now
         waits_since = self.read_at if stuck else self.idle_since if self.idle else now
@@ -134,9 +130,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Whether the next request came before this one was answered."""
         if hasattr(self, "pipeline"):  # httptools
             return bool(self.pipeline)
-        done = (
-            self.conn.their_state is self.conn.our_state
-        )  # h11: bytes after the body are the next request's
+        # H11: bytes after the body are the next request's.
+        done = self.conn.their_state is self.conn.our_state
         return done and bool(self.conn.trailing_data[0])
 
 
@@ -225,9 +220,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", error)).partition(" (while")[
-            0
-        ]  # the rest repeats the address
+        # The rest repeats the address.
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
         raise PassError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from None
@@ -266,9 +260,8 @@ def serve(
     """
     service: Service = app.state.service
     server = HttpServer(app, max_connections, service.options.client_seconds)
-    with asyncio.Runner(
-        loop_factory=server.config.get_loop_factory()
-    ) as runner:  # uvloop if it is installed
+    # Uvloop if it is installed.
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(server, service, listener, drain_seconds, ready))
 
 

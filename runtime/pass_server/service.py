@@ -62,9 +62,8 @@ class Service:
         self._active: list[list[Choice]] = []
         """The choices of each request whose answer has not ended."""
         self._executor = ThreadPoolExecutor(2, "pass-reader")
-        self._long_text_slot = asyncio.Semaphore(
-            1
-        )  # so that one thread is always left for short texts
+        # So that one thread is always left for short texts.
+        self._long_text_slot = asyncio.Semaphore(1)
         self._max_prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
         longest = session.vocabulary.longest() * (
             MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1

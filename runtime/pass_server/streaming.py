@@ -48,9 +48,9 @@ class GenerationResponse(Response):
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            await send(
-                message
-            )  # waits first if the client does not read; if it is cancelled then, it sent nothing
+            # Waits first if the client does not read; if it is cancelled then, it
+            # sent nothing.
+            await send(message)
             started = True
 
         async def work() -> None:
@@ -87,9 +87,9 @@ class GenerationResponse(Response):
                             await self._send_events(choices, first, events, stream.send)
                     await _send(send, self._formatter.done, more=False)
             except Exception as error:
-                with suppress(
-                    TimeoutError
-                ):  # the client does not read, and the server closes the incomplete response
+                # The client does not read, and the server closes the incomplete
+                # response.
+                with suppress(TimeoutError):
                     async with asyncio.timeout(ERROR_SEND_SECONDS):
                         await self._send_error(as_api_error(error), started, scope, receive, send)
 

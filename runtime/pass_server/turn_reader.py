@@ -82,9 +82,8 @@ class ReasoningReader(SteppedReader):
 
     def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        self._state = (
-            "reasoning begins" if in_reasoning else "beginning"
-        )  # "... begins": skip white space
+        # "... begins": skip white space.
+        self._state = "reasoning begins" if in_reasoning else "beginning"
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""

@@ -53,9 +53,8 @@ class Signals:
                 number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS
             }
             for number in HANDLED_SIGNALS:
-                signal.siginterrupt(
-                    number, False
-                )  # Triton's system calls restart after a signal, as before
+                # Triton's system calls restart after a signal, as before.
+                signal.siginterrupt(number, False)
             self._previous_wakeup_fd = signal.set_wakeup_fd(
                 self._writer.fileno(), warn_on_full_buffer=False
             )
