@@ -7,15 +7,23 @@ import codecs
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from email.message import Message
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.middleware.cors import CORSMiddleware
@@ -23,6 +31,7 @@ from starlette.middleware.cors import CORSMiddleware
 from pass_runtime import Session, __version__
 from pass_server.api_error import ApiError, validation_error
 from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
+from pass_server.metrics import HTTP_RESPONSES, RECORDED, Metric, read_gauges
 from pass_server.middleware import (
     Admission,
     BodyLimit,
@@ -33,7 +42,6 @@ from pass_server.middleware import (
     add_error_handlers,
 )
 from pass_server.page import add_page
-from pass_server.prometheus import PrometheusSink
 from pass_server.responses_chat import ChatConversion
 from pass_server.responses_fields import ResponsesRequest
 from pass_server.responses_output import ResponsesFormatter
@@ -278,3 +286,44 @@ def _add_responses(app: FastAPI, service: Service) -> None:
             param="response_id",
             code="response_not_stored",
         )
+
+
+class PrometheusSink:
+    """A `MetricSink` with a registry of its own. It counts and observes what is recorded; gauges
+    are read from `session` for every request to /metrics."""
+
+    def __init__(self, session: Session, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Gauges(session, model))
+        self._families: dict[Metric, Counter | Histogram] = {}
+        self._recorder = cache(self._find_recorder)
+        for metric in (*RECORDED, HTTP_RESPONSES):
+            described = (metric.name, metric.description, ("model_name", *metric.labels))
+            if metric.kind == "counter":
+                self._families[metric] = Counter(*described, registry=self._registry)
+            else:
+                self._families[metric] = Histogram(
+                    *described, registry=self._registry, buckets=metric.buckets
+                )
+
+    def record(self, metric: Metric, value: float, *labels: object) -> None:
+        self._recorder(metric, *labels)(value)
+
+    def _find_recorder(self, metric: Metric, *labels: object) -> Callable[[float], None]:
+        labelled = self._families[metric].labels(*labels)
+        return labelled.inc if isinstance(labelled, Counter) else labelled.observe
+
+    def text(self) -> bytes:
+        """The body of /metrics."""
+        return generate_latest(self._registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, session: Session, model: str) -> None:
+        self._session, self._model = session, model
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for metric, value in read_gauges(self._session).items():
+            gauge = GaugeMetricFamily(metric.name, metric.description, labels=("model_name",))
+            gauge.add_metric((self._model,), value)
+            yield gauge

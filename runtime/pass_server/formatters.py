@@ -8,80 +8,45 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from pass_runtime import Detokenizer, Piece, Token, Vocabulary
+from pass_runtime import Detokenizer, Generation, Piece, Token
 from pass_server.api_error import ApiError
-from pass_server.choices import Choice, Json, pass_field, tokens_with_sources
+from pass_server.choices import Choice, Json
+from pass_server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 
 
-class TokenTexts:
-    """The text and the bytes of single tokens. A token may be a part of a character."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-
-    def bytes(self, token: int) -> bytes:
-        """A token's bytes; a special token has those of its name."""
-        special = self.vocabulary.special_text(token)
-        return self.vocabulary.bytes(token) if special is None else special.encode()
-
-    def text(self, token: int) -> str:
-        """A token's text; a part of a character as OpenAI writes it, such as `bytes:\\xe2\\x82`."""
-        found = self.bytes(token)
-        try:
-            return found.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
-
-
-def completion_logprobs(
-    texts: TokenTexts, tokens: Sequence[Token], before: Detokenizer
-) -> dict[str, Any]:
-    """The field `logprobs` for `tokens`. before: has read the tokens before these; reads these too.
-
-    An offset is where a token's text begins, even if a stop string holds that text back or cuts it
-    off.
-    """
-    found: dict[str, Any] = {
-        "tokens": [],
-        "token_logprobs": [],
-        "top_logprobs": [],
-        "text_offset": [],
+def pass_field(generation: Generation, *, details: bool = False) -> Json:
+    """The field `pass` of a choice: how it was decoded. details: whether the request has
+    `pass_details`."""
+    stats = generation.stats
+    names = ("plan", "passes", "tau", "drafted", "accepted")
+    times = ("queue_seconds", "prefill_seconds", "decode_seconds")
+    rates = ("acceptance_per_position",) if details else ()
+    return {"seed": generation.seed, "stop_reason": generation.stop_reason} | {
+        name: getattr(stats, name) for name in (*names, *times, *rates)
     }
-    for token in tokens:
-        assert token.logprobs is not None
-        found["tokens"].append(texts.text(token.id))
-        found["token_logprobs"].append(finite(token.logprobs.logprob))
-        top: dict[str, float] = {}
-        for other, value in token.logprobs.top:
-            # Of equal texts the first is the likeliest.
-            top.setdefault(texts.text(other), finite(value))
-        found["top_logprobs"].append(top)
-        before.push(token.id)
-        found["text_offset"].append(before.place)
-    return found
 
 
-def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": texts.text(token),
-            "logprob": finite(logprob),
-            "bytes": list(texts.bytes(token)),
-        }
-
-    content = []
-    for token in tokens:
-        assert token.logprobs is not None
-        top = [entry(other, value) for other, value in token.logprobs.top]
-        content.append(entry(token.id, token.logprobs.logprob) | {"top_logprobs": top})
-    return {"content": content, "refusal": None}
+def tokens_with_sources(tokens: Sequence[Token]) -> list[Json]:
+    """Tokens, each with what proposed it (`Token.source`). Their texts, of which some may be empty,
+    add up to the text."""
+    return [{"id": token.id, "text": token.text, "source": token.source} for token in tokens]
 
 
-def finite(logprob: float) -> float:
-    """The value, or -9999 for -inf, which JSON does not have."""
-    return max(logprob, -9999.0)
+def usage(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) -> Json:
+    """OpenAI's `usage`. prompt_tokens: the sum over the prompts. per_prompt: how many choices each
+    prompt has."""
+    completion_tokens = sum(len(choice.generation.tokens) for choice in choices)
+    counts = [choice.generation.stats.cached_tokens for choice in choices]
+    # The choice that prefilled a prompt has the fewest cached tokens; the other choices of the
+    # prompt share its K/V.
+    cached = sum(min(counts[i : i + per_prompt]) for i in range(0, len(counts), per_prompt))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -117,7 +82,7 @@ class ResponseFormatter(ABC):
         """What a stream sends for a choice after its last piece."""
 
     @abstractmethod
-    def event(self, shown: Json) -> bytes:
+    def event(self, content: Json) -> bytes:
         """The event for an object that `opening`, `piece` or `ending` returned."""
 
     @abstractmethod
@@ -130,9 +95,9 @@ class ResponseFormatter(ABC):
 
 
 class ChoicesFormatter(ResponseFormatter):
-    """Writes answers with the field `choices`, those of completions and chats. logprobs: whether
-    the request asks for them. include_usage: whether a stream ends with an event that has `usage`.
-    pass_details: whether the field `pass` has every token with its source."""
+    """Writes answers with the field `choices`: those of completions and chats. logprobs: whether
+    the request asks for log-probabilities. include_usage: whether a stream ends with an event that
+    has `usage`. pass_details: whether the field `pass` has every token with its source."""
 
     id_prefix: str
     object_type: str
@@ -148,31 +113,21 @@ class ChoicesFormatter(ResponseFormatter):
         pass_details: bool = False,
     ) -> None:
         self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
-        self.model, self._texts, self._logprobs, self._include_usage = (
-            model,
-            texts,
-            logprobs,
-            include_usage,
-        )
-        self._details = pass_details
+        self.model, self._texts, self._logprobs = model, texts, logprobs
+        self._include_usage, self._details = include_usage, pass_details
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
-        return self._envelope(self.object_type, [self._finished(choice) for choice in choices]) | {
-            "usage": usage
-        }
+        ended = [self._ended(choice) for choice in choices]
+        return self._envelope(self.object_type, ended) | {"usage": usage}
 
-    def event(self, shown: Json) -> bytes:
-        return sse_event(
-            self._envelope(self.chunk_type, [shown])
-            | ({"usage": None} if self._include_usage else {})
-        )
+    def event(self, content: Json) -> bytes:
+        usage = {"usage": None} if self._include_usage else {}
+        return sse_event(self._envelope(self.chunk_type, [content]) | usage)
 
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:  # noqa: ARG002
-        return (
-            sse_event(self._envelope(self.chunk_type, []) | {"usage": usage})
-            if self._include_usage
-            else b""
-        )
+        if not self._include_usage:
+            return b""
+        return sse_event(self._envelope(self.chunk_type, []) | {"usage": usage})
 
     def failure(self, error: ApiError) -> bytes:
         return sse_event(error.body)
@@ -183,23 +138,23 @@ class ChoicesFormatter(ResponseFormatter):
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         if not piece.text and not self._is_sent_without_text(piece):
             return []
-        shown = self._choice_json(
-            choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens), None
+        fields = self._choice_json(
+            choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens)
         )
-        return [shown | self._details_of(choice, piece)]
+        return [fields | self._details_of(choice, piece)]
 
     def ending(self, choice: Choice) -> list[Json]:
-        ended = self._choice_json(choice, self._delta(""), None, self._finish_reason(choice))
-        return [ended | {"pass": pass_field(choice.generation, details=self._details)}]
+        fields = self._choice_json(choice, self._delta(""), None, self._finish_reason(choice))
+        return [fields | {"pass": pass_field(choice.generation, details=self._details)}]
 
-    def _finished(self, choice: Choice) -> Json:
-        done = choice.generation
-        message = self._message(choice)
-        ended = self._choice_json(
-            choice, message, self._logprobs_of(choice, done.tokens), self._finish_reason(choice)
-        )
-        tokens = {"tokens": tokens_with_sources(done.tokens)} if self._details else {}
-        return ended | {"pass": pass_field(done, details=self._details) | tokens}
+    def _ended(self, choice: Choice) -> Json:
+        """A choice of an answer that is not a stream."""
+        generation = choice.generation
+        message = self._message(choice)  # before the finish reason, which depends on its calls
+        logprobs = self._logprobs_of(choice, generation.tokens)
+        fields = self._choice_json(choice, message, logprobs, self._finish_reason(choice))
+        tokens = {"tokens": tokens_with_sources(generation.tokens)} if self._details else {}
+        return fields | {"pass": pass_field(generation, details=self._details) | tokens}
 
     def _is_sent_without_text(self, piece: Piece) -> bool:
         """Whether a piece is sent even if it has no text."""
@@ -210,12 +165,8 @@ class ChoicesFormatter(ResponseFormatter):
         request came."""
         if not self._details or not piece.tokens:
             return {}
-        return {
-            "pass": {
-                "seconds": piece.written - choice.timing.arrived,
-                "tokens": tokens_with_sources(piece.tokens),
-            }
-        }
+        seconds = piece.written - choice.arrived
+        return {"pass": {"seconds": seconds, "tokens": tokens_with_sources(piece.tokens)}}
 
     def _finish_reason(self, choice: Choice) -> str | None:
         return choice.generation.finish_reason
@@ -225,17 +176,12 @@ class ChoicesFormatter(ResponseFormatter):
         return self._logprobs_json(choice, tokens) if self._logprobs else None
 
     def _envelope(self, object_type: str, choices: list[Json]) -> Json:
-        return {
-            "id": self.id,
-            "object": object_type,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
+        head = {"id": self.id, "object": object_type, "created": self.created, "model": self.model}
+        return {**head, "choices": choices}
 
     @staticmethod
     def _choice_json(
-        choice: Choice, fields: Json, logprobs: Json | None, reason: str | None
+        choice: Choice, fields: Json, logprobs: Json | None = None, reason: str | None = None
     ) -> Json:
         return {"index": choice.index, **fields, "logprobs": logprobs, "finish_reason": reason}
 
@@ -257,13 +203,12 @@ class CompletionFormatter(ChoicesFormatter):
         return {"text": choice.echo + choice.generation.text}
 
     def opening(self, choice: Choice) -> list[Json]:
-        return [self._choice_json(choice, {"text": choice.echo}, None, None)] if choice.echo else []
+        return [self._choice_json(choice, {"text": choice.echo})] if choice.echo else []
 
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:
         if choice.offset_detokenizer is None:
-            choice.offset_detokenizer = Detokenizer(
-                self._texts.vocabulary, choice.generation.prompt_ids
-            )
+            prompt_ids = choice.generation.prompt_ids
+            choice.offset_detokenizer = Detokenizer(self._texts.vocabulary, prompt_ids)
         return completion_logprobs(self._texts, tokens, choice.offset_detokenizer)
 
 
@@ -271,9 +216,7 @@ class ChatFormatter(ChoicesFormatter):
     id_prefix, object_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, choice: Choice) -> list[Json]:
-        return [
-            self._choice_json(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)
-        ]
+        return [self._choice_json(choice, {"delta": {"role": "assistant", "content": ""}})]
 
     def _delta(self, text: str) -> Json:
         return {"delta": {"content": text} if text else {}}
@@ -285,37 +228,28 @@ class ChatFormatter(ChoicesFormatter):
         deltas = choice.answer.push(piece.text)
         if not deltas and self._is_sent_without_text(piece):
             deltas = [{}]
-        shown = [self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas]
-        if shown:
-            shown[0] |= {"logprobs": logprobs} | self._details_of(choice, piece)
-        return shown
+        contents = self._delta_choices(choice, deltas)
+        if contents:
+            contents[0] |= {"logprobs": logprobs} | self._details_of(choice, piece)
+        return contents
 
     def ending(self, choice: Choice) -> list[Json]:
-        deltas = choice.finish_answer()
-        return [
-            self._choice_json(choice, {"delta": delta}, None, None) for delta in deltas
-        ] + super().ending(choice)
+        return self._delta_choices(choice, choice.finish_answer()) + super().ending(choice)
+
+    def _delta_choices(self, choice: Choice, deltas: list[Json]) -> list[Json]:
+        return [self._choice_json(choice, {"delta": delta}) for delta in deltas]
 
     def _message(self, choice: Choice) -> Json:
-        if choice.answer is not None:
-            return {"message": choice.answer.message()}
-        return {
-            "message": {"role": "assistant", "content": choice.generation.text, "refusal": None}
-        }
-
-    def _finished(self, choice: Choice) -> Json:
-        if choice.answer is not None:
-            choice.answer.push(choice.generation.text)
-            choice.finish_answer()
-        return super()._finished(choice)
+        text, answer = choice.generation.text, choice.answer
+        if answer is None:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        answer.push(text)
+        choice.finish_answer()
+        return {"message": answer.message()}
 
     def _finish_reason(self, choice: Choice) -> str | None:
-        reason = choice.generation.finish_reason
-        return (
-            "tool_calls"
-            if reason == "stop" and choice.answer is not None and choice.answer.calls
-            else reason
-        )
+        reason, answer = choice.generation.finish_reason, choice.answer
+        return "tool_calls" if reason == "stop" and answer and answer.calls else reason
 
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:  # noqa: ARG002
         return chat_logprobs(self._texts, tokens)

@@ -1,13 +1,11 @@
-"""The metrics of requests, with vLLM's names and definitions if vLLM has them. A `MetricSink` keeps
-them."""
+"""The metrics of requests, with vLLM's names and definitions if vLLM has them."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pass_runtime import Generation, Piece, Session
+from pass_runtime import Session
 
 SHORT_SECONDS = (
     0.001,
@@ -24,19 +22,18 @@ SHORT_SECONDS = (
     0.5,
     1.0,
     2.5,
-    5.0,
+    5,
 )
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 FINISHED_REASONS = {"stop": "stop", "length": "length", "error": "error"}
-"""Values of `finished_reason`, by `Generation.finish_reason`; sequences with any other have
-"abort"."""
+"""Values of `finished_reason`, by `Generation.finish_reason`; "abort" for all others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """labels: names of labels besides `model_name`. buckets: the upper bounds of a histogram, such
-    as SHORT_SECONDS."""
+    """A metric. labels: names of labels besides `model_name`. buckets: the upper bounds of a
+    histogram, such as SHORT_SECONDS."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -97,25 +94,14 @@ CONSTRAINED_REQUESTS = _counter(
 )
 PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
 RECORDED = (
-    *(
-        PROMPT_TOKENS,
-        CACHE_QUERIES,
-        CACHE_HITS,
-        GENERATION_TOKENS,
-        REQUEST_SUCCESS,
-        TIME_TO_FIRST_TOKEN,
-    ),
-    *(
-        INTER_TOKEN_LATENCY,
-        TIME_PER_OUTPUT_TOKEN,
-        E2E_LATENCY,
-        QUEUE_TIME,
-        PREFILL_TIME,
-        DECODE_TIME,
-        INFERENCE_TIME,
-    ),
-    *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS),
-    *(ACCEPTED_PER_POSITION, CONSTRAINED_REQUESTS, PASSES),
+    *(PROMPT_TOKENS, CACHE_QUERIES, CACHE_HITS, GENERATION_TOKENS, REQUEST_SUCCESS),
+    *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, E2E_LATENCY, QUEUE_TIME),
+    *(PREFILL_TIME, DECODE_TIME, INFERENCE_TIME, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
+    *(DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_PER_POSITION, CONSTRAINED_REQUESTS, PASSES),
+)
+"""The metrics that `service.RequestMetrics` records."""
+HTTP_RESPONSES = Metric(
+    "counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status")
 )
 
 RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
@@ -148,71 +134,3 @@ class MetricSink(Protocol):
     def record(self, metric: Metric, value: float, *labels: object) -> None:
         """Add `value` to a counter, or observe it in a histogram. labels: the model's name, then
         the metric's own."""
-
-
-@dataclass
-class Timing:
-    """When a sequence's request came and its first and last tokens were written, in seconds of
-    `time.perf_counter`."""
-
-    arrived: float
-    first: float | None = None
-    last: float = field(default=0.0)
-
-
-class RequestMetrics:
-    """Records requests while they are decoded and when they end."""
-
-    def __init__(self, sink: MetricSink, model: str) -> None:
-        self._sink, self._model = sink, model
-
-    def record_begin(self, constraint_kind: str | None) -> None:
-        """A request has begun. constraint_kind: of its texts; None without a constraint."""
-        if constraint_kind is not None:
-            self._record(CONSTRAINED_REQUESTS, 1, constraint_kind)
-
-    def record_piece(self, piece: Piece, timing: Timing) -> None:
-        """A pass has written tokens of a sequence. Times are those of the pass, not when the piece
-        was read."""
-        if not piece.tokens:
-            return
-        self._record(GENERATION_TOKENS, len(piece.tokens))
-        if timing.first is None:
-            timing.first = piece.written
-            self._record(TIME_TO_FIRST_TOKEN, piece.written - timing.arrived)
-        else:
-            self._record(INTER_TOKEN_LATENCY, piece.written - timing.last)
-        timing.last = piece.written
-
-    def record_end(self, generation: Generation, timing: Timing) -> None:
-        """A sequence has ended, by itself or with its request."""
-        stats = generation.stats
-        self._record(
-            REQUEST_SUCCESS, 1, FINISHED_REASONS.get(str(generation.finish_reason), "abort")
-        )
-        self._record(PROMPT_TOKENS, stats.prompt_tokens)
-        self._record(CACHE_QUERIES, stats.prompt_tokens)
-        self._record(CACHE_HITS, stats.cached_tokens)
-        self._record(QUEUE_TIME, stats.queue_seconds)
-        self._record(E2E_LATENCY, time.perf_counter() - timing.arrived)
-        self._record(REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
-        self._record(REQUEST_GENERATION_TOKENS, stats.generated_tokens)
-        # Of pieces never read.
-        self._record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))
-        if timing.first is not None:
-            prefill = timing.first - generation.submitted - stats.queue_seconds
-            decode = timing.last - timing.first
-            self._record(PREFILL_TIME, prefill)
-            self._record(DECODE_TIME, decode)
-            self._record(INFERENCE_TIME, prefill + decode)
-            if stats.generated_tokens > 1:
-                self._record(TIME_PER_OUTPUT_TOKEN, decode / (stats.generated_tokens - 1))
-        self._record(DRAFTS, stats.steps)
-        self._record(DRAFT_TOKENS, stats.drafted)
-        self._record(ACCEPTED_TOKENS, stats.accepted)
-        for position, share in enumerate(stats.acceptance_per_position):
-            self._record(ACCEPTED_PER_POSITION, round(share * stats.steps), position)
-        self._record(PASSES, stats.passes)
-
-    def _record(self, metric: Metric, value: float, *labels: object) -> None:
-        self._sink.record(metric, value, self._model, *labels)

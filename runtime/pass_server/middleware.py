@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError
 from pass_server.content_encoding import expanded, too_large
-from pass_server.prometheus import HTTP_RESPONSES, PrometheusSink
+from pass_server.metrics import HTTP_RESPONSES, MetricSink
 
 
 def as_response(error: ApiError) -> Response:
@@ -141,7 +141,7 @@ class LimitedConnection(Protocol):
 class ResponseLog:
     """Counts responses and logs one line about each, without any prompt or answer in it."""
 
-    def __init__(self, app: ASGIApp, model: str, sink: PrometheusSink) -> None:
+    def __init__(self, app: ASGIApp, model: str, sink: MetricSink) -> None:
         self._app, self._model, self._sink = app, model, sink
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

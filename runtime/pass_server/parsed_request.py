@@ -3,7 +3,6 @@ sequence."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,25 +21,28 @@ from pass_runtime import (
     TooManyConstraints,
 )
 from pass_server.api_error import ApiError, as_api_error, not_supported
+from pass_server.completions import (
+    check_completion,
+    completion_ids,
+    echoed_prompts,
+    prompt_list,
+)
 from pass_server.fields import unsupported_field
 from pass_server.schemas import (
     DEFAULT_TEMPERATURE,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    constraint_of,
+    ResponseFormat,
+    StructuredOutputFields,
 )
 from pass_server.serve_options import ServeOptions
-from pass_server.turns import (
-    ChatFormat,
-    TurnFormat,
-    content_texts,
-    other_prompt_texts,
-    template_messages,
-)
+from pass_server.turns import ChatFormat, TurnFormat, chat_texts, template_messages
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
+Compiling = tuple[tuple[Future[Any], str], ...]
+"""For each constraint that is being compiled, a future and the field that it comes from."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class ParsedRequest:
     each prompt are the choices of the answer.
 
     arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: the
-    text of each prompt, if its choices begin with it; () if not. turn_format: how to read reasoning
-    and calls; None if there is only text. constraint_kind: `Constraint.kind`, "tools" if only tool
-    calls are constrained; None without a constraint.
-    places: held for the requests until they begin.
+    text of each prompt, if the answer repeats it first; () if not. turn_format: how to read
+    reasoning and calls; None if there is only text. constraint_kind: `Constraint.kind`, "tools" if
+    only tool calls are constrained; None without a constraint. places: reserved for `requests`
+    until they begin.
     """
 
     requests: tuple[Request, ...]
@@ -73,14 +75,13 @@ class ParsedRequest:
 @dataclass(frozen=True)
 class TokenizedRequest:
     """A request that was checked and tokenized; `RequestParser.finish` makes its sequences once the
-    constraints are compiled. compiling: for each constraint, a future and the field that it comes
-    from. options: those of every sequence, but for what depends on the prompt's length and the
-    seed. Others: as in `ParsedRequest`."""
+    constraints are compiled. options: those of every sequence, except those that depend on the
+    prompt's length, and the seed. Others: as in `ParsedRequest`."""
 
     request: GenerationRequest
     prompts: list[list[int]]
     options: GenerateOptions
-    compiling: tuple[tuple[Future[Any], str], ...]
+    compiling: Compiling
     arrived: float
     turn_format: TurnFormat | None
     constraint_kind: str | None
@@ -88,7 +89,7 @@ class TokenizedRequest:
 
 @contextmanager
 def constraint_errors(param: str) -> Iterator[None]:
-    """Turns the errors of the block, which compiles the constraint of the field `param`, into
+    """Turn the errors of the `with` block, which compiles the constraint of the field `param`, into
     ApiErrors."""
     try:
         yield
@@ -110,19 +111,10 @@ class RequestParser:
         self, request: GenerationRequest, arrived: float, salt: str = ""
     ) -> TokenizedRequest:
         """Check a request, tokenize its prompts, and begin to compile its constraints, which may
-        take seconds. salt: keeps the client's cached prompts apart from those of others. All
-        clients' salts have one length: `cache_salt` is appended, and must not turn one into
+        take seconds. salt: keeps the client's cached prompts apart from those of others. The salts
+        of all clients have one length, so that no `cache_salt`, which is appended, turns one into
         another."""
-        if (name := unsupported_field(request)) is not None:
-            raise not_supported(name, getattr(request, name))
-        if isinstance(request, CompletionRequest):
-            _check_completion(request)
-        if request.stream_options is not None and not request.stream:
-            raise ApiError(
-                "stream_options are for streams: set stream to true", param="stream_options"
-            )
-        if request.stream_options is not None and request.stream_options.include_obfuscation:
-            raise not_supported("stream_options.include_obfuscation", True)
+        self._check_fields(request)
         try:
             turn_format = None
             if isinstance(request, ChatRequest):
@@ -130,12 +122,12 @@ class RequestParser:
                 turn_format = self._chat_format.turn_format(request, prompts[0])
             else:
                 assert isinstance(request, CompletionRequest)
-                prompts = self._completion_ids(request)
-            per_prompt, most = count_per_prompt(request), self._serve_options.max_sequences
-            if len(prompts) * per_prompt > most:
+                prompts = completion_ids(self._session, request)
+            per_prompt, limit = count_per_prompt(request), self._serve_options.max_sequences
+            if len(prompts) * per_prompt > limit:
                 raise ApiError(
                     f"{len(prompts)} prompts with {per_prompt} sequences each are more than "
-                    f"{most}, the limit of this server; send fewer",
+                    f"{limit}, the limit of this server; send fewer",
                     param="n",
                 )
             compiling, constraint, kind = self._constraint(turn_format, request)
@@ -144,19 +136,8 @@ class RequestParser:
                 options = replace(options, shown_special_tokens=turn_format.marker_tokens)
         except PassError as error:
             raise ApiError(str(error)) from None
-        if not self._serve_options.client_plans and (
-            options.plan != "auto" or options.lookahead == 0
-        ):
-            raise ApiError(
-                "this server decides how to decode: leave out plan, speculative, lookahead and "
-                "draft",
-                param="plan"
-                if request.plan
-                else "speculative"
-                if request.speculative is False
-                else "lookahead",
-                code="unsupported_parameter",
-            )
+        if not self._serve_options.client_plans:
+            _check_no_plan(request, options)
         return TokenizedRequest(request, prompts, options, compiling, arrived, turn_format, kind)
 
     def finish(self, tokenized: TokenizedRequest, places: Places | None = None) -> ParsedRequest:
@@ -164,30 +145,34 @@ class RequestParser:
         request, per_prompt = tokenized.request, count_per_prompt(tokenized.request)
         requests: list[Request] = []
         for ids in tokenized.prompts:
-            most = self._max_new_tokens(request, len(ids))
-            least = request.min_tokens or 0
-            if least > most:
-                raise ApiError(
-                    f"min_tokens is {least}, but must be at most {most}", param="min_tokens"
-                )
-            reuse = self._serve_options.reuse_prefix
+            max_tokens, min_tokens = (
+                self._max_new_tokens(request, len(ids)),
+                request.min_tokens or 0,
+            )
+            if min_tokens > max_tokens:
+                problem = f"min_tokens is {min_tokens}, but must be at most {max_tokens}"
+                raise ApiError(problem, param="min_tokens")
             options = replace(
-                tokenized.options, max_new_tokens=most, min_tokens=least, reuse_prefix=reuse
+                tokenized.options,
+                max_new_tokens=max_tokens,
+                min_tokens=min_tokens,
+                reuse_prefix=self._serve_options.reuse_prefix,
             )
             try:
-                # Its tuple of ids is that of all: they share its K/V.
+                # All sequences of a prompt get this request's tuple of ids, so they share its K/V.
                 first = self._session.request(ids, options)
             except PassError as error:
                 raise ApiError(str(error)) from None
             requests += [
                 replace(first, sampling=_with_seed(first.sampling, i)) for i in range(per_prompt)
             ]
+        echo = isinstance(request, CompletionRequest) and echoed_prompts(self._session, request)
         return ParsedRequest(
             tuple(requests),
             _int_or_1(request.n),
             tokenized.arrived,
             per_prompt,
-            _echo(self._session, request),
+            echo or (),
             tokenized.turn_format,
             tokenized.constraint_kind,
             places,
@@ -202,76 +187,68 @@ class RequestParser:
             messages, allow_special_tokens=allowed, variables=variables
         )
 
-    def _completion_ids(self, request: CompletionRequest) -> list[list[int]]:
-        prompts = [
-            self._session.encode(each) if isinstance(each, str) else each
-            for each in _prompt_list(request.prompt)
-        ]
-        vocabulary = self._session.manifest.model.vocab_size
-        if not prompts or not all(prompts):
-            raise ApiError("the prompt has no tokens", param="prompt")
-        if any(not 0 <= token < vocabulary for ids in prompts for token in ids):
-            raise ApiError(
-                f"a token id of the prompt is not in the vocabulary of {vocabulary}", param="prompt"
-            )
-        return prompts
+    def _check_fields(self, request: GenerationRequest) -> None:
+        if (name := unsupported_field(request)) is not None:
+            raise not_supported(name, getattr(request, name))
+        if isinstance(request, CompletionRequest):
+            check_completion(request)
+        if request.stream_options is not None and not request.stream:
+            problem = "stream_options are for streams: set stream to true"
+            raise ApiError(problem, param="stream_options")
+        if request.stream_options is not None and request.stream_options.include_obfuscation:
+            raise not_supported("stream_options.include_obfuscation", True)
 
     def _constraint(
         self, turn_format: TurnFormat | None, request: GenerationRequest
-    ) -> tuple[tuple[tuple[Future[Any], str], ...], Constraint | None, str | None]:
+    ) -> tuple[Compiling, Constraint | None, str | None]:
         """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of
-        ParsedRequest). `compiling` also has the requested constraint if a chat's turn has
-        another."""
-        param, requested = constraint_of(request) or ("tools", None)
-        # in a chat, the whole turn has another constraint if it may have reasoning or calls
-        found = requested
+        ParsedRequest). A chat's turn may have another constraint than the request names, because it
+        may have reasoning or calls, too; then both are compiled, so that errors name the field."""
+        param, requested = _requested_constraint(request) or ("tools", None)
+        constraint = requested
         if isinstance(request, ChatRequest):
-            found = self._chat_format.constraint(request, turn_format, requested)
-        if found is not None and request.ignore_eos:
-            raise ApiError(
-                f"{param} decides where the text ends: leave out ignore_eos", param="ignore_eos"
-            )
-        compiling: list[tuple[Future[Any], str]] = []
-        for constraint in dict.fromkeys((requested, found)):
-            if constraint is not None:
-                field = param if constraint is requested else "tools"
+            constraint = self._chat_format.constraint(request, turn_format, requested)
+        if constraint is None:
+            return (), None, None
+        if request.ignore_eos:
+            problem = f"{param} decides where the text ends: leave out ignore_eos"
+            raise ApiError(problem, param="ignore_eos")
+        compiling = []
+        for each in dict.fromkeys((requested, constraint)):
+            if each is not None:
+                field = param if each is requested else "tools"
                 with constraint_errors(field):
-                    compiling.append((self._session.prepare(constraint), field))
-        return (
-            tuple(compiling),
-            found,
-            None if found is None else "tools" if requested is None else requested.kind,
-        )
+                    compiling.append((self._session.prepare(each), field))
+        return tuple(compiling), constraint, "tools" if requested is None else requested.kind
 
-    def _max_new_tokens(self, request: GenerationRequest, prompt: int) -> int:
-        """The most tokens to generate after a prompt of `prompt` tokens."""
-        context = self._session.capacity
-        if prompt > (most := min(self._serve_options.max_prompt_tokens or context, context - 1)):
+    def _max_new_tokens(self, request: GenerationRequest, prompt_length: int) -> int:
+        """The most tokens to generate after a prompt of `prompt_length` tokens."""
+        context, chat = self._session.capacity, isinstance(request, ChatRequest)
+        limit = min(self._serve_options.max_prompt_tokens or context, context - 1)
+        if prompt_length > limit:
             raise ApiError(
-                f"the prompt has {prompt} tokens, but may have {most} on this server; shorten it",
-                param="messages" if isinstance(request, ChatRequest) else "prompt",
+                f"the prompt has {prompt_length} tokens, but may have {limit} on this server; "
+                "shorten it",
+                param="messages" if chat else "prompt",
                 code="context_length_exceeded",
             )
-        chat = isinstance(request, ChatRequest)
-        param = "max_tokens"
-        wanted = request.max_tokens
+        param, wanted = "max_tokens", request.max_tokens
         if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
             if wanted not in (None, request.max_completion_tokens):
-                raise ApiError(
-                    "max_tokens and max_completion_tokens differ: give one", param="max_tokens"
-                )
+                problem = "max_tokens and max_completion_tokens differ: give one"
+                raise ApiError(problem, param="max_tokens")
             param, wanted = "max_completion_tokens", request.max_completion_tokens
-        most = min(self._serve_options.max_output_tokens or context, context)
+        limit = min(self._serve_options.max_output_tokens or context, context)
         if wanted is None:
-            return min(most, context - prompt, context if chat else DEFAULT_COMPLETION_TOKENS)
-        if wanted > most:
+            default = context if chat else DEFAULT_COMPLETION_TOKENS
+            return min(limit, context - prompt_length, default)
+        if wanted > limit:
+            problem = f"{param} is {wanted}, but must be at most {limit} on this server"
+            raise ApiError(problem, param=param)
+        if prompt_length + wanted > context:
             raise ApiError(
-                f"{param} is {wanted}, but must be at most {most} on this server", param=param
-            )
-        if prompt + wanted > context:
-            raise ApiError(
-                f"the prompt has {prompt} tokens and {param} is {wanted}: together more than "
-                f"the context of {context}",
+                f"the prompt has {prompt_length} tokens and {param} is {wanted}: together more "
+                f"than the context of {context}",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -280,7 +257,7 @@ class RequestParser:
 
 def count_sequences(request: GenerationRequest) -> int:
     """The number of sequences of a request that was not checked yet; at least 1."""
-    prompts = len(_prompt_list(request.prompt)) if isinstance(request, CompletionRequest) else 1
+    prompts = len(prompt_list(request.prompt)) if isinstance(request, CompletionRequest) else 1
     return count_per_prompt(request) * prompts or 1
 
 
@@ -299,58 +276,50 @@ def prompt_bytes(request: GenerationRequest) -> int:
     """The UTF-8 bytes of the longest prompt that is not token ids; all messages and tools of a chat
     are one prompt."""
     if isinstance(request, ChatRequest):
-        in_messages = [
-            text
-            for each in request.messages
-            for text in (*content_texts(each), *other_prompt_texts(each))
-        ]
-        in_tools = [
-            json.dumps(tool.model_dump(), ensure_ascii=False) for tool in request.tools or ()
-        ]
-        return sum(map(_utf8_bytes, (*in_messages, *in_tools)))
+        return sum(map(_utf8_bytes, chat_texts(request)))
     assert isinstance(request, CompletionRequest)
-    return max(
-        (_utf8_bytes(each) for each in _prompt_list(request.prompt) if isinstance(each, str)),
-        default=0,
-    )
+    texts = [each for each in prompt_list(request.prompt) if isinstance(each, str)]
+    return max(map(_utf8_bytes, texts), default=0)
 
 
 def _utf8_bytes(text: str) -> int:
     return len(text.encode(errors="replace"))
 
 
-def _check_completion(request: CompletionRequest) -> None:
-    if request.suffix:
-        why = "this model was trained to continue a text, not to fill a gap before a suffix"
-        raise not_supported("suffix", request.suffix, why)
-    if request.best_of is not None and _int_or_1(request.best_of) < _int_or_1(request.n):
-        raise ApiError(
-            f"best_of is {request.best_of}, and n is {request.n}: it must be at least n",
-            param="best_of",
-        )
-    if request.stream and count_per_prompt(request) > _int_or_1(request.n):
-        raise ApiError(
-            "best_of above n cannot be streamed: leave out stream or best_of", param="best_of"
-        )
-    if request.echo and request.logprobs is not None:
-        why = "there are no log-probabilities of the prompt: leave out echo or logprobs"
-        raise ApiError(why, param="echo", code="unsupported_parameter")
+def _requested_constraint(request: StructuredOutputFields) -> tuple[str, Constraint] | None:
+    """(the field that constrains the text, its constraint). Raises ApiError if several fields do,
+    or if the constraint is invalid."""
+    constraints = dict(_constraint_fields(request))
+    if len(constraints) > 1:
+        raise ApiError(f"give only one of {' and '.join(constraints)}", param=[*constraints][-1])
+    for param, fields in constraints.items():
+        try:
+            return param, Constraint(**fields)
+        except PassError as error:
+            raise ApiError(str(error), param=param) from None
+    return None
 
 
-def _echo(session: Session, request: GenerationRequest) -> tuple[str, ...]:
-    if not isinstance(request, CompletionRequest) or not request.echo:
-        return ()
-    return tuple(
-        each if isinstance(each, str) else session.decode(each, skip_special_tokens=True)
-        for each in _prompt_list(request.prompt)
-    )
+def _constraint_fields(request: StructuredOutputFields) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, keyword arguments for `Constraint`) of each field that constrains the text."""
+    if request.response_format is not None and request.response_format.type != "text":
+        yield "response_format", _format_fields(request.response_format)
+    if (outputs := request.structured_outputs) is not None:
+        values = {name: getattr(outputs, name) for name in type(outputs).model_fields}
+        fields = {name: value for name, value in values.items() if value not in (None, False)}
+        yield "structured_outputs", fields
+    for name in ("json", "regex", "choice", "grammar"):
+        if (value := getattr(request, f"guided_{name}")) is not None:
+            yield f"guided_{name}", {"json_schema" if name == "json" else name: value}
 
 
-def _prompt_list(prompt: Any) -> list[str | list[int]]:
-    """One prompt as a list of one, several as they are."""
-    if isinstance(prompt, str):
-        return [prompt]
-    return [prompt] if isinstance(prompt[0], int) else prompt
+def _format_fields(wanted: ResponseFormat) -> dict[str, Any]:
+    if wanted.type == "json_object":
+        return {"json_object": True}
+    if wanted.json_schema is None or wanted.json_schema.json_schema is None:
+        problem = "a response format of type json_schema needs json_schema.schema"
+        raise ApiError(problem, param="response_format")
+    return {"json_schema": wanted.json_schema.json_schema}
 
 
 def _options(
@@ -359,34 +328,38 @@ def _options(
     plan = request.plan or "auto"
     if request.speculative is False:
         if request.plan not in (None, "ar"):
-            raise ApiError(
-                f"speculative false means plan ar, but plan is {plan}: leave out one",
-                param="speculative",
-            )
+            problem = f"speculative false means plan ar, but plan is {plan}: leave out one"
+            raise ApiError(problem, param="speculative")
         plan = "ar"
     elif request.speculative and plan == "ar":
-        raise ApiError(
-            "speculative is true, but plan ar does not speculate: leave out one",
-            param="speculative",
-        )
+        problem = "speculative is true, but plan ar does not speculate: leave out one"
+        raise ApiError(problem, param="speculative")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
         raise ApiError("stop is not valid Unicode text", param="stop")
-    fields = {
-        field.name: getattr(request, field.http)
-        for field in REQUEST_FIELDS
-        if field.http is not None
+    values = {each.name: getattr(request, each.http) for each in REQUEST_FIELDS if each.http}
+    fields = {"temperature": DEFAULT_TEMPERATURE} | {
+        name: value for name, value in values.items() if value is not None
     }
-    given = {"temperature": DEFAULT_TEMPERATURE} | {
-        name: value for name, value in fields.items() if value is not None
-    }
-    given.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
-    given["top_k"] = max(given.get("top_k", 0), 0)
-    if "seed" in given:
-        given["seed"] %= 1 << 64
-    given["logit_bias"] = {int(token): bias for token, bias in given.get("logit_bias", {}).items()}
-    given |= {"plan": plan, "cache_salt": salt + (request.cache_salt or "")}
-    return GenerateOptions(logprobs=_logprobs(request), constraint=constraint).with_fields(**given)
+    fields.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
+    fields["top_k"] = max(fields.get("top_k", 0), 0)
+    if "seed" in fields:
+        fields["seed"] %= 1 << 64
+    fields["logit_bias"] = {int(token): x for token, x in fields.get("logit_bias", {}).items()}
+    fields |= {"plan": plan, "cache_salt": salt + (request.cache_salt or "")}
+    options = GenerateOptions(logprobs=_logprobs(request), constraint=constraint)
+    return options.with_fields(**fields)
+
+
+def _check_no_plan(request: GenerationRequest, options: GenerateOptions) -> None:
+    """Raises ApiError if the request says how to decode."""
+    if options.plan == "auto" and options.lookahead != 0:
+        return
+    param = "lookahead"
+    if request.plan or request.speculative is False:
+        param = "plan" if request.plan else "speculative"
+    problem = "this server decides how to decode: leave out plan, speculative, lookahead and draft"
+    raise ApiError(problem, param=param, code="unsupported_parameter")
 
 
 def _logprobs(request: GenerationRequest) -> int | None:

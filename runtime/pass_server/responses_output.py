@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from pass_runtime import Piece
 from pass_server.api_error import ApiError
-from pass_server.choices import Choice, Json, pass_field
-from pass_server.formatters import ResponseFormatter, sse_event
+from pass_server.choices import Choice, Json
+from pass_server.formatters import ResponseFormatter, pass_field, sse_event
 
 _TEXT_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
 """The type of the text part of an item, which is also in the names of its events."""

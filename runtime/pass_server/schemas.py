@@ -12,11 +12,8 @@ from pass_runtime import (
     MAX_BIASES,
     MAX_LOGPROBS,
     REQUEST_FIELDS,
-    Constraint,
-    PassError,
     RequestField,
 )
-from pass_server.api_error import ApiError
 from pass_server.fields import (
     MAX_LIST_ITEMS,
     MAX_NAME_CHARS,
@@ -71,47 +68,6 @@ class StructuredOutputFields(StrictObject):
     guided_regex: Text | None = Field(None, description="As structured_outputs.regex.")
     guided_choice: ChoiceTexts | None = Field(None, description="As structured_outputs.choice.")
     guided_grammar: Text | None = Field(None, description="As structured_outputs.grammar.")
-
-
-def constraint_of(request: StructuredOutputFields) -> tuple[str, Constraint] | None:
-    """(the field that constrains the text, its constraint). Raises ApiError if several do, or if it
-    is invalid."""
-    constraints = dict(_constraint_fields(request))
-    if len(constraints) > 1:
-        raise ApiError(f"give only one of {' and '.join(constraints)}", param=[*constraints][-1])
-    for param, fields in constraints.items():
-        try:
-            return param, Constraint(**fields)
-        except PassError as error:
-            raise ApiError(str(error), param=param) from None
-    return None
-
-
-def _constraint_fields(request: StructuredOutputFields) -> list[tuple[str, dict[str, Any]]]:
-    """(name, keyword arguments for `Constraint`) of each field that constrains the text."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    if request.response_format is not None and request.response_format.type != "text":
-        found.append(("response_format", _format_fields(request.response_format)))
-    if (given := request.structured_outputs) is not None:
-        values = {name: getattr(given, name) for name in type(given).model_fields}
-        fields = {name: value for name, value in values.items() if value not in (None, False)}
-        found.append(("structured_outputs", fields))
-    for param in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-        if (value := getattr(request, param)) is not None:
-            name = param.removeprefix("guided_")
-            found.append((param, {"json_schema" if name == "json" else name: value}))
-    return found
-
-
-def _format_fields(wanted: ResponseFormat) -> dict[str, Any]:
-    if wanted.type == "json_object":
-        return {"json_object": True}
-    if wanted.json_schema is None or wanted.json_schema.json_schema is None:
-        raise ApiError(
-            "a response format of type json_schema needs json_schema.schema",
-            param="response_format",
-        )
-    return {"json_schema": wanted.json_schema.json_schema}
 
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pass_runtime import PassError, Piece, QueueFull, Session, merged
+from pass_server import metrics
 from pass_server.api_error import ApiError, as_api_error, shutting_down
 from pass_server.choices import ChatAnswer, Choice
-from pass_server.formatters import TokenTexts
-from pass_server.metrics import MetricSink, RequestMetrics, Timing
+from pass_server.logprobs import TokenTexts
 from pass_server.parsed_request import (
     ParsedRequest,
     RequestParser,
@@ -50,25 +50,24 @@ class Service:
     thread."""
 
     def __init__(
-        self, session: Session, options: ServeOptions, model: str, sink: MetricSink
+        self, session: Session, options: ServeOptions, model: str, sink: metrics.MetricSink
     ) -> None:
         """model: the name that clients use."""
         self.session, self.options, self.model = session, options, model
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns if a process forks
         self.texts = TokenTexts(session.vocabulary)
         self.parser = RequestParser(session, options)
-        self.metrics = RequestMetrics(sink, model)
+        self._metrics = RequestMetrics(sink, model)
         self.draining = False
         self._active: list[list[Choice]] = []
         """The choices of each request whose answer has not ended."""
         self._executor = ThreadPoolExecutor(2, "pass-reader")
-        # So that one thread is always left for short texts.
-        self._long_text_slot = asyncio.Semaphore(1)
+        # One of the two threads is always left for short texts.
+        self._long_text_semaphore = asyncio.Semaphore(1)
         self._max_prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
-        longest = session.vocabulary.longest() * (
-            MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1
-        )
-        self._max_prompt_bytes = self._max_prompt_tokens * longest
+        shrink_factor = MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1
+        bytes_per_token = session.vocabulary.longest() * shrink_factor
+        self._max_prompt_bytes = self._max_prompt_tokens * bytes_per_token
 
     @property
     def active_requests(self) -> int:
@@ -76,7 +75,7 @@ class Service:
         return len(self._active)
 
     def has_room(self, count: int) -> bool:
-        """Whether `count` sequences that begin now get slots at once."""
+        """Whether `count` sequences would get slots now, without waiting."""
         usage = self.session.usage()
         return usage.running + usage.waiting + count <= usage.slots
 
@@ -84,28 +83,28 @@ class Service:
         self, request: GenerationRequest, size: int | None = None, key_digest: str = ""
     ) -> ParsedRequest:
         """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError
-        if it is invalid, if there is no room for it, or if a text is too long; the last two are
-        checked before it is tokenized, which may take seconds. size: bytes of the whole request; if
-        None, those of its longest prompt count. key_digest: of its API key, "" if the server has no
-        keys. The request has its places until it begins or nobody refers to it."""
-        arrived, wanted, longest = (
-            time.perf_counter(),
-            count_sequences(request),
-            prompt_bytes(request),
-        )
-        with self._admission(wanted), ExitStack() as until_parsed:
+        if the request is invalid, if there is no room for it, or if a text is too long. Room and
+        lengths are checked first, because tokenizing may take seconds.
+
+        size: bytes of the request, which decide whether it is tokenized as a long text; None: those
+        of its longest prompt. key_digest: of its API key, "" if the server has no keys. The places
+        reserved for it are kept until it begins or the ParsedRequest is garbage-collected.
+        """
+        arrived, sequences = time.perf_counter(), count_sequences(request)
+        longest_prompt = prompt_bytes(request)
+        with self._admission(sequences), ExitStack() as until_parsed:
             places = until_parsed.enter_context(
-                self.session.reserve(wanted, self.options.max_queue)
+                self.session.reserve(sequences, self.options.max_queue)
             )
-            self._check_size(request, longest)
+            self._check_size(request, longest_prompt)
             work = partial(self.parser.tokenize, request, arrived, key_digest)
-            found = await self.run_in_thread(work, longest if size is None else size)
-            for future, param in found.compiling:
+            tokenized = await self.run_in_thread(work, longest_prompt if size is None else size)
+            for future, param in tokenized.compiling:
                 await self._wait(future)
                 with constraint_errors(param):
                     future.result()
-            parsed = await self.run_in_thread(partial(self.parser.finish, found, places), 0)
-            until_parsed.pop_all()
+            parsed = await self.run_in_thread(partial(self.parser.finish, tokenized, places), 0)
+            until_parsed.pop_all()  # the places now belong to `parsed`
             return parsed
 
     async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
@@ -113,7 +112,7 @@ class Service:
         too long."""
         try:
             async with asyncio.timeout(self.options.request_seconds):
-                async with self._long_text_slot if size > LONG_TEXT_BYTES else nullcontext():
+                async with self._long_text_semaphore if size > LONG_TEXT_BYTES else nullcontext():
                     return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except TimeoutError as error:
             raise as_api_error(error) from None
@@ -141,8 +140,8 @@ class Service:
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: GenerationRequest, size: int) -> None:
-        """Raises ApiError if a text is too long to fit even if all its tokens were the longest of
-        the vocabulary."""
+        """Raises ApiError if a prompt of `size` bytes does not fit even if it consists of the
+        vocabulary's longest tokens."""
         if size > self._max_prompt_bytes:
             raise ApiError(
                 f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, "
@@ -152,15 +151,15 @@ class Service:
             )
 
     @contextmanager
-    def _admission(self, wanted: int) -> Iterator[None]:
-        """Raises ApiError if the server drains or `wanted` sequences are too many, and for
-        PassErrors of the block."""
+    def _admission(self, count: int) -> Iterator[None]:
+        """Raises ApiError if the server drains or `count` sequences are too many; turns a PassError
+        that the `with` block raises into an ApiError."""
         if self.draining:
             raise shutting_down()
-        places = self.session.slots + self.options.max_queue
-        if wanted > places:
+        limit = self.session.slots + self.options.max_queue
+        if count > limit:
             raise ApiError(
-                f"{wanted} sequences are more than {places}, the limit of this server; lower n",
+                f"{count} sequences are more than {limit}, the limit of this server; lower n",
                 param="n",
             )
         try:
@@ -176,16 +175,13 @@ class Service:
         unfinished ones."""
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, parsed.places)
-        self.metrics.record_begin(parsed.constraint_kind)
-        choices = [
-            Choice(i, generation, Timing(parsed.arrived))
-            for i, generation in enumerate(generations)
-        ]
+        self._metrics.record_begin(parsed.constraint_kind)
+        choices = [Choice(i, each, parsed.arrived) for i, each in enumerate(generations)]
         for choice in choices:
-            choice.echo = parsed.echo[choice.index // parsed.per_prompt] if parsed.echo else ""
-            choice.answer = (
-                ChatAnswer(parsed.turn_format) if parsed.turn_format is not None else None
-            )
+            if parsed.echo:
+                choice.echo = parsed.echo[choice.index // parsed.per_prompt]
+            if parsed.turn_format is not None:
+                choice.answer = ChatAnswer(parsed.turn_format)
         self._active.append(choices)
         try:
             yield choices
@@ -194,17 +190,17 @@ class Service:
             for choice in choices:
                 choice.generation.cancel()
             for choice in choices:
-                self.metrics.record_end(choice.generation, choice.timing)
+                self._metrics.record_end(choice)
 
-    async def events(self, choices: list[Choice]) -> AsyncGenerator[ChoicePiece, None]:
+    async def pieces(self, choices: list[Choice]) -> AsyncGenerator[ChoicePiece, None]:
         """The pieces of all choices as they come. Raises the error of the first choice that
         fails."""
         pieces = merged([choice.generation for choice in choices])
         async with aclosing(pieces):
-            async for place, piece in pieces:
-                choice = choices[place]
+            async for index, piece in pieces:
+                choice = choices[index]
                 if piece is not None:
-                    self.metrics.record_piece(piece, choice.timing)
+                    self._metrics.record_piece(choice, piece)
                 elif choice.generation.finish_reason == "cancelled":
                     raise shutting_down()
                 yield choice, piece
@@ -213,16 +209,72 @@ class Service:
         """Take no new requests. After `seconds` cancel those under way, and wait until their
         answers have ended."""
         self.draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wait_until_idle()
+        await self._wait_until_idle(seconds)
         for choices in self._active:
             for choice in choices:
                 choice.generation.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                await self._wait_until_idle()
+        await self._wait_until_idle(5)
 
-    async def _wait_until_idle(self) -> None:
-        while self._active:
-            await asyncio.sleep(0.02)
+    async def _wait_until_idle(self, seconds: float) -> None:
+        """Wait until no request is active, for at most `seconds`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._active:
+                    await asyncio.sleep(0.02)
+
+
+class RequestMetrics:
+    """Records requests while they are decoded and when they end."""
+
+    def __init__(self, sink: metrics.MetricSink, model: str) -> None:
+        self._sink, self._model = sink, model
+
+    def record_begin(self, constraint_kind: str | None) -> None:
+        """A request has begun. constraint_kind: of its texts; None without a constraint."""
+        if constraint_kind is not None:
+            self._record(metrics.CONSTRAINED_REQUESTS, 1, constraint_kind)
+
+    def record_piece(self, choice: Choice, piece: Piece) -> None:
+        """A pass has written tokens of a sequence. Times are those of the pass, not when the piece
+        was read."""
+        if not piece.tokens:
+            return
+        self._record(metrics.GENERATION_TOKENS, len(piece.tokens))
+        if choice.first_written is None:
+            choice.first_written = piece.written
+            self._record(metrics.TIME_TO_FIRST_TOKEN, piece.written - choice.arrived)
+        else:
+            self._record(metrics.INTER_TOKEN_LATENCY, piece.written - choice.last_written)
+        choice.last_written = piece.written
+
+    def record_end(self, choice: Choice) -> None:
+        """A sequence has ended, by itself or with its request."""
+        generation, stats, record = choice.generation, choice.generation.stats, self._record
+        reason = metrics.FINISHED_REASONS.get(str(generation.finish_reason), "abort")
+        record(metrics.REQUEST_SUCCESS, 1, reason)
+        record(metrics.PROMPT_TOKENS, stats.prompt_tokens)
+        record(metrics.CACHE_QUERIES, stats.prompt_tokens)
+        record(metrics.CACHE_HITS, stats.cached_tokens)
+        record(metrics.QUEUE_TIME, stats.queue_seconds)
+        record(metrics.E2E_LATENCY, time.perf_counter() - choice.arrived)
+        record(metrics.REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
+        record(metrics.REQUEST_GENERATION_TOKENS, stats.generated_tokens)
+        # The tokens of pieces that were never read.
+        record(metrics.GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))
+        if choice.first_written is not None:
+            prefill = choice.first_written - generation.submitted - stats.queue_seconds
+            decode = choice.last_written - choice.first_written
+            record(metrics.PREFILL_TIME, prefill)
+            record(metrics.DECODE_TIME, decode)
+            record(metrics.INFERENCE_TIME, prefill + decode)
+            if stats.generated_tokens > 1:
+                record(metrics.TIME_PER_OUTPUT_TOKEN, decode / (stats.generated_tokens - 1))
+        record(metrics.DRAFTS, stats.steps)
+        record(metrics.DRAFT_TOKENS, stats.drafted)
+        record(metrics.ACCEPTED_TOKENS, stats.accepted)
+        for position, share in enumerate(stats.acceptance_per_position):
+            record(metrics.ACCEPTED_PER_POSITION, round(share * stats.steps), position)
+        record(metrics.PASSES, stats.passes)
+
+    def _record(self, metric: metrics.Metric, value: float, *labels: object) -> None:
+        self._sink.record(metric, value, self._model, *labels)

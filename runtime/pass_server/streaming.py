@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError, as_api_error
-from pass_server.choices import Choice, Json, best_choices, usage
-from pass_server.formatters import ResponseFormatter
+from pass_server.choices import Choice, Json
+from pass_server.formatters import ResponseFormatter, usage
 from pass_server.middleware import as_response
 from pass_server.parsed_request import ParsedRequest
 from pass_server.service import ChoicePiece, Service
@@ -26,6 +27,15 @@ HEAD_SECONDS = 0.5
 the error has an HTTP status, after which clients try again. One that waits for a slot gets its head
 at once."""
 COMMENT = b": keep-alive\n\n"
+STREAM_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
 
 
 class GenerationResponse(Response):
@@ -35,65 +45,57 @@ class GenerationResponse(Response):
         self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool
     ) -> None:
         self.background, self.status_code = None, 200
-        self._service, self._request, self._formatter, self._stream = (
-            service,
-            parsed,
-            formatter,
-            stream,
-        )
-        self._keep_alive_seconds = service.options.keep_alive_seconds
+        self._service, self._request = service, parsed
+        self._formatter, self._stream = formatter, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            # Waits first if the client does not read; if it is cancelled then, it
-            # sent nothing.
-            await send(message)
+            await send(
+                message
+            )  # if it is cancelled while the client does not read, it sent nothing
             started = True
 
         async def work() -> None:
-            left = (
-                self._request.arrived + self._service.options.request_seconds - time.perf_counter()
-            )
+            options = self._service.options
+            left = self._request.arrived + options.request_seconds - time.perf_counter()
             try:
                 async with asyncio.timeout(left):
-                    async with AsyncExitStack() as stack:
-                        head_seconds = (
-                            HEAD_SECONDS
-                            if self._service.has_room(len(self._request.requests))
-                            else 0.0
-                        )
-                        choices = await stack.enter_async_context(
-                            self._service.decode(self._request)
-                        )
-                        events = await stack.enter_async_context(
-                            aclosing(self._service.events(choices))
-                        )
-                        if not self._stream:
-                            async for _ in events:
-                                pass
-                            kept = best_choices(choices, self._request.per_prompt, self._request.n)
-                            response: Response = JSONResponse(
-                                self._formatter.whole(kept, self._usage(choices))
-                            )
-                            await response(scope, receive, send_noted)
-                            return
-                        first = await stack.enter_async_context(_first(events, head_seconds))
-                        await send_noted(_start())
-                        stream = _EventStream(send, self._keep_alive_seconds)
-                        async with stream.kept_alive():
-                            await self._send_events(choices, first, events, stream.send)
-                    await _send(send, self._formatter.done, more=False)
+                    await self._answer(scope, receive, send, send_noted)
             except Exception as error:
-                # The client does not read, and the server closes the incomplete
-                # response.
+                # If the client does not read the error, the server closes the incomplete response.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ERROR_SEND_SECONDS):
                         await self._send_error(as_api_error(error), started, scope, receive, send)
 
         await _cancel_on_disconnect(work(), receive)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, send_start: Send) -> None:
+        """Decode the request and send its answer. send_start: sends the first message of the
+        response, or all messages of an answer that is not a stream."""
+        service = self._service
+        async with AsyncExitStack() as stack:
+            # Asked before the request itself takes slots.
+            has_room = service.has_room(len(self._request.requests))
+            choices = await stack.enter_async_context(service.decode(self._request))
+            pieces = await stack.enter_async_context(aclosing(service.pieces(choices)))
+            if not self._stream:
+                async for _ in pieces:
+                    pass
+                best = best_choices(choices, self._request.per_prompt, self._request.n)
+                answer = JSONResponse(self._formatter.whole(best, self._usage(choices)))
+                await answer(scope, receive, send_start)
+                return
+            first = await stack.enter_async_context(
+                _first(pieces, HEAD_SECONDS if has_room else 0.0)
+            )
+            await send_start(STREAM_START)
+            stream = _EventStream(send, service.options.keep_alive_seconds)
+            async with stream.kept_alive():
+                await self._send_events(choices, first, pieces, stream.send)
+        await _send(send, self._formatter.done, more=False)
 
     async def _send_error(
         self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send
@@ -110,40 +112,52 @@ class GenerationResponse(Response):
         self,
         choices: list[Choice],
         first: Awaitable[ChoicePiece],
-        events: AsyncIterator[ChoicePiece],
+        pieces: AsyncIterator[ChoicePiece],
         send: Send,
     ) -> None:
         for choice in choices:
-            for shown in self._formatter.opening(choice):
-                await _send(send, self._formatter.event(shown))
-        await self._send_one(send, *await first)
-        async for choice, piece in events:
-            await self._send_one(send, choice, piece)
+            for content in self._formatter.opening(choice):
+                await _send(send, self._formatter.event(content))
+        await self._send_piece(send, *await first)
+        async for choice, piece in pieces:
+            await self._send_piece(send, choice, piece)
         await _send(send, self._formatter.closing(choices, self._usage(choices)))
 
-    async def _send_one(self, send: Send, choice: Choice, piece: Any) -> None:
-        for shown in (
-            self._formatter.ending(choice)
-            if piece is None
-            else self._formatter.piece(choice, piece)
-        ):
-            await _send(send, self._formatter.event(shown))
+    async def _send_piece(self, send: Send, choice: Choice, piece: Any) -> None:
+        formatter = self._formatter
+        contents = formatter.ending(choice) if piece is None else formatter.piece(choice, piece)
+        for content in contents:
+            await _send(send, formatter.event(content))
 
     def _usage(self, choices: list[Choice]) -> Json:
         return usage(self._request.prompt_tokens, self._request.per_prompt, choices)
 
 
+def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Choice]:
+    """The `n` likeliest of the `per_prompt` choices of each prompt, the best first, with new
+    indices."""
+    if per_prompt == n:
+        return list(choices)
+    by_prompt = [choices[i : i + per_prompt] for i in range(0, len(choices), per_prompt)]
+    best = [
+        choice
+        for group in by_prompt
+        for choice in sorted(group, key=lambda each: -each.mean_logprob)[:n]
+    ]
+    return [replace(choice, index=i) for i, choice in enumerate(best)]
+
+
 @asynccontextmanager
 async def _first(
-    events: AsyncIterator[ChoicePiece], seconds: float
+    pieces: AsyncIterator[ChoicePiece], seconds: float
 ) -> AsyncIterator[Awaitable[ChoicePiece]]:
-    """The first event, once it has come or `seconds` are over. Raises its error if that comes
-    sooner. Leaving the context cancels it."""
+    """A task for the first piece, once the piece has come or `seconds` are over. Raises the task's
+    error if it fails sooner. Leaving the context cancels the task."""
 
-    async def next_event() -> ChoicePiece:
-        return await anext(events)
+    async def next_piece() -> ChoicePiece:
+        return await anext(pieces)
 
-    first = asyncio.create_task(next_event())
+    first = asyncio.create_task(next_piece())
     try:
         await asyncio.wait({first}, timeout=seconds)
         if first.done():
@@ -162,11 +176,11 @@ class _EventStream:
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
-        self._sending = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._sent_at = time.monotonic()
 
     async def send(self, message: Message) -> None:
-        async with self._sending:
+        async with self._lock:
             await self._send(message)
         self._sent_at = time.monotonic()
 
@@ -206,19 +220,6 @@ async def _cancel_on_disconnect(work: Coroutine[Any, Any, None], receive: Receiv
         await asyncio.wait({working})
     if not working.cancelled():
         working.result()
-
-
-def _start() -> dict[str, Any]:
-    headers = {
-        "content-type": "text/event-stream; charset=utf-8",
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",
-    }
-    return {
-        "type": "http.response.start",
-        "status": 200,
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-    }
 
 
 async def _send(send: Callable[[Any], Awaitable[None]], body: bytes, *, more: bool = True) -> None:

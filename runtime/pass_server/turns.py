@@ -4,7 +4,7 @@ is read."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,18 @@ def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, An
     return found
 
 
-def other_prompt_texts(message: ChatMessage) -> list[str]:
-    """The texts of a message besides its content: reasoning and arguments of calls."""
-    reasoning = message.reasoning_content or "" if isinstance(message, AssistantMessage) else ""
-    return [reasoning, *(call.function.arguments for call in _calls(message))]
+def chat_texts(request: ChatRequest) -> Iterator[str]:
+    """All texts of a chat that its prompt may contain: contents, reasoning, calls and tools."""
+    for message in request.messages:
+        yield from _content_texts(message)
+        if isinstance(message, AssistantMessage):
+            yield message.reasoning_content or ""
+        yield from (call.function.arguments for call in _calls(message))
+    for tool in request.tools or ():
+        yield json.dumps(tool.model_dump(), ensure_ascii=False)
 
 
-def content_texts(message: ChatMessage) -> list[str]:
+def _content_texts(message: ChatMessage) -> list[str]:
     """The text of a message's content, in parts."""
     if isinstance(message.content, list):
         return [part.text or "" for part in message.content]
@@ -81,7 +86,7 @@ def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str
             )
     found: dict[str, Any] = {"role": message.role}
     if message.content is not None:
-        found["content"] = "\n".join(content_texts(message))
+        found["content"] = "\n".join(_content_texts(message))
     if isinstance(message, UserMessage):
         found["role"] = "system" if message.role == "developer" else message.role
     elif isinstance(message, ToolMessage):

@@ -10,10 +10,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pass_runtime import GenerateOptions
-from pass_server.app import make_app
-from pass_server.metrics import RequestMetrics, Timing
-from pass_server.prometheus import PrometheusSink
+from pass_server.app import PrometheusSink, make_app
+from pass_server.choices import Choice
 from pass_server.serve_options import ServeOptions
+from pass_server.service import RequestMetrics
 
 RECORDED = {
     "vllm:prompt_tokens_total": 5,
@@ -175,7 +175,7 @@ def test_what_nobody_read_was_written_all_the_same(session):
     assert generation._sequence.ended.wait(60)
     next(generation)
     sink = PrometheusSink(session, "mine")
-    RequestMetrics(sink, "mine").record_end(generation, Timing(generation.submitted))
+    RequestMetrics(sink, "mine").record_end(Choice(0, generation, generation.submitted))
     left = generation.stats.generated_tokens - len(generation.tokens)
     assert 0 < left < 8
     assert f'vllm:generation_tokens_total{{model_name="mine"}} {left}.0' in sink.text().decode()

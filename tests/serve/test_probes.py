@@ -214,14 +214,14 @@ def streamed(path: str) -> tuple[Any, Any]:
 def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
     """The head comes before the first token, and comments come while nothing else does."""
     release = asyncio.Event()
-    events = Service.events
+    pieces = Service.pieces
 
     async def late(self, choices):
         await release.wait()
-        async for each in events(self, choices):
+        async for each in pieces(self, choices):
             yield each
 
-    monkeypatch.setattr(Service, "events", late)
+    monkeypatch.setattr(Service, "pieces", late)
     app = make_app(session, ServeOptions(model_name="m", keep_alive_seconds=0.05))
     sent = asyncio.Queue()
 
@@ -277,7 +277,7 @@ def test_a_stream_that_fails_at_once_has_a_status(session, monkeypatch, path: st
         raise PassError("it broke")
         yield
 
-    monkeypatch.setattr(Service, "events", fail)
+    monkeypatch.setattr(Service, "pieces", fail)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
         answer = http.post(
             path,
@@ -296,7 +296,7 @@ def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch
         raise PassError("it broke")
         yield
 
-    monkeypatch.setattr(Service, "events", fail)
+    monkeypatch.setattr(Service, "pieces", fail)
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
         lines = [

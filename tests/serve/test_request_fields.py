@@ -15,7 +15,8 @@ import pytest
 
 import pass_runtime
 from pass_runtime import REQUEST_FIELDS, GenerateOptions, PassError, SamplingParams
-from pass_runtime.bundle.request_fields import COMPARISONS, DECODING_FIELDS, SAMPLING_FIELDS
+from pass_runtime.bundle.request_fields import DECODING_FIELDS, SAMPLING_FIELDS
+from pass_runtime.bundle.values import COMPARISONS
 
 RUNTIME = Path(pass_runtime.__file__).parents[1]
 

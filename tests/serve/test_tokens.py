@@ -6,7 +6,7 @@ from tokenizer_kinds import byte_fallback, byte_level
 
 from pass_runtime.decode.sequence import Token, TokenLogprobs
 from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
-from pass_server.formatters import TokenTexts, completion_logprobs
+from pass_server.logprobs import TokenTexts, completion_logprobs
 
 
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown():

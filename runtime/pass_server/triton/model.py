@@ -213,8 +213,8 @@ class Model:
         parsed = await service.parse(request, len(request.prompt))
         tokens: list[Token] = []
         text = ""
-        async with service.decode(parsed) as choices, aclosing(service.events(choices)) as events:
-            async for choice, piece in events:
+        async with service.decode(parsed) as choices, aclosing(service.pieces(choices)) as pieces:
+            async for choice, piece in pieces:
                 if piece is not None:
                     tokens += piece.tokens
                     text += piece.text

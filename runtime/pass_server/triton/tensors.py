@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from pass_runtime import REQUEST_FIELDS, Token
 from pass_server.api_error import ApiError, validation_error
-from pass_server.choices import Choice, pass_field
+from pass_server.choices import Choice
 from pass_server.fields import only
-from pass_server.formatters import TokenTexts, finite
+from pass_server.formatters import pass_field
+from pass_server.logprobs import TokenTexts, finite
 from pass_server.schemas import CompletionRequest
 from pass_server.triton.config import (
     EXCLUDE_INPUT,

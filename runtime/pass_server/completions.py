@@ -1,0 +1,60 @@
+"""What requests of /v1/completions have and chats do not: several prompts, token ids, `echo`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pass_runtime import Session
+from pass_server.api_error import ApiError, not_supported
+from pass_server.schemas import CompletionRequest
+
+
+def prompt_list(prompt: Any) -> list[str | list[int]]:
+    """The prompts of the field `prompt`, which is one prompt or a list of them."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+def completion_ids(session: Session, request: CompletionRequest) -> list[list[int]]:
+    """The token ids of each prompt. Raises ApiError if a prompt is empty or a token is unknown."""
+    prompts = [
+        session.encode(each) if isinstance(each, str) else each
+        for each in prompt_list(request.prompt)
+    ]
+    vocabulary = session.manifest.model.vocab_size
+    if not prompts or not all(prompts):
+        raise ApiError("the prompt has no tokens", param="prompt")
+    if any(not 0 <= token < vocabulary for ids in prompts for token in ids):
+        raise ApiError(
+            f"a token id of the prompt is not in the vocabulary of {vocabulary}", param="prompt"
+        )
+    return prompts
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """Raises ApiError if fields of the request contradict each other. `only` fields are already
+    checked."""
+    n, best_of = request.n or 1, request.best_of
+    if request.suffix:
+        why = "this model was trained to continue a text, not to fill a gap before a suffix"
+        raise not_supported("suffix", request.suffix, why)
+    if best_of is not None and best_of < n:
+        problem = f"best_of is {best_of}, and n is {n}: it must be at least n"
+        raise ApiError(problem, param="best_of")
+    if request.stream and best_of is not None and best_of > n:
+        problem = "best_of above n cannot be streamed: leave out stream or best_of"
+        raise ApiError(problem, param="best_of")
+    if request.echo and request.logprobs is not None:
+        why = "there are no log-probabilities of the prompt: leave out echo or logprobs"
+        raise ApiError(why, param="echo", code="unsupported_parameter")
+
+
+def echoed_prompts(session: Session, request: CompletionRequest) -> tuple[str, ...]:
+    """The text of each prompt, if the answer repeats it first; () if not."""
+    if not request.echo:
+        return ()
+    return tuple(
+        each if isinstance(each, str) else session.decode(each, skip_special_tokens=True)
+        for each in prompt_list(request.prompt)
+    )
