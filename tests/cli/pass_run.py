@@ -1,31 +1,34 @@
-"""Run pass-run: in this process where only the command matters, in another one where the process
-does."""
+"""Run pass-run in this process, or in another one if the process itself is tested."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from changed_pass_run import slow_pass_run
+from changed_pass_run import held_pass_run, slow_pass_run
 from click.testing import CliRunner, Result
 
 from pass_runtime.cli.main import main
 
 PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
-"""What a terminal is sent when a line may be typed, and when it was: paste brackets on and off."""
+"""Control sequences of a line editor, before a line is typed and after: bracketed paste on, off."""
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 SLOW_PASS_RUN = slow_pass_run(0.05)
 
 
 class Terminal:
-    """A command with a terminal of its own, as somebody who types at it."""
+    """A command that runs in a pseudo-terminal, with methods to type at it and read its output."""
 
     def __init__(self, *arguments: object, command: list[str] = PASS_RUN) -> None:
         self._master, slave = pty.openpty()
@@ -56,14 +59,15 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, text: str) -> str:
-        """-> what was shown since the last wait, up to `text`."""
+        """Wait until the command has shown `text`, and return what it showed up to there since the
+        last call."""
         while text not in self.shown:
             self._read(f"{text!r} did not come")
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
     def wait_for_characters(self, count: int) -> None:
-        """After the last wait."""
+        """Wait until the command has shown so many characters since the last `wait_for`."""
         while len(self.shown) < count:
             self._read(f"{count} characters did not come")
 
@@ -76,8 +80,7 @@ class Terminal:
         assert read, f"{problem}: {self.shown!r}"
         self.shown += read.decode(errors="replace")
 
-    def end(self) -> int:
-        """The exit status."""
+    def exit_status(self) -> int:
         return self.process.wait(timeout=60)
 
 
@@ -89,7 +92,7 @@ def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedP
 
 
 def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
-    """An exception that is not the command's own way to end is raised here."""
+    """Run the command in this process. An unexpected exception of the command is raised here."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
@@ -101,19 +104,16 @@ def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
 
 
 def output(*arguments: object, stdin: str | bytes = "") -> str:
-    """Standard output of a command that must succeed."""
+    """Run a command that must succeed, and return its standard output."""
     result = pass_run(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 def assert_refused(status: int, stdout: str, stderr: str) -> str:
-    """Status 2, and nothing but one line on stderr, which is returned."""
-    assert status == 2, stderr
-    assert stdout == ""
-    assert stderr.startswith("error: ") and stderr.count("\n") == 1 and stderr.endswith("\n"), (
-        stderr
-    )
+    """Assert status 2 and a single line of output, on stderr, and return that line."""
+    assert (status, stdout) == (2, ""), stderr
+    assert re.fullmatch("error: .+\n", stderr), stderr
     return stderr
 
 
@@ -123,10 +123,33 @@ def refusal(*arguments: object, stdin: str | bytes = "") -> str:
 
 
 def bundle_copy(bundle: Path, target: Path, *, without: str = "") -> Path:
-    """A copy whose files are links, so that it costs nothing; `without` names a file that the
-    caller will write."""
+    """Return a copy whose files are links. without: a file that the caller will write."""
     target.mkdir()
     for file in bundle.iterdir():
         if file.name != without:
             (target / file.name).symlink_to(file)
     return target
+
+
+def write_jsonl(path: Path, *objects: object) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in objects), encoding="utf-8")
+    return path
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@contextmanager
+def held_batch(
+    lines: int, bundle: Path, requests: Path, results: Path, *flags: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A `pass-run batch` that has written `lines` lines of results, and stops decoding there."""
+    command = held_pass_run(results.parent, results.name, lines)
+    arguments = ("batch", bundle, requests, results, *flags, "--max-batch-size", "1")
+    with subprocess.Popen(
+        [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True
+    ) as running:
+        while not results.is_file() or results.read_bytes().count(b"\n") < lines:
+            assert running.poll() is None
+        yield running

@@ -1,15 +1,15 @@
-"""pass-run batch where something fails that is no fault of a request: its line has the error, the
-others go on."""
+"""pass-run batch: unexpected failures. The result of a line has the error; other lines go on."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from pass_run import output, pass_run, refusal
-from test_batch import FLAGS, write
+from pass_run import output, pass_run, read_jsonl, refusal, write_jsonl
+from test_batch import FLAGS
 
 from pass_runtime.cli.prompt_io import read_lines
 from pass_runtime.decode.scheduler import Scheduler
@@ -20,14 +20,12 @@ POISON = "poison"
 PROMPTS = [f"number {i}" for i in range(12)]
 
 
-def results_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 @pytest.fixture
 def requests(tmp_path: Path) -> Path:
     prompts = [*PROMPTS[:5], POISON, *PROMPTS[5:]]
-    return write(tmp_path / "in.jsonl", *({"prompt": prompt, "id": prompt} for prompt in prompts))
+    return write_jsonl(
+        tmp_path / "in.jsonl", *({"prompt": prompt, "id": prompt} for prompt in prompts)
+    )
 
 
 @pytest.fixture
@@ -39,16 +37,15 @@ def poison_ids(tiny_bundle: Path) -> tuple[int, ...]:
 
 
 def assert_only_poison_failed(results: Path) -> None:
-    """With its type and its message, in one line."""
-    found = results_of(results)
-    assert [each["id"] for each in found if "error" not in each] == PROMPTS
-    assert all(len(each["token_ids"]) == 6 for each in found if "error" not in each)
-    assert [(each["error"], each["unexpected"]) for each in found if "error" in each] == [
-        ("ValueError: no two", True)
-    ]
+    """Assert that its result has the type and message of the exception, in one line."""
+    answered = [result for result in read_jsonl(results) if "error" not in result]
+    assert [result["id"] for result in answered] == PROMPTS
+    assert all(len(result["token_ids"]) == 6 for result in answered)
+    (failed,) = [result for result in read_jsonl(results) if "error" in result]
+    assert (failed["error"], failed["unexpected"]) == ("ValueError: no two", True)
 
 
-def test_a_request_that_cannot_be_begun(
+def test_a_request_whose_prompt_cannot_be_encoded(
     tiny_bundle: Path, tmp_path: Path, requests: Path, monkeypatch: pytest.MonkeyPatch
 ):
     encode = Session.encode
@@ -59,19 +56,18 @@ def test_a_request_that_cannot_be_begun(
         return encode(session, text)
 
     results = tmp_path / "out.jsonl"
+    command = ("batch", tiny_bundle, requests, results, *FLAGS)
     with monkeypatch.context() as patched:
         patched.setattr(Session, "encode", failing)
-        done = pass_run("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", "2")
+        done = pass_run(*command, "--max-batch-size", "2")
     assert done.exit_code == 1 and "1 failed" in done.stderr
     assert_only_poison_failed(results)
-    assert (
-        pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 1
-    )  # it has failed still
-    output("batch", tiny_bundle, requests, results, *FLAGS, "--retry-failed")
-    assert not any("error" in found for found in results_of(results))
+    assert pass_run(*command).exit_code == 1  # the failed line is not done again
+    output(*command, "--retry-failed")
+    assert not any("error" in result for result in read_jsonl(results))
 
 
-def test_a_request_that_fails_under_way(
+def test_a_request_that_fails_while_it_decodes(
     tiny_bundle: Path,
     tmp_path: Path,
     requests: Path,
@@ -91,13 +87,13 @@ def test_a_request_that_fails_under_way(
     assert_only_poison_failed(results)
 
 
-def deadly(monkeypatch: pytest.MonkeyPatch, deadly_prompts: set[tuple[int, ...]]) -> None:
-    """One of these among the sequences ends the worker, as a bug would, and with it the session."""
+def fail_sessions(monkeypatch: pytest.MonkeyPatch, fatal_prompts: set[tuple[int, ...]]) -> None:
+    """Make the worker, and with it the session, fail if one of these prompts is in a step."""
     scheduled = Scheduler.step
 
     def failing(scheduler: Scheduler) -> None:
         sequences = [*scheduler.waiting, *(slot.sequence for slot in scheduler.runner.busy)]
-        if any(each.request.prompt_ids in deadly_prompts for each in sequences if each is not None):
+        if any(each.request.prompt_ids in fatal_prompts for each in sequences if each is not None):
             raise ValueError("no\ntwo")
         scheduled(scheduler)
 
@@ -105,23 +101,19 @@ def deadly(monkeypatch: pytest.MonkeyPatch, deadly_prompts: set[tuple[int, ...]]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("batch", ["1", "4"])
+@pytest.mark.parametrize("slots", ["1", "4"])
 def test_a_session_that_fails_is_opened_again(
     tiny_bundle: Path,
     tmp_path: Path,
     requests: Path,
     poison_ids: tuple[int, ...],
-    batch: str,
+    slots: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    deadly(monkeypatch, {poison_ids})
+    fail_sessions(monkeypatch, {poison_ids})
     results = tmp_path / "out.jsonl"
-    assert (
-        pass_run(
-            "batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", batch
-        ).exit_code
-        == 1
-    )
+    flags = (*FLAGS, "--max-batch-size", slots)
+    assert pass_run("batch", tiny_bundle, requests, results, *flags).exit_code == 1
     assert_only_poison_failed(results)
 
 
@@ -129,68 +121,50 @@ def test_a_session_that_fails_is_opened_again(
 def test_sessions_that_fail_one_after_another_end_the_run(
     tiny_bundle: Path, tmp_path: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """Their lines have errors, as far as it came, and a later run continues."""
-    requests = write(
+    """The lines up to there have errors, and a later run continues."""
+    requests = write_jsonl(
         tmp_path / "in.jsonl", {"prompt": "a"}, *({"prompt": POISON},) * 8, {"prompt": "b"}
     )
     results = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
-        deadly(patched, {poison_ids})
+        fail_sessions(patched, {poison_ids})
         line = refusal("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", "1")
-    assert (
-        "failed 3 times in a row, the last time at line 4: ValueError: no two" in line
-        and "run again" in line
-    )
-    assert ["error" in found for found in results_of(results)] == [False, True, True]
+    assert "failed 3 times in a row, the last time at line 4: ValueError: no two" in line
+    assert "run again" in line
+    assert ["error" in found for found in read_jsonl(results)] == [False, True, True]
     output("batch", tiny_bundle, requests, results, *FLAGS, "--retry-failed")
-    assert ["error" in found for found in results_of(results)] == [False] * 10
+    assert ["error" in found for found in read_jsonl(results)] == [False] * 10
 
 
-def test_prompts_as_long_as_the_capacity(tiny_bundle: Path, tmp_path: Path):
-    """They cost nobody else an answer, and another run has nothing left to do."""
+def test_prompts_as_long_as_the_capacity_fail_no_other_line(tiny_bundle: Path, tmp_path: Path):
     from pass_runtime import load
 
     with load(tiny_bundle, "cpu", threads=1) as session:
-        exact = next(text for n in range(33) if len(session.encode(text := "~" * n)) == 32)
-    prompts = [exact if place in (3, 7) else f"{place}" for place in range(12)]
-    requests, results = (
-        write(tmp_path / "in.jsonl", *({"prompt": p} for p in prompts)),
-        tmp_path / "out.jsonl",
-    )
-    flags = ("--max-new-tokens", "6", "--ignore-eos", "--capacity", "32", "--max-batch-size", "8")
-    pass_run("batch", tiny_bundle, requests, results, *flags)
-    found = results_of(results)
-    assert [each["line"] for each in found] == list(range(1, 13))
-    assert all(
-        len(found[place]["token_ids"]) == 6
-        for place, prompt in enumerate(prompts)
-        if prompt is not exact
-    )
-    assert "12 results" in pass_run("batch", tiny_bundle, requests, results, *flags).stderr
-
-
-def test_more_slots_than_half_a_queue(tiny_bundle: Path, tmp_path: Path):
-    """Lines wait for their slots; no queue is too short for them."""
-    requests = write(tmp_path / "in.jsonl", *({"prompt": "a"},) * 2100)
+        full = next(text for n in range(33) if len(session.encode(text := "~" * n)) == 32)
+    prompts = [full if i in (3, 7) else f"{i}" for i in range(12)]
+    requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": prompt} for prompt in prompts))
     results = tmp_path / "out.jsonl"
-    flags = (
-        "--max-new-tokens",
-        "1",
-        "--ignore-eos",
-        "--plan",
-        "ar",
-        "--capacity",
-        "8",
-        "--max-batch-size",
-        "1024",
-    )
-    output("batch", tiny_bundle, requests, results, *flags)
-    found = results_of(results)
-    assert len(found) == 2100 and not [each["error"] for each in found if "error" in each]
+    command = ("batch", tiny_bundle, requests, results, *FLAGS)
+    flags = ("--capacity", "32", "--max-batch-size", "8")
+    pass_run(*command, *flags)
+    written = read_jsonl(results)
+    assert [result["line"] for result in written] == list(range(1, 13))
+    for result, prompt in zip(written, prompts, strict=True):
+        assert prompt is full or len(result["token_ids"]) == 6
+    assert "12 results" in pass_run(*command, *flags).stderr  # nothing is left to do
+
+
+def test_more_slots_than_half_of_the_queue(tiny_bundle: Path, tmp_path: Path):
+    requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": "a"},) * 2100)
+    results = tmp_path / "out.jsonl"
+    flags = "--max-new-tokens 1 --ignore-eos --plan ar --capacity 8 --max-batch-size 1024"
+    output("batch", tiny_bundle, requests, results, *shlex.split(flags))
+    written = read_jsonl(results)
+    assert len(written) == 2100 and not any("error" in result for result in written)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 5000])
-def test_an_id_that_no_result_could_repeat(tiny_bundle: Path, tmp_path: Path, number: str):
+def test_an_id_that_is_not_json(tiny_bundle: Path, tmp_path: Path, number: str):
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text(
         f'{{"prompt": "a", "id": {{"of": [{number}]}}}}\n{{"prompt": "a", "id": 7}}\n'
@@ -203,21 +177,22 @@ def test_an_id_that_no_result_could_repeat(tiny_bundle: Path, tmp_path: Path, nu
     assert second["id"] == 7 and len(second["token_ids"]) == 6
 
 
-def test_roles_are_those_of_the_server(tiny_bundle: Path, tmp_path: Path):
+def test_messages_have_the_roles_that_the_server_accepts(tiny_bundle: Path, tmp_path: Path):
     conversations = [
         [{"role": role, "content": "fox"}] for role in ("pirate", "tool", "developer", "system")
     ]
-    requests = write(tmp_path / "in.jsonl", *({"messages": messages} for messages in conversations))
+    requests = write_jsonl(
+        tmp_path / "in.jsonl", *({"messages": messages} for messages in conversations)
+    )
     results = tmp_path / "out.jsonl"
     output("batch", tiny_bundle, requests, results, *FLAGS)
-    pirate, tool, developer, system = results_of(results)
+    pirate, tool, developer, system = read_jsonl(results)
     assert "messages.0.role" in pirate["error"] and "'developer'" in tool["error"]
     assert developer["prompt_ids"] == system["prompt_ids"]
 
 
 def test_only_line_feeds_end_lines(tmp_path: Path):
-    """JSON may hold U+2028, U+2029 and U+0085 as they are, and Python's splitlines would cut
-    there."""
+    """JSON may hold U+2028, U+2029 and U+0085 unescaped; str.splitlines would split there."""
     path = tmp_path / "in.jsonl"
     texts = ["a\u2028b", "c\u2029d\u0085e", "f\x0c"]
     path.write_text(

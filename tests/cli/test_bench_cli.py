@@ -1,8 +1,10 @@
-"""pass-run bench: the shape of its report; the figures themselves belong to the machine."""
+"""pass-run bench: the shape of its report. The figures depend on the machine."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import threading
 from dataclasses import replace
 from itertools import groupby, product
@@ -38,13 +40,25 @@ from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning.tuner import Tuners
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
-MODES = ("--plan", "ar", "--plan", "two-pass", "--plan", "fused", "--plan", "auto")
+
+
+def report_of(bundle: Path, flags: str, *more: object) -> dict:
+    """Return the JSON that the command prints. flags: shell words."""
+    return json.loads(output("bench", bundle, *shlex.split(flags), *more, "--json"))
+
+
+def measure(bundle: Path, *, slots: int = 1, save=None, sampling=None, **options) -> dict:
+    """Return the report of a greedy comparison. options: fields of BenchOptions."""
+    with load(bundle, threads=1, max_batch_size=slots, prefix_cache=False) as session:
+        options = BenchOptions(sampling or SamplingParams(0.0), **options)
+        return run_bench(session, options, *([save] if save else []))
 
 
 def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     file = tmp_path / "bench.json"
     file.write_text("of an earlier run")
-    report = json.loads(output("bench", tiny_bundle, *QUICK, *MODES, "--json", "-o", file))
+    plans = "--plan ar --plan two-pass --plan fused --plan auto"
+    report = report_of(tiny_bundle, plans, *QUICK, "-o", file)
     assert json.loads(file.read_text()) == report
     assert list(tmp_path.iterdir()) == [file]
     assert report["prompts"] == 9 and report["repeat"] == 2 and report["max_new_tokens"] == 8
@@ -53,135 +67,95 @@ def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     assert [plan["plan"] for plan in report["plans"]] == ["ar", "two-pass L=6", "fused L=6", "auto"]
     assert plain["ratio"] == 1.0 and plain["tau"] == 1.0 and plain["acceptance_per_position"] == []
     assert fast["ratio"] > 0 and len(fast["acceptance_per_position"]) == 6
-    assert all(plan["tokens_per_second"] > 0 for plan in report["plans"])
-    assert all(
-        0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"]
-        for plan in report["plans"]
-    )
+    for plan in report["plans"]:
+        assert plan["tokens_per_second"] > 0
+        assert 0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"]
 
 
-def test_a_page_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
-    """Tables, a bar for each plan, and the sentence; --rows makes one, too."""
+def test_html_output_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
+    """Tables, a bar for each plan, and the closing sentence; also with --rows."""
     page = tmp_path / "bench.html"
     printed = output("bench", tiny_bundle, *QUICK, "-o", page)
     bars = [line for line in printed.splitlines() if "\N{FULL BLOCK}" in line]
     assert bars[0].split()[:2] == ["ar", "1.00"] and len(bars) == len(DEFAULT_CONTENDERS)
     written = page.read_text(encoding="utf-8")
-    assert written.startswith("<!DOCTYPE html>") and written.count("\N{FULL BLOCK}" * 9) >= len(
-        bars
-    )
+    assert written.startswith("<!DOCTYPE html>")
+    assert written.count("\N{FULL BLOCK}" * 9) >= len(bars)
     assert "times as fast as plain decoding (ar) here" in written
     output("bench", tiny_bundle, "--rows", "1,2", "--repeat", "1", "-o", page)
     assert "verify-1" in page.read_text(encoding="utf-8") and [*tmp_path.iterdir()] == [page]
 
 
-def test_what_is_compared_unless_something_else_is_asked_for(tiny_bundle: Path):
-    """Nine prompts by name and three contestants by theirs, in 80 columns, and the result in words
-    at the end."""
-    named = read_prompt_set(FIRST_LOOK_PROMPTS)
-    assert [prompt.kind for prompt in named] == [kind for kind in CORE_KINDS for _ in range(3)]
+def test_default_prompts_and_plans(tiny_bundle: Path):
+    """Nine prompts and three plans, in tables of 80 columns, and a sentence with the result."""
+    prompts = read_prompt_set(FIRST_LOOK_PROMPTS)
+    assert [prompt.kind for prompt in prompts] == [kind for kind in CORE_KINDS for _ in range(3)]
     text = output("bench", tiny_bundle, "--max-new-tokens", "8", "--repeat", "1")
-    tables, _ = text.split(
-        "look-ahead embeddings: "
-    )  # below, a line for each plan that was slower has its own length
-    assert all(prompt.id in tables for prompt in named) and max(map(len, tables.splitlines())) <= 80
+    tables, _ = text.split("look-ahead embeddings: ")  # lines below may be longer
+    assert all(prompt.id in tables for prompt in prompts)
+    assert max(map(len, tables.splitlines())) <= 80
     assert text.splitlines()[-1].startswith("auto is ")
     assert text.endswith(
         " times as fast as plain decoding (ar) here; every plan wrote the same text, token for "
         "token\n"
     )
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
-        named_options = [GenerateOptions(**fields) for fields in DEFAULT_CONTENDERS.values()]
-        assert [contender_name(session, options) for options in named_options] == [
-            *DEFAULT_CONTENDERS
-        ]
+        names = [*DEFAULT_CONTENDERS]
+        contenders = [GenerateOptions(**fields) for fields in DEFAULT_CONTENDERS.values()]
+        assert [contender_name(session, options) for options in contenders] == names
         options = BenchOptions(SamplingParams(0.0), max_new_tokens=4, repeat=1)
-        assert [*options.encoded(session).values()] == [encode(session, prompt) for prompt in named]
-        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == [
-            *DEFAULT_CONTENDERS
-        ]
-        chat, *_, code = named
-        assert encode(session, chat) == session.encode_chat(
-            [{"role": "user", "content": chat.text}]
-        )
-        assert encode(session, code) == session.encode(code.text)
+        ids = [encode(session, prompt) for prompt in prompts]
+        assert [*options.encoded(session).values()] == ids
+        assert [plan["plan"] for plan in run_bench(session, options)["plans"]] == names
+        messages = [{"role": "user", "content": prompts[0].text}]
+        assert ids[0] == session.encode_chat(messages)
+        assert ids[-1] == session.encode(prompts[-1].text)
 
 
 def test_figures_by_prompt(tiny_bundle: Path):
-    """In the order of the prompts; tokens over seconds of decoding, and the ratio in the same
-    round."""
-    flags = (
-        "-p",
-        "one",
-        "-p",
-        "another",
-        "--plan",
-        "ar",
-        "--plan",
-        "fused",
-        "--max-new-tokens",
-        "8",
-        "--repeat",
-        "1",
-    )
-    report = json.loads(output("bench", tiny_bundle, *flags, "--json"))
+    flags = "-p one -p another --plan ar --plan fused --max-new-tokens 8 --repeat 1"
+    report = report_of(tiny_bundle, flags)
     plain, fused = (plan["by_prompt"] for plan in report["plans"])
-    assert [each["prompt"] for each in fused] == ["1: one", "2: another"]
-    for mine, base in zip(fused, plain, strict=True):
-        assert (
-            mine["ratio"] == mine["tokens_per_second"] / base["tokens_per_second"]
-            and base["ratio"] == 1.0
-        )
-        assert mine["tau"] >= base["tau"] == 1.0
-    rates = [each["tokens_per_second"] for each in fused]
+    assert [figures["prompt"] for figures in fused] == ["1: one", "2: another"]
+    for figures, base in zip(fused, plain, strict=True):
+        assert figures["ratio"] == figures["tokens_per_second"] / base["tokens_per_second"]
+        assert base["ratio"] == 1.0 and figures["tau"] >= base["tau"] == 1.0
+    rates = [figures["tokens_per_second"] for figures in fused]
     assert min(rates) < report["plans"][1]["tokens_per_second"] < max(rates)
-    assert (
-        "by_prompt"
-        not in json.loads(output("bench", tiny_bundle, *flags, "--batch", "2", "--json"))["plans"][
-            0
-        ]
-    )
+    assert "by_prompt" not in report_of(tiny_bundle, f"{flags} --batch 2")["plans"][0]
 
 
 @pytest.mark.parametrize("batches", [(), (2, 3)])
-def test_contestants_take_turns_at_every_prompt(
+def test_plans_take_turns_at_every_prompt(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, batches
 ):
-    """In each round, of which the first warms up; groups of several prompts begin together."""
-    done, run = [], Contender.run
+    """The first of three rounds warms up. Prompts of a batch begin together."""
+    turns, run = [], Contender.run
 
     def recorded(self, session, prompts):
-        done.append((self.name, [session.tokenizer.decode(ids) for ids in prompts]))
+        turns.append((self.name, [session.tokenizer.decode(ids) for ids in prompts]))
         return run(self, session, prompts)
 
     monkeypatch.setattr(Contender, "run", recorded)
-    prompts = ("a", "b", "c", "d")
-    options = {
-        "prompts": prompts,
-        "max_new_tokens": 4,
-        "plans": ("ar", "fused"),
-        "repeat": 2,
-        "batches": batches,
-    }
-    with load(
-        tiny_bundle, threads=1, max_batch_size=max(batches, default=1), prefix_cache=False
-    ) as session:
-        report = run_bench(session, BenchOptions(SamplingParams(0.0), **options))
+    report = measure(
+        tiny_bundle,
+        slots=max(batches, default=1),
+        prompts=tuple("abcd"),
+        max_new_tokens=4,
+        plans=("ar", "fused"),
+        repeat=2,
+        batches=batches,
+    )
     names = [plan["plan"] for plan in report["plans"]]
-    one_round = [(name, [prompt]) for prompt in prompts for name in names]
+    one_round = [(name, [prompt]) for prompt in "abcd" for name in names]
     if batches:
         assert names == ["ar x2", "fused L=6 x2", "ar x3", "fused L=6 x3"]
-        both, more = names[:2], names[2:]
-        one_round = [(name, ["a", "b"]) for name in both] + [
-            (name, ["a", "b", "c"]) for name in more
-        ]
-        one_round += [(name, ["c", "d"]) for name in both] + [(name, ["d"]) for name in more]
-    assert done == one_round * 3
+        groups = (("ab", names[:2]), ("abc", names[2:]), ("cd", names[:2]), ("d", names[2:]))
+        one_round = [(name, list(prompts)) for prompts, each in groups for name in each]
+    assert turns == one_round * 3
 
 
-def test_another_text_is_told_loudly(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """The status is 1, the table is there all the same, and nothing claims that the texts are the
-    same."""
+def test_a_text_that_differs_is_an_error(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     run = Contender.run
 
     def wrong(self, session, prompts):
@@ -190,16 +164,14 @@ def test_another_text_is_told_loudly(tiny_bundle: Path, monkeypatch: pytest.Monk
         return replace(turn, token_ids=changed) if self.name == "auto" else turn
 
     monkeypatch.setattr(Contender, "run", wrong)
-    done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK])
+    command = ["bench", str(tiny_bundle), "-p", "hello", *QUICK]
+    done = CliRunner().invoke(main, command)
     assert done.exit_code == 1 and "tokens/s" in done.stdout and "same text" not in done.output
     assert "DIFFERENT TEXT: auto: token 7: " in done.stderr and "lookahead" not in done.stderr
-    done = CliRunner().invoke(main, ["bench", str(tiny_bundle), "-p", "hello", *QUICK, "--json"])
+    done = CliRunner().invoke(main, [*command, "--json"])
     report = json.loads(done.stdout)
-    assert (
-        done.exit_code == 1
-        and report["near_ties"] == []
-        and report["differences"][0].startswith("auto: token 7")
-    )
+    assert done.exit_code == 1 and report["near_ties"] == []
+    assert report["differences"][0].startswith("auto: token 7")
 
 
 @pytest.mark.parametrize(("margin", "same_entries"), [*product([1e-4, 0.5], [True, False])])
@@ -208,102 +180,56 @@ def test_a_near_tie_is_excused_only_where_rows_may_round_differently(
 ):
     monkeypatch.setattr(bench, "first_difference", lambda *_: Difference(2, (3, 4), margin, 1e-3))
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
-        session.backend.capabilities = replace(
-            session.backend.capabilities, same_entries=same_entries
-        )
+        capabilities = session.backend.capabilities
+        session.backend.capabilities = replace(capabilities, same_entries=same_entries)
         options = {"prompts": ("a",), "max_new_tokens": 4, "plans": ("ar", "fused"), "repeat": 1}
         report = run_bench(session, BenchOptions(SamplingParams(0.0), **options))
     excused = margin < 1e-3 and not same_entries
-    assert (len(report["near_ties"]), len(report["differences"])) == (
-        int(excused),
-        int(not excused),
-    )
+    assert (len(report["near_ties"]), len(report["differences"])) == (excused, not excused)
 
 
 def test_table(tiny_bundle: Path):
-    """A row and a bar for each plan, and no table by prompt of so many. Whether drafts paid is the
-    machine's matter."""
-    text = output(
-        "bench", tiny_bundle, *QUICK, "-p", "hello", "--lookahead", "2", "--lookahead", "4"
-    )
-    table, rest = text.split("look-ahead embeddings: ")
-    for word in ("plan", "tokens/s", "ratio", "tau", "ar", "two-pass L=2", "two-pass L=4"):
+    """Each plan has a row, a row of the breakdown, and a bar."""
+    flags = shlex.split("-p hello --lookahead 2 --lookahead 4 --breakdown")
+    table, rest = output("bench", tiny_bundle, *QUICK, *flags).split("look-ahead embeddings: ")
+    words = "plan tokens/s ratio tau ar host trunk tail cost measured predicted"
+    for word in (*words.split(), "two-pass L=2", "two-pass L=4"):
         assert word in table
-    assert table.count("two-pass L=") == 4 and "same text" in rest
+    assert len(re.findall("two-pass L=.*\N{FULL BLOCK}", table)) == 2 and "same text" in rest
 
 
 def test_draft_sources(tiny_bundle: Path):
-    flags = ("--plan", "ar", "--plan", "fused", "--plan", "fused:2,1,0", "--plan", "auto")
+    flags = "--plan ar --plan fused --plan fused:2,1,0 --plan auto -p hello --lookahead 4"
     sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
-    flags = (*flags, "-p", "hello", "--lookahead", "4", "--json")
-    report = json.loads(output("bench", tiny_bundle, *QUICK, *flags, *sources))
-    names = [
-        "ar",
-        "fused L=4",
-        "ngram L=4",
-        "fused L=4 +ngram",
-        "fused:2,1,0",
-        "ngram L=2",
-        "fused:2,1,0 +ngram",
-    ]
-    assert [plan["plan"] for plan in report["plans"]] == [
-        *names,
-        "auto (lookahead)",
-        "auto (ngram)",
-        "auto",
-    ]
+    report = report_of(tiny_bundle, flags, *QUICK, *sources)
+    names = "ar|fused L=4|ngram L=4|fused L=4 +ngram|fused:2,1,0|ngram L=2|fused:2,1,0 +ngram"
+    names += "|auto (lookahead)|auto (ngram)|auto"
+    assert [plan["plan"] for plan in report["plans"]] == names.split("|")
 
 
 def test_sampling_and_plans(random_bundle: Path):
-    flags = (
-        "--temperature",
-        "1",
-        "--seed",
-        "3",
-        "--plan",
-        "two-pass",
-        "--plan",
-        "ar",
-        "--plan",
-        "two-pass",
-    )
-    report = json.loads(output("bench", random_bundle, *QUICK, *flags, "--json"))
+    flags = "--temperature 1 --seed 3 --plan two-pass --plan ar --plan two-pass"
+    report = report_of(random_bundle, flags, *QUICK)
     assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
-    off = {
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {},
-    }
-    assert (
-        report["sampling"]
-        == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, "min_p": 0.0} | off
-    )
+    assert report["sampling"] == vars(SamplingParams(temperature=1.0, seed=3))
 
 
 def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of every batch size up to the largest, and of the kind of sampling that is measured."""
-    done, probe, run = [], Tuners._times, Contender.run
+    """At every batch size up to the largest, with the sampler that is measured."""
+    calls, probe, run = [], Tuners._times, Contender.run
 
     def probed(self, sampler, batch=1):
-        done.append((sampler, batch))
+        calls.append((sampler, batch))
         return probe(self, sampler, batch)
 
     monkeypatch.setattr(Tuners, "_times", probed)
     monkeypatch.setattr(
-        Contender, "run", lambda *arguments: (done.append("round"), run(*arguments))[1]
+        Contender, "run", lambda *arguments: (calls.append("round"), run(*arguments))[1]
     )
     sampling = SamplingParams(temperature=0.8, top_k=5, seed=1)
-    with load(tiny_bundle, threads=1, max_batch_size=4) as session:
-        options = {
-            "max_new_tokens": 8,
-            "plans": ("ar", "auto"),
-            "batches": (4,),
-            "repeat": 1,
-            "prompts": ("a",),
-        }
-        run_bench(session, BenchOptions(sampling, **options))
-    assert done == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
+    options = {"plans": ("ar", "auto"), "batches": (4,), "repeat": 1, "prompts": ("a",)}
+    measure(tiny_bundle, slots=4, sampling=sampling, max_new_tokens=8, **options)
+    assert calls == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
 
 
 def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
@@ -316,14 +242,8 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Contender, "run", other_plan)
     saved = []
-    options = {
-        "max_new_tokens": 24,
-        "plans": ("auto",),
-        "repeat": 2,
-        "prompts": ("the the the the",),
-    }
-    with load(tiny_bundle, threads=1) as session:
-        report = run_bench(session, BenchOptions(SamplingParams(), **options), saved.append)
+    options = {"plans": ("auto",), "repeat": 2, "prompts": ("the the the the",)}
+    report = measure(tiny_bundle, save=saved.append, max_new_tokens=24, **options)
     (first,), (both,) = saved[0]["plans"], report["plans"]
     assert first["tau"] == first["by_prompt"][0]["tau"] == 1.0
     assert both["tau"] == both["by_prompt"][0]["tau"] > 1.0
@@ -331,18 +251,13 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
     assert both["milliseconds_per_pass"] > both["host_milliseconds_per_pass"] > 0
 
 
-@pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.parametrize(
-    "sampling", [(), ("--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--seed", "1")]
-)
-def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ...]):
-    """Trunk, tail and loop of fixed plans, and the speed that follows; plans without fixed passes
-    have none."""
-    plans = ("--plan", "ar", "--plan", "two-pass", "--plan", "fused:2,1,1", "--plan", "auto")
-    flags = ("--lookahead", "2", "--repeat", "1", "--max-new-tokens", "8", "--breakdown", *sampling)
-    batches = () if batch is None else ("--batch", str(batch))
-    report = json.loads(output("bench", tiny_bundle, *plans, *flags, *batches, "--json"))
-    *fixed, auto = report["plans"]
+@pytest.mark.parametrize("batch", ["", "--batch 3"])
+@pytest.mark.parametrize("sampling", ["", "--temperature 0.8 --top-k 50 --top-p 0.9 --seed 1"])
+def test_breakdown(tiny_bundle: Path, batch: str, sampling: str):
+    """Plans have times of trunk, tail and host, and the speed that follows; `auto` has none."""
+    plans = "--plan ar --plan two-pass --plan fused:2,1,1 --plan auto --lookahead 2 --breakdown"
+    flags = f"{plans} --repeat 1 --max-new-tokens 8 {batch} {sampling}"
+    *fixed, auto = report_of(tiny_bundle, flags)["plans"]
     for plan in fixed:
         assert plan["trunk_milliseconds"] > 0 and plan["tail_milliseconds"] > 0 and plan["cost"] > 0
         assert plan["host_milliseconds_per_pass"] > 0
@@ -352,34 +267,16 @@ def test_breakdown(tiny_bundle: Path, batch: int | None, sampling: tuple[str, ..
     assert auto["predicted_tokens_per_second_each"] is None and auto["cost"] is None
 
 
-def test_breakdown_in_the_table(tiny_bundle: Path):
-    table = output(
-        "bench",
-        tiny_bundle,
-        *QUICK,
-        "--plan",
-        "ar",
-        "--draft",
-        "ngram",
-        "--plan",
-        "fused",
-        "--breakdown",
-    )
-    for word in ("host", "trunk", "tail", "cost", "measured", "predicted"):
-        assert word in table
-
-
 @pytest.mark.parametrize(
     "flags", [("--plan", "ar", "--max-new-tokens", "4"), ("--rows", "2", "--cached", "20")]
 )
 def test_the_report_is_written_after_every_round(
     tiny_bundle: Path, tmp_path: Path, monkeypatch, flags
 ):
-    """What an interrupted run has measured is not lost."""
+    """An interrupted run keeps the rounds that it measured."""
     written: list[int] = []
-    monkeypatch.setattr(
-        bench, "write_whole", lambda _path, text: written.append(json.loads(text)["repeat"])
-    )
+    write = lambda _path, text: written.append(json.loads(text)["repeat"])  # noqa: E731
+    monkeypatch.setattr(bench, "write_whole", write)
     command = ["bench", str(tiny_bundle), "--repeat", "3", *flags, "-o", str(tmp_path / "out")]
     assert CliRunner().invoke(main, command).exit_code == 0
     assert written == [1, 2, 3]
@@ -389,7 +286,7 @@ def test_prompt_file(tiny_bundle: Path, tmp_path: Path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "Zwei 🦊", "id": 2}\n', encoding="utf-8")
     flags = ("--prompt-file", file, "-p", "three")
-    assert json.loads(output("bench", tiny_bundle, *QUICK, *flags, "--json"))["prompts"] == 3
+    assert report_of(tiny_bundle, "", *QUICK, *flags)["prompts"] == 3
 
 
 BAD_FILES = {
@@ -412,25 +309,15 @@ def test_refused_prompt_files(tiny_bundle: Path, tmp_path: Path, case: str):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ["--repeat", "0"],
-        ["--plan", "warp"],
-        ["--lookahead", "7"],
-        ["--max-new-tokens", "0"],
-        ["--top-k", "-1"],
-    ],
-    ids=" ".join,
+    "flags", ["--repeat 0", "--plan warp", "--lookahead 7", "--max-new-tokens 0", "--top-k -1"]
 )
-def test_refused_flags(tiny_bundle: Path, flags: list[str]):
-    refusal("bench", tiny_bundle, *flags)
+def test_refused_flags(tiny_bundle: Path, flags: str):
+    refusal("bench", tiny_bundle, *flags.split())
 
 
 def test_unwritable_output(tiny_bundle: Path, tmp_path: Path):
-    assert "cannot write" in refusal(
-        "bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json"
-    )
-    assert list(tmp_path.iterdir()) == []
+    line = refusal("bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json")
+    assert "cannot write" in line and list(tmp_path.iterdir()) == []
 
 
 def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path):
@@ -447,119 +334,90 @@ def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path
 
 
 def test_a_prompt_that_fills_the_capacity(tiny_bundle: Path):
-    """768 tokens leave room for one pass of one row: two-pass falls back to it, and nothing divides
-    by zero."""
-    prompt = "<bos>" * 768
-    report = json.loads(output("bench", tiny_bundle, "--repeat", "1", "-p", prompt, "--json"))
-    assert report["prompts"] == 1
+    """768 tokens leave room for one pass of one row: every plan falls back to plain decoding."""
+    assert report_of(tiny_bundle, "--repeat 1", "-p", "<bos>" * 768)["prompts"] == 1
 
 
 ROWS = ("--repeat", "1", "--trust-bundle")
 
 
 def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
-    """Each width has its windows, once; ratios are to one row, requested or not."""
-    report = json.loads(
-        output("bench", tiny_bundle, *ROWS, "--rows", "2,7,9,9,49", "--cached", "20", "--json")
-    )
+    """Each number of rows has its windows, once; ratios are to one row, requested or not."""
+    report = report_of(tiny_bundle, "--rows 2,7,9,9,49 --cached 20", *ROWS)
     rows = [(row["rows"], row["window"], row["lookahead_rows"]) for row in report["rows"]]
     assert rows == [
         (1, "ar", 0),
-        (2, "verify-1", 0),
-        (2, "draft-1", 1),
-        (7, "verify-6", 0),
-        (7, "draft-6", 6),
-        (7, "fused:2,1,1", 4),
-        (9, "prefill-9", 0),
-        (9, "fused-2", 6),
-        (49, "prefill-49", 0),
-        (49, "fused-6", 42),
+        *((2, "verify-1", 0), (2, "draft-1", 1)),
+        *((7, "verify-6", 0), (7, "draft-6", 6), (7, "fused:2,1,1", 4)),
+        *((9, "prefill-9", 0), (9, "fused-2", 6)),
+        *((49, "prefill-49", 0), (49, "fused-6", 42)),
     ]
-    assert (
-        report["rows"][0]["ratio"] == 1.0 and report["cached"] == 20 and report["capacity"] == 128
-    )
-    assert all(row["trunk_milliseconds"] > 0 for row in report["rows"])
-    for row in report["rows"]:  # prompts have no tail
-        assert (
-            row["tail_milliseconds"] is None
-            if "prefill" in row["window"]
-            else row["tail_milliseconds"] > 0
-        )
+    assert report["rows"][0]["ratio"] == 1.0
+    assert report["cached"] == 20 and report["capacity"] == 128
+    for row in report["rows"]:
+        assert row["trunk_milliseconds"] > 0
+        assert (row["tail_milliseconds"] is None) == ("prefill" in row["window"])
 
 
-def test_passes_of_a_kind_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """By one thread, as they are run while decoding; the kinds take turns, and the first round
-    warms up."""
-    done, idle_pass = [], Runner.idle_pass
+def test_passes_of_a_plan_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """By one thread, as in decoding. The plans take turns, and the first round warms up."""
+    passes, idle_pass = [], Runner.idle_pass
 
     def recorded(self, kind, **options):
-        done.append((kind.plan.name, threading.get_ident()))
+        passes.append((kind.plan.name, threading.get_ident()))
         return idle_pass(self, kind, **options)
 
     monkeypatch.setattr(Runner, "idle_pass", recorded)
+    greedy = SamplingParams(0.0)
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
-        report = measure_rows(
-            session, RowsOptions(SamplingParams(0.0), (2,), cached=20, repeat=2), [[5, 6, 7]]
-        )
-        in_rows, done[:] = list(done), []
-        flags = {
-            "prompts": ("a",),
-            "plans": ("two-pass",),
-            "lookahead": (1,),
-            "max_new_tokens": 4,
-            "repeat": 2,
-        }
-        run_bench(session, BenchOptions(SamplingParams(0.0), breakdown=True, **flags))
+        report = measure_rows(session, RowsOptions(greedy, (2,), cached=20, repeat=2), [[5, 6, 7]])
+    of_rows, passes[:] = list(passes), []
+    options = {"prompts": ("a",), "plans": ("two-pass",), "lookahead": (1,), "repeat": 2}
+    measure(tiny_bundle, breakdown=True, max_new_tokens=4, **options)
     names = [row["window"] for row in report["rows"]]
     assert names == ["ar", "verify-1", "draft-1"] and report["repeat"] == 2
-    for found, order in ((in_rows, names * 3), (done, ["ar", "draft-1", "verify-1"] * 2)):
-        runs = [(name, len({*threads}), len(threads)) for name, threads in _runs(found)]
-        assert runs == [(name, 1, WARM_UP_PASSES + TIMED_PASSES) for name in order]
-
-
-def _runs(passes):
-    """The threads of the passes of one name that follow one another."""
-    return [
-        (name, [thread for _, thread in run])
-        for name, run in groupby(passes, key=lambda each: each[0])
-    ]
+    for timed, order in ((of_rows, names * 3), (passes, ["ar", "draft-1", "verify-1"] * 2)):
+        turns = [(name, [*turn]) for name, turn in groupby(timed, key=lambda each: each[0])]
+        assert [name for name, _ in turns] == order
+        for _, turn in turns:
+            assert len(turn) == WARM_UP_PASSES + TIMED_PASSES and len({*turn}) == 1
 
 
 def test_what_is_timed_is_what_decoding_runs(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """The same sessions, bound to windows of the same plan."""
-    run: list = []
+    """The timed passes use the ONNX Runtime sessions and bindings of decoding."""
+    used: list = []
     get = BoundSessions.get
-    monkeypatch.setattr(
-        BoundSessions,
-        "get",
-        lambda self, key, make: (run.append((key, found := get(self, key, make))), found)[1],
-    )
+
+    def recorded(self, key, make):
+        used.append((key, bound := get(self, key, make)))
+        return bound
+
+    def sessions(plan: str) -> set:
+        return {(key, id(bound._session)) for key, bound in used if key[0] == plan}
+
+    monkeypatch.setattr(BoundSessions, "get", recorded)
+    greedy = SamplingParams(0.0)
     with load(adapter_bundle, threads=1, prefix_cache=False) as session:
         lookahead = session.manifest.lookahead.length
-        for plan, rows in (
-            ("ar", "ar"),
-            ("fused:1,1", "fused-1"),
-            ("two-pass", f"verify-{lookahead}"),
+        for mode, plan, rows in (
+            ("ar", "ar", 1),
+            ("fused:1,1", "fused-1", 4),
+            ("two-pass", f"verify-{lookahead}", 1 + lookahead),
         ):
-            run.clear()
-            options = GenerateOptions(
-                max_new_tokens=12, plan=plan, ignore_eos=True, sampling=SamplingParams(0.0)
-            )
+            used.clear()
+            options = GenerateOptions(12, greedy, plan=mode, ignore_eos=True)
             session.generate_ids([5, 6, 7], options).result()
-            decoded = {(key, id(bound._session)) for key, bound in run if key[0] == rows}
-            run.clear()
-            widths = {"ar": 1, "fused-1": 4, f"verify-{lookahead}": 1 + lookahead}
-            options = RowsOptions(SamplingParams(0.0), (widths[rows],), cached=20, repeat=1)
-            measure_rows(session, options, [[5, 6, 7]])
-            timed = {(key, id(bound._session)) for key, bound in run if key[0] == rows}
-            assert timed == decoded and len(timed) == 2  # a trunk and a tail
+            decoded = sessions(plan)
+            used.clear()
+            measure_rows(session, RowsOptions(greedy, (rows,), cached=20, repeat=1), [[5, 6, 7]])
+            assert sessions(plan) == decoded and len(decoded) == 2  # a trunk and a tail
 
 
 def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Path):
     """Ratios are to one row of as many sequences, and passes run over the whole capacity."""
-    file, sizes = tmp_path / "rows.json", ("--batch", "1,3", "--capacity", "512", "--cached", "130")
-    flags = (*sizes, "--temperature", "0.8", "--top-p", "0.9")
-    table = output("bench", random_bundle, *ROWS, "--rows", "1,4", *flags, "-o", file)
+    file, flags = tmp_path / "rows.json", "--rows 1,4 --batch 1,3 --capacity 512 --cached 130"
+    flags = (*shlex.split(f"{flags} --temperature 0.8 --top-p 0.9"), "-o", file)
+    table = output("bench", random_bundle, *ROWS, *flags)
     for words in ("sequences", "draft-3", "130 cached tokens, KV capacity 512"):
         assert words in table
     report = json.loads(file.read_text())
@@ -574,14 +432,10 @@ def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Pa
 def test_windows_have_the_rows_that_were_asked_for():
     for lookahead in (1, 2, 4, 16):
         for rows in range(1, 1 + lookahead * (lookahead + 2) + 1):
-            found = windows(rows, lookahead)
-            assert found and all(plan.width == rows for plan in found), (rows, lookahead)
-            without, *drafting = found
-            assert (
-                not without.groups
-                and all(plan.groups for plan in drafting)
-                and bool(drafting) == (rows > 1)
-            )
+            without, *drafting = plans = windows(rows, lookahead)
+            assert all(plan.width == rows for plan in plans), (rows, lookahead)
+            assert not without.groups and all(plan.groups for plan in drafting)
+            assert bool(drafting) == (rows > 1)
             assert all(plan.drafts <= lookahead for plan in drafting)
         assert windows(rows + 1, lookahead) == []
 
@@ -589,16 +443,13 @@ def test_windows_have_the_rows_that_were_asked_for():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (
-            ("--rows", "50"),
-            "--rows 50: no window has so many rows; choose from 1 to 49 for this bundle",
-        ),
-        (("--rows", "5,x"), "--rows must list numbers of rows, as in 1,2,3,5,7,9,13,25, not '5,x'"),
-        (("--rows", "5", "--cached", "800"), "lower --cached or raise --capacity"),
-        (("--rows", "5", "--plan", "ar"), "leave out --plan"),
-        (("--cached", "20"), "it is for --rows; leave it out"),
-        (("--rows", "5", "--breakdown"), "leave out --breakdown"),
+        ("--rows 50", "--rows 50: no window has so many rows; choose from 1 to 49 for this bundle"),
+        ("--rows 5,x", "--rows must list numbers of rows, as in 1,2,3,5,7,9,13,25, not '5,x'"),
+        ("--rows 5 --cached 800", "lower --cached or raise --capacity"),
+        ("--rows 5 --plan ar", "leave out --plan"),
+        ("--cached 20", "it is for --rows; leave it out"),
+        ("--rows 5 --breakdown", "leave out --breakdown"),
     ],
 )
-def test_refused_rows(tiny_bundle: Path, flags: tuple[str, ...], expected: str):
-    assert expected in refusal("bench", tiny_bundle, *flags)
+def test_refused_rows(tiny_bundle: Path, flags: str, expected: str):
+    assert expected in refusal("bench", tiny_bundle, *flags.split())

@@ -29,7 +29,7 @@ def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
         terminal.wait_for("6 messages written")
         terminal.wait_for(PROMPT)
         terminal.type("\x04")  # Ctrl-D
-        assert terminal.end() == 0
+        assert terminal.exit_status() == 0
     assert [turn["content"] for turn in json.loads(saved.read_text())[::2]] == [
         "hello",
         "hello!",
@@ -38,19 +38,19 @@ def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
 
 
 def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):
-    """Twice, since a prompt in between takes the signal over."""
+    """Two answers are stopped, because the prompt between them changes the signal's handler."""
     flags = ("--max-new-tokens", "700", "--ignore-eos", "--plan", "ar")
     with Terminal("chat", tiny_bundle, *flags, command=SLOW_PASS_RUN) as terminal:
         for _ in range(2):
             terminal.wait_for(PROMPT)
             terminal.type("hello\r")
             terminal.wait_for(ENTERED)
-            terminal.wait_for_characters(8)  # of the answer: until then Ctrl-C is a key
+            terminal.wait_for_characters(8)  # while nothing is written, Ctrl-C is a key
             terminal.type("\x03")
             terminal.wait_for("[stopped]")
         terminal.wait_for(PROMPT)
         terminal.type("\x03")
-        assert terminal.end() == 0
+        assert terminal.exit_status() == 0
         assert "Traceback" not in terminal.shown
 
 
@@ -59,4 +59,4 @@ def test_sigterm_at_the_prompt(tiny_bundle: Path):
         terminal.wait_for(PROMPT)
         terminal.process.send_signal(signal.SIGTERM)
         assert "Traceback" not in terminal.wait_for("interrupted")
-        assert terminal.end() == 130
+        assert terminal.exit_status() == 130

@@ -43,13 +43,7 @@ PENALIZED = {
     "repetition_penalty": Case(["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
     "logit_bias": Case(["--logit-bias", "5=-2"], {"logit_bias": {5: -2.0}}),
 }
-NO_CONSTRAINT = {
-    "json_schema": None,
-    "json_object": False,
-    "regex": None,
-    "choice": (),
-    "grammar": None,
-}
+NO_CONSTRAINT = {"json_object": False, "choice": ()}
 CONSTRAINED = {
     "json_schema": (["--json-schema", "schema"], {"json_schema": "{}"}),
     "json_object": (["--json-object"], {"json_object": True}),
@@ -89,7 +83,7 @@ LOGPROBS_MODE = {
 
 
 def under(prefix: str, cases: dict[str, Case]) -> dict[str, Case]:
-    """The same cases, where the fields are those of `prefix`."""
+    """Return the cases with `prefix.` before every name that they expect."""
     return {
         name: dataclasses.replace(
             case, expected={f"{prefix}.{key}": value for key, value in case.expected.items()}
@@ -99,16 +93,11 @@ def under(prefix: str, cases: dict[str, Case]) -> dict[str, Case]:
 
 
 def constrained() -> dict[str, Case]:
-    """Cases of options that make a constraint."""
-    found = {}
+    """Return the cases of options that make a constraint."""
+    cases = {}
     for name, (given, fields) in CONSTRAINED.items():
-        whole = {
-            f"GenerateOptions.constraint.{key}": value
-            for key, value in (NO_CONSTRAINT | fields).items()
-        }
-        unset = [key for key, value in whole.items() if value is None]
-        found[name] = Case(given, {key: value for key, value in whole.items() if key not in unset})
-    return found
+        cases[name] = Case(given, NO_CONSTRAINT | fields)
+    return under("GenerateOptions.constraint", cases)
 
 
 GENERATION = {
@@ -253,11 +242,11 @@ CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for optio
 
 
 for module in ("batch", "bench_rows", "chat_loop", "tables", "inspect_bundle"):
-    import_module(f"pass_runtime.cli.{module}")  # before anything that they import is replaced
+    import_module(f"pass_runtime.cli.{module}")  # before `prepare` replaces what they import
 
 
 def prepare(calls: Calls) -> None:
-    """Replace what the commands call, but for what parses their options."""
+    """Replace the functions that commands call, but not those that parse options."""
     session = StandIn(calls)
     session.chat_template = None
     calls.replace("pass_runtime.cli.flags.load", session)
@@ -283,9 +272,8 @@ def prepare_server(calls: Calls) -> None:
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
     calls.replace("pass_server.server.listen", listening)
     calls.replace("pass_server.server.serve")
-    calls.replace(
-        "pass_server.server.answering", nullcontext(), noted=False
-    )  # it needs a real listener
+    # `answering` needs a real listener.
+    calls.replace("pass_server.server.answering", nullcontext(), noted=False)
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
     calls.replace("pass_server.server.make_app", app)
     calls.replace("pass_server.server.check_exposure")
@@ -305,7 +293,7 @@ def test_there_is_a_case_for_every_option(command):
 
 
 @pytest.mark.parametrize(("command", "option"), CASES)
-def test_an_option_changes_what_it_is_for(command, option):
+def test_an_option_changes_only_its_own_fields(command, option):
     if command == "serve":
         pytest.importorskip("fastapi")
     base, cases = COMMANDS[command]
@@ -313,21 +301,21 @@ def test_an_option_changes_what_it_is_for(command, option):
     assert changes(main, [command], base, cases[option], prepared) == cases[option].expected
 
 
-WITHOUT_USE = [
+WITHOUT_EFFECT = [
     ["generate", *PROMPT, "--keep-newline"],
     ["generate", *PROMPT, "--json", "--show-drafts"],
     ["generate", *PROMPT, "--system", "s"],
     ["generate", *PROMPT, "--logprobs", 1],
     ["generate", *PROMPT, "--plan", "ar", "--explain"],
     ["bench", BUNDLE, "--cached", 9],
-    *(["bench", *ROWS, *more] for more in (["--plan", "ar"], ["--lookahead", 1], ["--breakdown"])),
+    *(["bench", *ROWS, flag] for flag in ("--plan=ar", "--lookahead=1", "--breakdown")),
     ["bench", *ROWS, "--max-new-tokens", 5],
     ["inspect", BUNDLE, "--max-batch-size", 3],
 ]
 
 
-@pytest.mark.parametrize("line", WITHOUT_USE, ids=lambda line: " ".join(map(str, line)))
-def test_an_option_that_would_change_nothing_is_refused(line, monkeypatch):
+@pytest.mark.parametrize("line", WITHOUT_EFFECT, ids=lambda line: " ".join(map(str, line)))
+def test_an_option_without_effect_is_refused(line, monkeypatch):
     calls = Calls(monkeypatch)
     prepare(calls)
     result = CliRunner().invoke(main, [str(word) for word in line])
@@ -345,27 +333,21 @@ VALUES = {
     "choice": ["a"],
     "grammar": 'start: "a"',
 }
-"""A value for every field of a request that is not its default."""
+"""For every field of a request, a value that is not its default."""
 
 
 @pytest.mark.parametrize(
     "name", sorted(BatchRequest.model_fields.keys() - {"id", "prompt", "messages"})
 )
-def test_a_field_of_a_batch_changes_its_request(name):
+def test_a_field_of_a_batch_line_changes_its_request(name):
     value = {"5": -2.0} if name == "logit_bias" else listed(VALUES[name])
     fields = {"plan": "ar"} | {name: value}
     options = BatchRequest.model_validate({"prompt": "a", **fields}).options(GenerateOptions(), 1)
     plain = BatchRequest(prompt="a", plan="ar").options(GenerateOptions(), 1)
     assert options != plain
-    place = (
-        options.constraint
-        if name in CONSTRAINT_FIELDS
-        else options
-        if hasattr(options, name)
-        else options.sampling
-    )
-    found = getattr(place, name)
-    assert (json.loads(found) if name == "json_schema" else listed(found)) == listed(VALUES[name])
+    part = options if hasattr(options, name) else options.sampling
+    given = getattr(options.constraint if name in CONSTRAINT_FIELDS else part, name)
+    assert (json.loads(given) if name == "json_schema" else listed(given)) == listed(VALUES[name])
 
 
 def listed(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""pass-run inspect: from the manifest alone, for people and for programs."""
+"""pass-run inspect prints the manifest, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -16,47 +16,36 @@ from pass_runtime.bundle.plan import make_cycle
 
 
 def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
-    found = json.loads(output("inspect", adapter_bundle, "--json"))
+    printed = json.loads(output("inspect", adapter_bundle, "--json"))
     manifest = read_manifest(adapter_bundle)
-    assert found["model"]["name"] == manifest.model.name and found["model"]["layers"] == 2
-    assert (
-        found["model"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
-    )  # K and V, layers, heads, head size, fp32
-    assert found["lookahead"]["length"] == 8 and found["lookahead"]["adapter_rank"] == 4
-    assert (
-        found["rule"] == "match" and found["engines"] == [] and found["content"] == manifest.content
-    )
-    for name, info in found["files"].items():
+    assert printed["model"]["name"] == manifest.model.name and printed["model"]["layers"] == 2
+    kv_bytes = 2 * 2 * 2 * 16 * 4  # K and V, layers, heads, head size, fp32
+    assert printed["model"]["kv_bytes_per_token"] == kv_bytes
+    assert printed["lookahead"]["length"] == 8 and printed["lookahead"]["adapter_rank"] == 4
+    assert printed["rule"] == "match" and printed["engines"] == []
+    assert printed["content"] == manifest.content
+    for name, info in printed["files"].items():
         assert info["bytes"] == (adapter_bundle / name).stat().st_size
-    assert found["bytes"] == sum(info["bytes"] for info in found["files"].values())
-    rows = {plan["name"]: plan["rows"] for plan in found["plans"]}
+    assert printed["bytes"] == sum(info["bytes"] for info in printed["files"].values())
+    rows = {plan["name"]: plan["rows"] for plan in printed["plans"]}
     cycles = (
         make_cycle(mode, drafts) for mode in ("ar", "two-pass", "fused") for drafts in range(1, 9)
     )
     assert rows == {plan.name: plan.width for cycle in cycles for plan in cycle.plans}
-    assert found["cpu"] == find_kernels(manifest)._asdict()
-    assert found["tools"]["onnxruntime"] and found["verified"] is False
+    assert printed["cpu"] == find_kernels(manifest)._asdict()
+    assert printed["tools"]["onnxruntime"] and printed["verified"] is False
 
 
 def test_table(adapter_bundle: Path, tiny_bundle: Path):
     table = " ".join(output("inspect", adapter_bundle).split())
-    for text in (
-        "llama",
-        "2 layers",
-        "float32",
-        "L=8",
-        "rank 4",
-        "match",
-        "trunk.onnx.data",
-        "fused-8",
-        "onnxruntime",
-    ):
+    words = "llama|2 layers|float32|L=8|rank 4|match|trunk.onnx.data|fused-8|onnxruntime"
+    for text in words.split("|"):
         assert text in table
     assert f"this CPU {find_kernels(read_manifest(adapter_bundle))}" in table.replace("│ ", "")
     assert "untrained" in output("inspect", tiny_bundle)
 
 
-def test_files_are_read_only_on_request(tiny_bundle: Path, tmp_path: Path):
+def test_files_are_read_with_verify_only(tiny_bundle: Path, tmp_path: Path):
     name = "trunk.onnx.data"
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
     assert output("inspect", copy, "--json")
@@ -72,14 +61,8 @@ def test_files_are_read_only_on_request(tiny_bundle: Path, tmp_path: Path):
 def test_engines(tiny_bundle: Path, tmp_path: Path):
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="pass_config.json")
     manifest = read_manifest(tiny_bundle)
-    engine = EngineFile(
-        graph="trunk.onnx",
-        file="trunk.engine",
-        sha256="0" * 64,
-        bytes=1500,
-        profiles=(),
-        aliases={},
-    )
+    of_engine = {"sha256": "0" * 64, "bytes": 1500, "profiles": (), "aliases": {}}
+    engine = EngineFile(graph="trunk.onnx", file="trunk.engine", **of_engine)
     engines = EngineSet(
         directory="set",
         library="tensorrt-rtx",
@@ -95,20 +78,17 @@ def test_engines(tiny_bundle: Path, tmp_path: Path):
     old = engines.model_copy(update={"bundle": "of other files"})
     listed = manifest.model_copy(update={"engines": (engines, old)})
     (copy / "pass_config.json").write_text(listed.model_dump_json())
-    found = json.loads(output("inspect", copy, "--json"))["engines"]
-    assert [one["current"] for one in found] == [True, False]
-    assert (
-        found[0]["targets"] == ["sm89"]
-        and found[0]["bytes"] == 1500
-        and found[0]["capacities"] == [512, 1024]
-    )
+    current, other = json.loads(output("inspect", copy, "--json"))["engines"]
+    assert (current["current"], other["current"]) == (True, False)
+    assert current["targets"] == ["sm89"] and current["bytes"] == 1500
+    assert current["capacities"] == [512, 1024]
     table = " ".join(output("inspect", copy).replace("│", "").split())
     assert "tensorrt-rtx 1.2 for sm89" in table and "built from other files" in table
     assert "trunk.engine is missing" in refusal("inspect", copy, "--verify")
 
 
 def test_no_session_of_the_bundle_is_opened(tiny_bundle: Path):
-    """onnxruntime runs tiny graphs of its own, to say what this CPU computes."""
+    """ONNX Runtime is imported all the same: it runs tiny graphs to detect the CPU's kernels."""
     code = (
         "import sys; from click.testing import CliRunner; from pass_runtime.cli.main import main\n"
         f"assert CliRunner().invoke(main, ['inspect', {str(tiny_bundle)!r}]).exit_code == 0\n"

@@ -1,5 +1,4 @@
-"""pass-run inspect --device: what is captured as a CUDA graph, on the fakes of TensorRT and of ONNX
-Runtime's CUDA."""
+"""pass-run inspect --device: which passes are captured as CUDA graphs, with fake CUDA devices."""
 
 from __future__ import annotations
 
@@ -19,12 +18,11 @@ from pass_runtime.backends.ort import backend as ort_backend
 
 
 def test_engines(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every pass of every plan, sampler, batch and number of columns, and the chunks of prompts."""
+    """Passes of every plan, sampler, batch and number of columns are listed, and prefill chunks."""
     gpu = Gpu(with_engines(tiny_bundle, tmp_path, 1, 2), monkeypatch)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
-    *lines, last = output(
-        "inspect", gpu.bundle, "--device", "tensorrt", "--max-batch-size", 2
-    ).splitlines()
+    flags = ("--device", "tensorrt", "--max-batch-size", 2)
+    *lines, last = output("inspect", gpu.bundle, *flags).splitlines()
     passes = (
         "pass fused-6 2 truncated over 512 columns",
         "prefill 32 1 over 640 columns",
@@ -36,49 +34,38 @@ def test_engines(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gpu.assert_empty()
 
 
-def test_what_cannot_be_captured(
+def test_failed_captures_have_their_reason(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gpu = Gpu(with_engines(tiny_bundle, tmp_path), monkeypatch)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     gpu.cuda.fail_capture = "cudaGraphInstantiate"
-    found = json.loads(output("inspect", gpu.bundle, "--json", "--device", "tensorrt"))
-    assert (
-        found["device"] == f"tensorrt {VERSION}"
-        and found["engines"]
-        and len(found["captures"]) > 20
-    )
-    assert all(
-        "cudaGraphInstantiate failed with CUDA error 901" in why
-        for why in found["captures"].values()
-    )
+    printed = json.loads(output("inspect", gpu.bundle, "--json", "--device", "tensorrt"))
+    assert printed["device"] == f"tensorrt {VERSION}" and printed["engines"]
+    assert len(printed["captures"]) > 20
+    for reason in printed["captures"].values():
+        assert "cudaGraphInstantiate failed with CUDA error 901" in reason
 
 
 def test_onnx_runtime(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """It captures trunk and tails apart."""
+    """ONNX Runtime captures the trunk and each tail separately."""
     captures, memory, capabilities = FakeCaptures(monkeypatch), FakeCuda(), ort_backend.Capabilities
     monkeypatch.setattr(ort_backend, "choose_device", lambda _: "cpu")
     monkeypatch.setattr(ort_backend, "open_memory", lambda _: Cuda(memory))
-    monkeypatch.setattr(
-        ort_backend,
-        "Capabilities",
-        lambda _kind, *rest, **more: capabilities("cuda", *rest, **more),
-    )
+    on_cuda = lambda _kind, *rest, **more: capabilities("cuda", *rest, **more)  # noqa: E731
+    monkeypatch.setattr(ort_backend, "Capabilities", on_cuda)
     captures.refused = ("tail.ar.greedy",)
     *lines, last = output("inspect", tiny_bundle, "--device", "cuda").splitlines()
     (refused,) = [line for line in lines if not line.startswith("captured: yes, ")]
-    assert (
-        refused.startswith("captured: no, tail.ar.greedy.onnx: ") and "CUDA failure 901" in refused
-    )
+    assert refused.startswith("captured: no, tail.ar.greedy.onnx: ")
+    assert "CUDA failure 901" in refused
     assert last == f"cuda: {len(lines) - 1} of {len(lines)} captured as CUDA graphs"
     tails = {
         f"tail.{plan}.{sampler}.onnx"
         for plan in ("ar", "verify-6")
         for sampler in ("sample", "truncated")
     }
-    trunk = read_manifest(tiny_bundle).trunk_file(
-        "cpu", DEFAULT_BATCH
-    )  # what this session, of the CPU, has opened
+    trunk = read_manifest(tiny_bundle).trunk_file("cpu", DEFAULT_BATCH)  # the session is the CPU's
     assert {line.removeprefix("captured: yes, ") for line in lines} > {trunk, *tails}
     assert not memory.blocks
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what was written stays, the status is 130, and nobody sees a traceback."""
+"""Ctrl-C and SIGTERM: output up to there stays, the status is 130, and no traceback is shown."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from changed_pass_run import held_pass_run, pass_run_after
-from pass_run import SLOW_PASS_RUN, output
+from changed_pass_run import pass_run_after
+from pass_run import SLOW_PASS_RUN, held_batch, output, read_jsonl, write_jsonl
+
+LONG = ("--ignore-eos", "--max-new-tokens", "300")
+SIGNALS = pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
+)
 
 
-def started(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.Popen[bytes]:
+def start(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     return subprocess.Popen([*command, *map(str, arguments)], stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@SIGNALS
 def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
-    flags = (
-        "generate",
-        tiny_bundle,
-        "-p",
-        "The quick brown fox",
-        "--ignore-eos",
-        "--max-new-tokens",
-        "300",
-    )
-    with started(*flags) as running:
+    flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)
+    with start(*flags) as running:
         assert running.stdout is not None
         first = running.stdout.read(8)
         running.send_signal(number)
@@ -43,21 +42,12 @@ def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
     assert whole.startswith(text)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_long_generation_as_json(tiny_bundle: Path, tmp_path: Path, number: signal.Signals):
-    """What was written by then is printed."""
+@SIGNALS
+def test_json_has_the_text_so_far(tiny_bundle: Path, tmp_path: Path, number: signal.Signals):
     passes = tmp_path / "passes"
     slow = pass_run_after(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
-    flags = (
-        "generate",
-        tiny_bundle,
-        "-p",
-        "The quick brown fox",
-        "--ignore-eos",
-        "--max-new-tokens",
-        "300",
-    )
-    with started(*flags, "--plan", "ar", "--json", command=slow) as running:
+    flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)
+    with start(*flags, "--plan", "ar", "--json", command=slow) as running:
         while not passes.is_file() or passes.stat().st_size < 8:
             assert running.poll() is None
             time.sleep(0.01)
@@ -69,12 +59,19 @@ def test_a_long_generation_as_json(tiny_bundle: Path, tmp_path: Path, number: si
     assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"] and found["text"]
 
 
-def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
-    with started("chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "300") as running:
+@contextmanager
+def answering_chat(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A chat in the middle of a long answer."""
+    with start("chat", bundle, *LONG) as running:
         assert running.stdin is not None and running.stdout is not None
         running.stdin.write(b"hello\n")
         running.stdin.flush()
         assert running.stdout.read(4)
+        yield running
+
+
+def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
+    with answering_chat(tiny_bundle) as running:
         running.send_signal(signal.SIGINT)
         running.stdin.write(b"/quit\n")
         _, errors = running.communicate(timeout=60)
@@ -83,44 +80,32 @@ def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
 
 
 def test_sigterm_ends_a_chat(tiny_bundle: Path):
-    """Not only its answer: whoever sends SIGTERM wants the process to end."""
-    with started("chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "300") as running:
-        assert running.stdin is not None and running.stdout is not None
-        running.stdin.write(b"hello\n")
-        running.stdin.flush()
-        assert running.stdout.read(4)
+    with answering_chat(tiny_bundle) as running:
         running.send_signal(signal.SIGTERM)
         try:
-            running.wait(timeout=60)  # standard input stays open: it would wait for the next line
+            running.wait(timeout=60)  # standard input stays open, so the input has not ended
         except subprocess.TimeoutExpired:
             running.kill()
     assert running.returncode == 130
 
 
-def test_batch_keeps_what_is_done(tiny_bundle: Path, tmp_path: Path):
-    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    requests.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(20)))
-    flags = ("--max-new-tokens", "5", "--ignore-eos", "--max-batch-size", "1")
-    held = held_pass_run(tmp_path, results.name, 2)
-    with started("batch", tiny_bundle, requests, results, *flags, command=held) as running:
-        while not results.is_file() or results.read_bytes().count(b"\n") < 2:
-            assert running.poll() is None
+def test_batch_keeps_results_so_far(tiny_bundle: Path, tmp_path: Path):
+    requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": f"number {i}"} for i in range(20)))
+    results, flags = tmp_path / "out.jsonl", ("--max-new-tokens", "5", "--ignore-eos")
+    with held_batch(2, tiny_bundle, requests, results, *flags) as running:
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert errors.decode() == "interrupted\n"
-    lines = results.read_text().splitlines()
-    assert 2 <= len(lines) < 20
-    assert [json.loads(line)["line"] for line in lines] == list(range(1, len(lines) + 1))
+    assert (running.returncode, errors) == (130, "interrupted\n")
+    lines = [result["line"] for result in read_jsonl(results)]
+    assert 2 <= len(lines) < 20 and lines == list(range(1, len(lines) + 1))
 
 
 def test_chat_stops_a_command_and_goes_on(tiny_bundle: Path, tmp_path: Path):
-    """A pipe that nobody writes to would be read for ever."""
+    """/load of a pipe that nobody writes to would never end."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with started(
-        "chat", tiny_bundle, "--ignore-eos", "--max-new-tokens", "6", "--plan", "ar"
-    ) as running:
+    flags = ("--ignore-eos", "--max-new-tokens", "6", "--plan", "ar")
+    with start("chat", tiny_bundle, *flags) as running:
         assert running.stdin is not None and running.stdout is not None
         running.stdin.write(f"hello\n/load {fifo}\n".encode())
         running.stdin.flush()

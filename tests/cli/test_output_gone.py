@@ -1,14 +1,13 @@
-"""Nobody reads what a command writes, or nobody can: it ends without a traceback."""
+"""Commands whose output is closed, or cannot be written, end without a traceback."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from pass_run import PASS_RUN
+from pass_run import PASS_RUN, assert_refused, write_jsonl
 
 LONG = ("--max-new-tokens", "300", "--ignore-eos", "--plan", "ar")
 COMMANDS = {
@@ -25,15 +24,14 @@ COMMANDS = {
 
 @pytest.fixture
 def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -> list[str]:
-    requests = tmp_path / "in.jsonl"
-    requests.write_text("".join(json.dumps({"prompt": f"{n}"}) + "\n" for n in range(4)))
+    requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": f"{n}"} for n in range(4)))
     names = {"BUNDLE": str(tiny_bundle), "REQUESTS": str(requests)}
     return [*PASS_RUN, *(names.get(part, part) for part in COMMANDS[request.param])]
 
 
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
-def test_a_reader_that_goes_away(command: list[str]):
-    """Like `| head -c 1`, without a race: the pipe has no reader from the start."""
+def test_a_pipe_without_a_reader(command: list[str]):
+    """As in `| head -c 1`, but without a race: nobody ever reads."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
@@ -51,9 +49,16 @@ def test_a_closed_output(command: list[str], closed: int):
     line = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
     done = subprocess.run(line, input=b"hello\n", stdout=pipe, stderr=pipe, timeout=60, check=False)
     if closed == 1 and "batch" in command:
-        assert (done.returncode, done.stderr.count(b"\n")) == (
-            2,
-            1,
-        ) and b"name a file" in done.stderr
+        assert b"name a file" in done.stderr
+        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
     else:
         assert done.returncode == 0 and b"Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "batch", "help"], indirect=True)
+def test_a_full_disk(command: list[str]):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert "No space left on device" in assert_refused(done.returncode, "", done.stderr)

@@ -33,16 +33,14 @@ def test_no_word_is_cut(width: int, boxed: bool):
     table.add_row(*row)
     text = shown(table, width)
     assert row[0] in text and "…" not in text
-    assert {
-        word.replace("[bold]", "") for text in (*headings, *row) for word in text.split()
-    } <= set(text.split())
+    assert set(" ".join((*headings, *row)).replace("[bold]", "").split()) <= set(text.split())
     assert max(map(len, text.splitlines())) <= max(width, 93)
 
 
 def test_the_menu_of_auto_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """With the longest names of plans that are on it, and what ran is told apart."""
+    """Even with the longest names of plans. Times that were not measured are marked with ~."""
     monkeypatch.setenv("COLUMNS", "80")
     tuner = Tuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
     for plan in tuner.decide(8).cycle.plans:
@@ -59,20 +57,10 @@ def test_the_menu_of_auto_fits_80_columns(
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")
 WORDS = {
-    "bench": (
-        "plan",
-        "tokens/s",
-        "each",
-        "ratio",
-        "ms/pass",
-        "tau",
-        "acceptance",
-        "position",
-        "+ngram",
-    ),
-    "rows": ("sequences", "rows", "window", "look-ahead", "trunk,", "ratio", "tail,"),
-    "inspect": ("plan", "rows", "drafts", "groups", "next", "samplers"),
-    "explain": ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against"),
+    "bench": "plan tokens/s each ratio ms/pass tau acceptance position +ngram",
+    "rows": "sequences rows window look-ahead trunk, ratio tail,",
+    "inspect": "plan rows drafts groups next samplers",
+    "explain": "plan rows ms/pass tokens/pass tokens/s against",
 }
 
 
@@ -96,4 +84,4 @@ def test_commands_in_80_columns(
         done = pass_run(*arguments)
         text = done.stdout + done.stderr
     words = set(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
-    assert set(WORDS[name]) <= words and "…" not in text
+    assert set(WORDS[name].split()) <= words and "…" not in text

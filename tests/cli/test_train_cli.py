@@ -1,5 +1,4 @@
-"""pass-train as a user runs it: what goes wrong ends in one line and status 2, what goes right
-feeds pass-export."""
+"""pass-train: what it writes, what pass-export takes from it, and what it refuses in one line."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,22 +22,11 @@ from safetensors import safe_open
 import pass_exporter.cli
 from pass_trainer.cli import main
 
-SMALL = [
-    *(
-        "--sequences",
-        "64",
-        "--sequence-length",
-        "48",
-        "--prompt-tokens",
-        "4",
-        "8",
-        "--dtype",
-        "fp32",
-        "--device",
-        "cpu",
-    )
-]
-TRAIN = ["--lookahead", "2", "--adapter", "lora", "--rank", "2", "--steps", "5", *SMALL]
+SMALL = shlex.split(
+    "--sequences 64 --sequence-length 48 --prompt-tokens 4 8 --dtype fp32 --device cpu"
+)
+LORA = shlex.split("--lookahead 2 --adapter lora --rank 2")
+TRAIN = [*LORA, "--steps", "5", *SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +42,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Command, *arguments: object, cache: str | None = None) -> Result:
-    """In this process: `trained` and `test_in_a_terminal` have one of their own."""
+    """Run a command that must succeed, in this process."""
     environment = {} if cache is None else {"PASS_CACHE": cache}
     done = CliRunner(env=environment).invoke(command, [str(argument) for argument in arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
+    assert done.exit_code == 0, done.stderr
     return done
 
 
 def refusal(*arguments: object) -> str:
-    """The one line a command that must fail ends with."""
+    """Run a command that must fail, and return its last line, the only error."""
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert done.exit_code == 2, done.output
-    assert done.stdout == ""
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
     lines = done.stderr.splitlines()
     assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
     return lines[-1]
@@ -84,95 +73,57 @@ def trained(
     tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     output = tmp_path_factory.mktemp("trained") / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "pass_trainer.cli",
-        "--model",
-        tiny_model,
-        "--data",
-        text,
-        "-o",
-        output,
-        *TRAIN,
-    ]
+    flags = ["--model", tiny_model, "--data", text, "-o", output, *TRAIN]
+    command = [sys.executable, "-m", "pass_trainer.cli", *map(str, flags)]
     environment = {**os.environ, "PASS_CACHE": cache}
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{output}/lookahead.safetensors\n"
     assert "training: 5/5  loss" in done.stderr and "held-out" in done.stderr
-    assert not {"\r", "\x1b"} & set(
-        done.stderr
-    )  # not drawn over, not coloured: stderr is no terminal
+    assert not {"\r", "\x1b"} & set(done.stderr)  # no progress bars and colours: not a terminal
     return output / "lookahead.safetensors"
 
 
 def test_a_resumed_run_keeps_its_steps(
     tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path
 ):
-    """Where nobody says how many: the default is for new runs."""
+    """The default of --steps is for new runs only."""
     shutil.copytree(trained.parent, tmp_path / "run")
-    flags = [*("--lookahead", 2, "--adapter", "lora", "--rank", 2, "--resume"), *SMALL]
-    done = run(
-        main, "--model", tiny_model, "--data", text, "-o", tmp_path / "run", *flags, cache=cache
-    )
-    assert done.exit_code == 0, done.stderr
+    flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *LORA, *SMALL]
+    run(main, *flags, "--resume", cache=cache)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["training"]["steps"] == 5
 
 
 def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
-    flags = (
-        "--model",
-        tiny_model,
-        "--lookahead",
-        2,
-        "--lookahead-weights",
-        trained,
-        "-o",
-        tmp_path / "bundle",
-    )
+    bundle = tmp_path / "bundle"
+    flags = ("--model", tiny_model, "--lookahead", 2, "--lookahead-weights", trained, "-o", bundle)
     done = run(pass_exporter.cli.main, *flags)
-    assert done.exit_code == 0, done.stderr
     assert "trained 5 steps, lora rank 2" in " ".join(done.stderr.split())
-    manifest = json.loads((tmp_path / "bundle" / "pass_config.json").read_text())
+    manifest = json.loads((bundle / "pass_config.json").read_text())
     assert manifest["lookahead"]["trained"] and manifest["lookahead"]["adapter_rank"] == 2
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    lines = [
-        ("a", "chat", "who is the fox?"),
-        ("b", "chat", "and the dog"),
-        ("c", "code", "def add("),
-    ]
     path.write_text(
-        "".join(
-            json.dumps(dict(zip(("id", "kind", "prompt"), line, strict=True))) + "\n"
-            for line in lines
-        )
+        '{"id": "a", "kind": "chat", "prompt": "who is the fox?"}\n'
+        '{"id": "b", "kind": "chat", "prompt": "and the dog"}\n'
+        '{"id": "c", "kind": "code", "prompt": "def add("}\n'
     )
     return path
 
 
-def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, cache: str):
-    flags = [
-        "--model",
-        tiny_model,
-        "--prompts",
-        prompts,
-        "--lookahead",
-        2,
-        "--tokens",
-        12,
-        "--temperatures",
-        "0,0.8",
-    ]
+@pytest.fixture
+def evaluation(tiny_model: Path, prompts: Path) -> list[object]:
+    """Return the flags of a small evaluation."""
+    return ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12]
+
+
+def test_evaluate_prints_json(evaluation: list[object], trained: Path, cache: str):
+    flags = [*evaluation, "--temperatures", "0,0.8"]
     for weights in ([trained], []):  # trained, and the baseline
         done = run(main, "evaluate", *weights, *flags, "--json", cache=cache)
-        assert done.exit_code == 0, done.stderr
         report = json.loads(done.stdout)
         assert list(report["temperatures"]) == ["0", "0.8"] and report["prompts"] == 3
         for kinds in report["temperatures"].values():
@@ -181,30 +132,14 @@ def test_evaluate_prints_json(tiny_model: Path, trained: Path, prompts: Path, ca
             assert value["places"] + value["looping"]["places"] > 11
             assert len(value["survival"]) == 2 and value["chain"][0] == value["survival"][0]
             assert all(1 <= tau <= 3 for tau in value["tau"].values())
-    done = run(
-        main, "evaluate", trained, *flags, "--temperatures", "0.8", "--top-k", 5, cache=cache
-    )
-    assert done.exit_code == 0 and "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
+    flags = [*evaluation, "--temperatures", "0.8", "--top-k", 5]
+    done = run(main, "evaluate", trained, *flags, cache=cache)
+    assert "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
 
 
-def test_evaluate_measures_the_kinds_that_are_named(
-    tiny_model: Path, trained: Path, prompts: Path, cache: str
-):
-    flags = [
-        "--model",
-        tiny_model,
-        "--prompts",
-        prompts,
-        "--lookahead",
-        2,
-        "--tokens",
-        12,
-        "--temperatures",
-        "0",
-    ]
-    done = run(main, "evaluate", trained, *flags, "--kinds", "code,mail", "--json", cache=cache)
-    assert done.exit_code == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_evaluate_measures_the_chosen_kinds(evaluation: list[object], trained: Path, cache: str):
+    flags = [*evaluation, "--temperatures", "0", "--kinds", "code,mail", "--json"]
+    report = json.loads(run(main, "evaluate", trained, *flags, cache=cache).stdout)
     assert list(report["temperatures"]["0"]) == ["code", "all"] and report["prompts"] == 1
 
 
@@ -212,51 +147,38 @@ def test_evaluate_measures_the_kinds_that_are_named(
     ("kinds", "reason"),
     [("chat,poem", "'poem'"), ("", "not one of chat"), ("mail", "no prompts of")],
 )
-def test_kinds_that_there_are_not(tiny_model: Path, prompts: Path, kinds: str, reason: str):
-    assert reason in refusal(
-        "evaluate", "--model", tiny_model, "--prompts", prompts, "--kinds", kinds
-    )
+def test_unknown_kinds(evaluation: list[object], kinds: str, reason: str):
+    assert reason in refusal("evaluate", *evaluation, "--kinds", kinds)
 
 
-def test_evaluate_records_what_it_measured(
-    tiny_model: Path, trained: Path, prompts: Path, cache: str, tmp_path: Path
+def test_record_writes_the_figures_into_weights_and_model_card(
+    tiny_model: Path, evaluation: list[object], trained: Path, cache: str, tmp_path: Path
 ):
-    """Weights state it for an export; the rest of the file stays; the card leads with the table."""
+    """The rest of the weights file stays, an export reads the figures, and the card begins with
+    their table."""
     for name in ("lookahead.safetensors", "README.md"):
         shutil.copy(trained.with_name(name), tmp_path / name)
     copy = tmp_path / "lookahead.safetensors"
-    flags = ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12]
-    done = run(
-        main, "evaluate", copy, *flags, "--temperatures", "0,0.8", "--record", "--json", cache=cache
-    )
-    assert done.exit_code == 0, done.stderr
+    flags = [*evaluation, "--temperatures", "0,0.8", "--record", "--json"]
+    done = run(main, "evaluate", copy, *flags, cache=cache)
     figures = json.loads(done.stdout)["temperatures"]
     with safe_open(trained, "pt") as before, safe_open(copy, "pt") as after:
         assert set(before.keys()) == set(after.keys())
         names = before.keys()
         assert all(torch.equal(before.get_tensor(name), after.get_tensor(name)) for name in names)
         old, new = (json.loads(file.metadata()["pass"]) for file in (before, after))
-    assert new["acceptance"] == figures["0"]["all"]["chain"]
-    assert (
-        new["acceptance_sampled"] == figures["0.8"]["all"]["chain"]
-        and old["acceptance_sampled"] == []
-    )
-    stated = {"acceptance", "acceptance_sampled"}
-    assert {name: old[name] for name in old if name not in stated} == {
-        n: new[n] for n in new if n not in stated
-    }
+    assert old["acceptance_sampled"] == []
+    greedy, sampled = (figures[temperature]["all"]["chain"] for temperature in ("0", "0.8"))
+    assert new == old | {"acceptance": greedy, "acceptance_sampled": sampled}
     bundle = tmp_path / "bundle"
     export = [*("--model", tiny_model, "--lookahead", 1), "--lookahead-weights", copy, "-o", bundle]
-    done = run(pass_exporter.cli.main, *export)
-    assert done.exit_code == 0, done.stderr
-    stated_there = json.loads((bundle / "pass_config.json").read_text())["lookahead"]
-    assert stated_there["acceptance_per_position"] == new["acceptance"][:1]
-    assert stated_there["acceptance_per_position_sampled"] == new["acceptance_sampled"][:1]
+    run(pass_exporter.cli.main, *export)
+    exported = json.loads((bundle / "pass_config.json").read_text())["lookahead"]
+    assert exported["acceptance_per_position"] == greedy[:1]
+    assert exported["acceptance_per_position_sampled"] == sampled[:1]
     card = (tmp_path / "README.md").read_text()
-    assert (
-        "Not measured yet" in trained.with_name("README.md").read_text()
-        and "Not measured yet" not in card
-    )
+    assert "Not measured yet" in trained.with_name("README.md").read_text()
+    assert "Not measured yet" not in card
     assert card.index("| T=0.8 | all |") < card.index("## Held-out sequences")
 
 
@@ -270,7 +192,7 @@ def test_evaluate_records_what_it_measured(
     ],
     ids=str,
 )
-def test_figures_that_weights_do_not_state(
+def test_record_refuses_figures_that_the_card_does_not_have(
     tiny_model: Path, trained: Path, flags: list[str], reason: str
 ):
     before = trained.read_bytes()
@@ -288,23 +210,20 @@ def test_the_baseline_has_no_file_to_record_to(tiny_model: Path):
         ("", "empty"),
         ('{"id": "a", "prompt": "b"}', "line 1"),
         ('{"id": "a", "kind": "poem", "prompt": "b"}', "chat, text, code"),
-        (
-            '{"id": "a", "kind": "text", "prompt": "b"}\n{"id": "a", "kind": "text", "prompt": '
-            '"c"}',
-            "line 2",
-        ),
+        ('{"id": "a", "kind": "text", "prompt": "b"}\n' * 2, "line 2"),
         (json.dumps({"id": "long", "kind": "text", "prompt": "x " * 800}), "the prompt long has"),
     ],
     ids=["empty", "no kind", "unknown kind", "one id twice", "too long"],
 )
 def test_wrong_prompts(tiny_model: Path, tmp_path: Path, line: str, reason: str):
-    (tmp_path / "prompts.jsonl").write_text(line)
-    assert reason in refusal(
-        "evaluate", "--model", tiny_model, "--prompts", tmp_path / "prompts.jsonl"
-    )
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", path)
 
 
-def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained: Path):
+def test_evaluate_refuses_another_lookahead_than_that_of_the_weights(
+    tiny_model: Path, trained: Path
+):
     assert "--lookahead 2" in refusal("evaluate", trained, "--model", tiny_model, "--lookahead", 3)
 
 
@@ -319,10 +238,9 @@ def test_evaluate_refuses_what_the_weights_do_not_hold(tiny_model: Path, trained
     ids=["empty", "binary", "not utf-8", "too short"],
 )
 def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: str):
-    (tmp_path / "data.txt").write_bytes(content)
-    line = refusal(
-        "--model", tiny_model, "--data", tmp_path / "data.txt", "-o", tmp_path / "out", *TRAIN
-    )
+    path = tmp_path / "data.txt"
+    path.write_bytes(content)
+    line = refusal("--model", tiny_model, "--data", path, "-o", tmp_path / "out", *TRAIN)
     assert reason in line and "data.txt" in line
     assert not list(tmp_path.glob("out/*"))
 
@@ -347,36 +265,33 @@ def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: st
     ids=str,
 )
 def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list[str], reason: str):
-    assert reason in refusal(
-        "--model", tiny_model, "--data", text, "-o", tmp_path / "out", *SMALL, *flags
-    )
+    paths = ["--model", tiny_model, "--data", text, "-o", tmp_path / "out"]
+    assert reason in refusal(*paths, *SMALL, *flags)
 
 
-@pytest.mark.usefixtures("trained")  # whose cache it finds
+@pytest.mark.usefixtures("trained")  # so that the training text is in the cache
 def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
-    """Lines are drawn over until a phase is done; then its check mark and figures stay."""
-    ours, theirs = pty.openpty()
+    """A phase redraws its line until it is done; then its check mark and figures stay."""
+    master, slave = pty.openpty()
     flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *TRAIN]
     command = [sys.executable, "-m", "pass_trainer.cli", *map(str, flags)]
     environment = {**os.environ, "PASS_CACHE": cache, "COLUMNS": "100", "TERM": "xterm"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env=environment
+        command, stdout=subprocess.PIPE, stderr=slave, env=environment
     ) as running:
-        os.close(theirs)
+        os.close(slave)
         written = b""
         with contextlib.suppress(OSError):  # Linux: the other end was closed
-            while part := os.read(ours, 1 << 16):
+            while part := os.read(master, 1 << 16):
                 written += part
-        os.close(ours)
+        os.close(master)
     assert running.returncode == 0, written.decode()
     text_only = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
     assert "\x1b[" in written.decode() and "Warning" not in text_only
-    last = {
-        line.split()[1]: line for line in re.split(r"[\r\n]+", text_only) if line.startswith("✓")
-    }
-    assert set(last) == {"loading", "writing", "training"}
-    assert re.search(r"✓ training .* \d:\d\d:\d\d  5/5  loss \d", last["training"])
-    assert re.search(r"✓ writing training text .*  64/64", last["writing"])
+    done = [line for line in re.split(r"[\r\n]+", text_only) if line.startswith("✓")]
+    assert {line.split()[1] for line in done} == {"loading", "writing", "training"}
+    assert re.search(r"✓ training .* \d:\d\d:\d\d  5/5  loss \d", "\n".join(done))
+    assert re.search(r"✓ writing training text .*  64/64", "\n".join(done))
 
 
 def test_missing_options_name_themselves():

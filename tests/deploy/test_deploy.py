@@ -1,5 +1,4 @@
-"""deploy/: what Kubernetes and hadolint say of it, and that it fits pass-run serve. No image is
-built here."""
+"""deploy/: Kubernetes and hadolint accept it, and it fits pass-run serve. No image is built."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = ["deployment.yaml", "service.yaml", "autoscaler.yaml", "disruption.yaml", "triton.yaml"]
 DOCKERFILES = ["Dockerfile", "Dockerfile.triton"]
-TOLD_SECONDS = 10
-"""What `pass-run serve` takes at most when --drain-seconds are over: 5 to tell clients, 5 to close
-connections."""
+CLOSING_SECONDS = 10
+"""How long `pass-run serve` takes at most after --drain-seconds: 5 s to send errors to clients, 5 s
+to close connections."""
 
 
 def read(name: str) -> list[dict]:
@@ -43,7 +42,7 @@ def container(name: str) -> dict:
 
 
 def parsed(arguments: list[str]) -> dict:
-    """As pass-run does; an unknown flag raises."""
+    """Parse a command line as pass-run does; an unknown flag raises."""
     command, *rest = arguments
     assert command == "serve"
     return serve.make_context("serve", list(rest)).params
@@ -51,19 +50,13 @@ def parsed(arguments: list[str]) -> dict:
 
 def commands(dockerfile: str, instruction: str) -> list[list[str]]:
     text = (DEPLOY / dockerfile).read_text(encoding="utf-8")
-    return [
-        yaml.safe_load(found)
-        for found in re.findall(rf"^{instruction} (\[.*\])$", text, re.MULTILINE)
-    ]
+    return [*map(yaml.safe_load, re.findall(rf"(?m)^{instruction} (\[.*\])$", text))]
 
 
-def test_the_wheel_and_the_type_checker_have_every_package():
+def test_the_wheel_and_mypy_list_every_package():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    packages = {
-        path.parent
-        for room in ("exporter", "runtime")
-        for path in (ROOT / room).glob("*/__init__.py")
-    }
+    files = [*ROOT.glob("exporter/*/__init__.py"), *ROOT.glob("runtime/*/__init__.py")]
+    packages = {path.parent for path in files}
     wheel = config["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {ROOT / name for name in wheel} == packages
     assert set(config["mypy"]["packages"]) == {path.name for path in packages}
@@ -71,8 +64,8 @@ def test_the_wheel_and_the_type_checker_have_every_package():
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_kubernetes_takes_it(name, version):
-    """By the API's own schemas, with no field that they do not know."""
+def test_manifests_fit_the_kubernetes_schemas(name, version):
+    """Unknown fields are errors."""
     validator = pytest.importorskip("kubernetes_validate")
     for document in read(name):
         validator.validate(document, version, strict=True)
@@ -83,15 +76,19 @@ def test_kubernetes_takes_it(name, version):
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_hadolint_has_nothing_to_say(name):
-    found = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
-    if found is None:
+def test_hadolint_finds_nothing(name):
+    hadolint = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which(
+        "hadolint"
+    )
+    if hadolint is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run([found, str(DEPLOY / name)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [hadolint, str(DEPLOY / name)], capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.returncode) == ("", 0)
 
 
-def test_the_list_of_manifests_is_whole():
+def test_every_manifest_is_listed():
     (listed,) = read("kustomization.yaml")
     others = {"kustomization.yaml", "prometheus-adapter.yaml"}
     assert set(listed["resources"]) | {"triton.yaml"} == set(MANIFESTS)
@@ -99,25 +96,24 @@ def test_the_list_of_manifests_is_whole():
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_what_is_copied_exists_and_is_not_ignored(name):
+def test_files_that_a_dockerfile_copies_exist_and_are_not_ignored(name):
     allowed = (DEPLOY / f"{name}.dockerignore").read_text(encoding="utf-8").splitlines()
-    for line in re.findall(
-        r"^COPY (?!--)(.*) \S+$", (DEPLOY / name).read_text(encoding="utf-8"), re.MULTILINE
-    ):
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    for line in re.findall(r"(?m)^COPY (?!--)(.*) \S+$", text):
         for source in shlex.split(line):
             assert (ROOT / source).exists(), source
             assert source == "." or f"!{source}" in allowed, source
 
 
-def test_the_images_command():
+def test_the_command_of_the_image():
     assert commands("Dockerfile", "ENTRYPOINT") == [["tini", "--", "pass-run"]] * 2
     for arguments in commands("Dockerfile", "CMD"):
         params = parsed(arguments)
         assert params["port"] == 8000
-        assert params["api_key_file"] is not None  # it listens beyond the machine
+        assert params["api_key_file"] is not None  # because it listens on all interfaces
 
 
-def test_the_pods_command_and_what_it_needs():
+def test_the_command_of_the_pod():
     here, params = container("deployment.yaml"), parsed(container("deployment.yaml")["args"])
     assert [port["containerPort"] for port in here["ports"]] == [params["port"]]
     mounted = [Path(mount["mountPath"]) for mount in here["volumeMounts"]]
@@ -133,24 +129,23 @@ def test_the_pods_command_and_what_it_needs():
 def test_a_pod_has_time_to_drain():
     spec, params = pods("deployment.yaml")["spec"], parsed(container("deployment.yaml")["args"])
     before = container("deployment.yaml")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] >= before + params["drain_seconds"] + TOLD_SECONDS
+    assert (
+        spec["terminationGracePeriodSeconds"] >= before + params["drain_seconds"] + CLOSING_SECONDS
+    )
     triton = container("triton.yaml")
     (exit_timeout,) = [
         int(flag.rpartition("=")[2]) for flag in triton["args"] if "exit-timeout" in flag
     ]
     grace = pods("triton.yaml")["spec"]["terminationGracePeriodSeconds"]
     assert grace > triton["lifecycle"]["preStop"]["sleep"]["seconds"] + exit_timeout
-    assert exit_timeout >= DRAIN_SECONDS + 5  # in which models are unloaded
-    assert commands("Dockerfile.triton", "ENTRYPOINT")[0][:3] == [
-        "tini",
-        "-g",
-        "--",
-    ]  # models get the signal too
+    assert exit_timeout >= DRAIN_SECONDS + 5  # 5 s to unload models
+    entrypoint = commands("Dockerfile.triton", "ENTRYPOINT")[0]
+    assert entrypoint[:3] == ["tini", "-g", "--"]  # -g: signals go to the models, too
 
 
 def test_a_pod_on_the_cpu_has_room_for_full_sequences():
-    """SmolLM2-135M in fp32: 538 MB of weights; keys and values of 30 layers with 3 heads of 64
-    numbers. A cache of 4096 columns is copied to one of 8192."""
+    """SmolLM2-135M in fp32 has 538 MB of weights, and K/V of 30 layers with 3 heads of 64 numbers.
+    When the KV cache grows from 4096 to 8192 columns, both exist at once."""
     sequences = parsed(container("deployment.yaml")["args"])["max_batch_size"]
     column = 2 * 30 * 3 * 64 * 4 * sequences
     needed = 538e6 + column * (4096 + 8192) + 2**29
@@ -159,18 +154,16 @@ def test_a_pod_on_the_cpu_has_room_for_full_sequences():
 
 
 @pytest.mark.parametrize("name", ["deployment.yaml", "triton.yaml"])
-def test_nobody_is_root(name):
+def test_containers_do_not_run_as_root(name):
     security = pods(name)["spec"]["securityContext"]
     assert security["runAsNonRoot"]
-    text = (DEPLOY / ("Dockerfile.triton" if name == "triton.yaml" else "Dockerfile")).read_text(
-        encoding="utf-8"
-    )
-    last = re.findall(r"^USER (\d+):(\d+)$", text, re.MULTILINE)[-1]
+    dockerfile = DEPLOY / ("Dockerfile.triton" if name == "triton.yaml" else "Dockerfile")
+    last = re.findall(r"(?m)^USER (\d+):(\d+)$", dockerfile.read_text(encoding="utf-8"))[-1]
     assert tuple(map(int, last)) == (security["runAsUser"], security["runAsGroup"])
     assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
 
 
-def test_the_names_fit_together():
+def test_selectors_and_names_match():
     for name in ("deployment.yaml", "triton.yaml"):
         labels = pods(name)["metadata"]["labels"]
         assert read(name)[0]["spec"]["selector"]["matchLabels"] == labels
@@ -187,17 +180,15 @@ def test_the_names_fit_together():
 
 
 def installs(name: str) -> str:
-    """The shell command with which the last stage of a Dockerfile installs packages, on one
-    line."""
+    """Return the command by which the last stage of a Dockerfile installs packages, as one line."""
     text = re.sub(r"\\\n\s*", "", (DEPLOY / name).read_text(encoding="utf-8"))
     found = [line for line in text.splitlines() if line.startswith("RUN") and "pip install" in line]
     return re.sub(r"^RUN (--mount=\S+ )?", "", found[-1])
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_a_pod_with_a_gpu_runs_an_image_with_the_gpus_parts(name):
-    """By the extra that users install too, in one command; the image for CPUs has the other
-    build."""
+def test_an_image_for_gpus_installs_the_extra_gpu(name):
+    """In one command; the stages for CPUs install the extra cpu."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     assert container("triton.yaml")["resources"]["limits"]["nvidia.com/gpu"] == 1
     *others, last = [
@@ -211,27 +202,19 @@ def test_a_pod_with_a_gpu_runs_an_image_with_the_gpus_parts(name):
 @pytest.mark.parametrize("name", DOCKERFILES)
 @pytest.mark.parametrize("extras", ["gpu,serve", "gpu,tensorrt", "gpu,serve,tensorrt-rtx"])
 @pytest.mark.parametrize("engines", ["", "tensorrt-cu13", "tensorrt-rtx-cu13==1.7.1.116"])
-def test_an_image_for_engines_is_told_their_version(name, extras, engines):
-    check, done = installs(name).split(" && ")[0], "installs"
-    told = subprocess.run(
-        ["sh", "-c", f"{check} && echo {done}"],
-        env={"EXTRAS": extras, "ENGINES": engines},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done in told.stdout) == ("tensorrt" not in extras or "==" in engines)
+def test_an_image_for_engines_needs_their_version(name, extras, engines):
+    check = installs(name).split(" && ")[0]
+    environment = {"EXTRAS": extras, "ENGINES": engines}
+    done = subprocess.run(["sh", "-c", check], env=environment, capture_output=True, check=False)
+    assert (done.returncode == 0) == ("tensorrt" not in extras or "==" in engines)
     assert "pip install" in installs(name) and '${ENGINES:+"$ENGINES"}' in installs(name)
 
 
 def test_every_part_has_the_same_major_versions_of_tensorrt():
-    """The extra, and the libraries that the C++ runtime opens: either reads the other's engines."""
+    """The extra and the C++ runtime allow the same ones, since each reads the other's engines."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (line,) = [
-        each
-        for each in project["optional-dependencies"]["tensorrt"]
-        if each.startswith("tensorrt-cu13")
-    ]
+    extra = project["optional-dependencies"]["tensorrt"]
+    (line,) = [each for each in extra if each.startswith("tensorrt-cu13")]
     source = (ROOT / "runtime/cpp/src/backends/trt/library.cpp").read_text(encoding="utf-8")
     majors = sorted(map(int, re.findall(r'"libnvinfer\.so\.(\d+)"', source)))
     versions = Requirement(line).specifier
@@ -240,17 +223,15 @@ def test_every_part_has_the_same_major_versions_of_tensorrt():
 
 
 @pytest.mark.serve
-def test_the_paths_and_metrics_are_served(session):
-    """Probes, and the metric that the autoscaler reads through the adapter."""
+def test_probes_and_the_metric_of_the_autoscaler_are_served(session):
     from starlette.testclient import TestClient
 
     from pass_server.app import make_app
 
     client = TestClient(make_app(session))
     here = container("deployment.yaml")
-    paths = [
-        here[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")
-    ]
+    probes = [here[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    paths = [probe["httpGet"]["path"] for probe in probes]
     annotations = pods("deployment.yaml")["metadata"]["annotations"]
     for path in [*paths, annotations["prometheus.io/path"]]:
         assert client.get(path).status_code == 200, path

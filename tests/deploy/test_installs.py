@@ -1,5 +1,4 @@
-"""What pip installs for the extras cpu and gpu: one onnxruntime. Only pip can tell, so it is
-asked."""
+"""With the extras cpu and gpu, pip installs one build of onnxruntime each."""
 
 from __future__ import annotations
 
@@ -36,26 +35,13 @@ def pip(python: Path, *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("extras", "expected"),
-    [
-        ("[cpu,serve]", {"onnxruntime"}),
-        ("[gpu,export,serve]", {"onnxruntime-gpu"}),
-    ],
+    [("[cpu,serve]", {"onnxruntime"}), ("[gpu,export,serve]", {"onnxruntime-gpu"})],
 )
-def test_what_an_empty_environment_would_get(extras: str, expected: set[str], tmp_path: Path):
-    """With cuBLAS and cuDNN for a GPU, which onnxruntime-gpu does not list as its needs."""
+def test_packages_in_an_empty_environment(extras: str, expected: set[str], tmp_path: Path):
+    """The extra gpu brings cuBLAS and cuDNN, which onnxruntime-gpu does not require itself."""
     report = tmp_path / "report.json"
-    pip(
-        Path(sys.executable),
-        *(
-            "install",
-            "--dry-run",
-            "--ignore-installed",
-            "--report",
-            str(report),
-            *CONSTRAINED,
-            f"{ROOT}{extras}",
-        ),
-    )
+    flags = ("--dry-run", "--ignore-installed", "--report", str(report))
+    pip(Path(sys.executable), "install", *flags, *CONSTRAINED, f"{ROOT}{extras}")
     names = {
         each["metadata"]["name"].lower()
         for each in json.loads(report.read_text("utf-8"))["install"]
@@ -67,12 +53,12 @@ def test_what_an_empty_environment_would_get(extras: str, expected: set[str], tm
 @pytest.mark.seldom
 @pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu(tmp_path: Path):
-    """It offers CUDA, without a card, too; with the other package over it, the message's command
-    mends it."""
+    """It offers CUDA, even without a GPU. If onnxruntime is installed over it, the error message
+    names a command that repairs the environment."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     python = tmp_path / "bin/python"
 
-    def say(code: str) -> str:
+    def run_python(code: str) -> str:
         done = subprocess.run(
             [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
         )
@@ -86,16 +72,11 @@ def test_an_environment_for_a_gpu(tmp_path: Path):
         ]
 
     pip(python, "install", *CONSTRAINED, f"{ROOT}[gpu]")
-    assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in say(PROVIDERS)
+    assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in run_python(PROVIDERS)
     pip(python, "install", *CONSTRAINED, "onnxruntime")
-    assert len(packages()) == len(PACKAGES) and "CUDAExecutionProvider" not in say(PROVIDERS)
-    assert f"are both installed, and share files; run: {INSTALL_GPU_BUILD}" in say(OPEN_CUDA)
+    assert len(packages()) == len(PACKAGES) and "CUDAExecutionProvider" not in run_python(PROVIDERS)
+    assert f"are both installed, and share files; run: {INSTALL_GPU_BUILD}" in run_python(OPEN_CUDA)
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    subprocess.run(
-        ["bash", "-c", INSTALL_GPU_BUILD],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        check=True,
-    )
-    assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in say(PROVIDERS)
+    command = ["bash", "-c", INSTALL_GPU_BUILD]
+    subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True)
+    assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in run_python(PROVIDERS)
