@@ -1,8 +1,7 @@
-"""docs/bundle.md, "Driving it": a bundle driven from its pass_config.json alone writes what the
-runtime writes.
+"""A bundle driven as docs/bundle.md says ("Driving it") writes what the runtime writes.
 
-Nothing of pass_runtime is used but for the expected text, and no memory is shared: outputs go where
-`feeds` says.
+The driver reads pass_config.json and uses nothing of pass_runtime. Its buffers share no memory:
+each output is copied to the input that `feeds` names.
 """
 
 from __future__ import annotations
@@ -20,19 +19,15 @@ POSITIONS = CAPACITY + 17
 PROMPTS = ([5, 90, 33, 17, 120, 8, 44, 10, 11], [7, 250])
 TOKENS = 24
 SEED = (3 << 32) + 11
+MASK = "window_mask"
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
     """Philox4x32-10."""
     for _ in range(10):
-        first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
-        counter = [
-            second >> 32 ^ counter[1] ^ key[0],
-            second,
-            first >> 32 ^ counter[3] ^ key[1],
-            first,
-        ]
-        counter = [word & 0xFFFFFFFF for word in counter]
+        low, high = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        words = (high >> 32 ^ counter[1] ^ key[0], high, low >> 32 ^ counter[3] ^ key[1], low)
+        counter = [word & 0xFFFFFFFF for word in words]
         key = [key[0] + 0x9E3779B9 & 0xFFFFFFFF, key[1] + 0xBB67AE85 & 0xFFFFFFFF]
     return counter
 
@@ -43,7 +38,7 @@ def offsets(seed: int) -> np.ndarray:
 
 
 class Driver:
-    """Buffers by tensor name for `slots` slots, and the graphs."""
+    """Holds the buffers of `slots` slots, by tensor name, and the ONNX Runtime sessions."""
 
     def __init__(self, bundle, slots: int) -> None:
         self.bundle, self.slots, self.sessions = bundle, slots, {}
@@ -65,13 +60,9 @@ class Driver:
 
     def constants(self, plan: str) -> dict:
         listed = self.plans[plan]["constants"]
-        mask = [[seen == "1" for seen in row] for row in listed["window_mask"]]
-        arrays = {
-            name: np.array(value, np.int64)
-            for name, value in listed.items()
-            if name != "window_mask"
-        }
-        return arrays | {"window_mask": np.array(mask)}
+        mask = [[seen == "1" for seen in row] for row in listed[MASK]]
+        arrays = {name: np.array(value, np.int64) for name, value in listed.items() if name != MASK}
+        return arrays | {MASK: np.array(mask)}
 
     def run(self, graph: dict, given: dict) -> None:
         file = graph["file"]
@@ -79,16 +70,14 @@ class Driver:
             self.sessions[file] = ort.InferenceSession(
                 self.bundle / file, providers=["CPUExecutionProvider"]
             )
-        known = self.buffers | given
-        results = self.sessions[file].run(
-            None, {tensor["name"]: known[tensor["name"]] for tensor in graph["inputs"]}
-        )
+        tensors = self.buffers | given
+        inputs = {tensor["name"]: tensors[tensor["name"]] for tensor in graph["inputs"]}
+        results = self.sessions[file].run(None, inputs)
         for tensor, result in zip(graph["outputs"], results, strict=True):
             self.buffers[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
 
     def prefill(self, slot: int, tokens: list[int], width: int = 4) -> None:
-        """All slots at once, since this driver has no views of a slot: the others are written
-        behind their length."""
+        """Write K/V of a slot's prompt. The trunk runs over all slots, whose K/V are restored."""
         saved = {
             name: array.copy() for name, array in self.buffers.items() if name.startswith("past_")
         }
@@ -99,20 +88,16 @@ class Driver:
             length = np.zeros(self.slots, np.int64)
             length[slot] = start
             rows = np.arange(width)
-            given = {
-                "input_ids": ids,
-                "length": length,
-                "row_position": rows,
-                "logit_rows": rows[:1],
-            }
-            given |= {"window_mask": np.tri(width, dtype=bool), "lookahead_rows": rows[:0]}
+            given = {"input_ids": ids, "length": length, "row_position": rows}
+            given |= {"logit_rows": rows[:1], "lookahead_rows": rows[:0]}
+            given |= {MASK: np.tri(width, dtype=bool)}
             self.run(self.manifest["trunk"], given)
         for name, array in saved.items():
             array[slot] = self.buffers[name][slot]
             self.buffers[name] = array
 
     def stage(self, windows: dict[int, list[int]], plan: str) -> None:
-        """Windows for slots with these tokens, every draft missing; the other slots are masked."""
+        """Stage windows for slots with these texts, without drafts, and mask the other slots."""
         constants, drafts = self.constants(plan), self.plans[plan]["drafts"]
         ids = np.zeros((self.slots, len(constants["row_position"])), np.int64)
         for slot, tokens in windows.items():
@@ -121,7 +106,8 @@ class Driver:
         self.buffers["input_ids"] = ids
         self.buffers["active"][:] = [slot in windows for slot in range(self.slots)]
 
-    def step(self, plan: str, sampler: str) -> list[list[int]]:
+    def run_pass(self, plan: str, sampler: str) -> list[list[int]]:
+        """Return the tokens that each slot wrote."""
         constants = self.constants(plan)
         self.run(self.manifest["trunk"], constants)
         self.run(self.plans[plan]["tails"][sampler], constants)
@@ -136,22 +122,20 @@ def bundle(request):
 
 @pytest.fixture(scope="module")
 def expected(bundle):
-    """Of every prompt, by sampler."""
+    """Return the token ids of every prompt, by sampler."""
     sampling = {
         "greedy": SamplingParams(),
         "sample": SamplingParams(temperature=0.9, seed=SEED),
         "truncated": SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=SEED),
     }
     with load(bundle, "cpu", threads=1) as session:
+
+        def tokens(prompt, params):
+            options = GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True)
+            return session.generate_ids(prompt, options).result().token_ids
+
         return {
-            name: [
-                session.generate_ids(
-                    prompt, GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True)
-                )
-                .result()
-                .token_ids
-                for prompt in PROMPTS
-            ]
+            name: [tokens(prompt, params) for prompt in PROMPTS]
             for name, params in sampling.items()
         }
 
@@ -172,11 +156,11 @@ def test_a_bundle_driven_by_its_manifest(bundle, expected, first, sampler):
     driver.stage(texts, first)
     plan, passes, emitted = first, 0, {slot: [] for slot in texts}
     while min(map(len, emitted.values())) < TOKENS:
-        found = driver.step(plan, sampler)
-        assert found[1] == []
+        written = driver.run_pass(plan, sampler)
+        assert written[1] == []
         assert driver.buffers["length"][1] == 0
         for slot in texts:
-            emitted[slot] += found[slot]
+            emitted[slot] += written[slot]
         plan, passes = driver.plans[plan]["next"], passes + 1
         if passes == 3:  # another plan may follow at any time
             driver.stage({slot: texts[slot] + emitted[slot] for slot in texts}, first)

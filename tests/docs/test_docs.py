@@ -1,5 +1,4 @@
-"""What the documentation says of the repository: links, the annotated tree, its Python, the picture
-of windows."""
+"""The documentation is true: links, the annotated tree, its Python, the picture of windows."""
 
 from __future__ import annotations
 
@@ -13,16 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -52,7 +49,7 @@ def number(text: str) -> int:
 
 
 def test_the_line_counts_are_true():
-    """To a hundred lines and a few files. If not: run scripts/line_counts.py."""
+    """Up to 100 lines and 3 files per room. scripts/line_counts.py renews them."""
     tracked()
     script = load_script("line_counts")
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -60,14 +57,10 @@ def test_the_line_counts_are_true():
     rows = re.findall(r"^\| `([\w/]+)/` \| ([\d,]+) \| (\d+) \| ([^|]+) \|$", table, re.MULTILINE)
     assert all(words.strip() for *_, words in rows), "a room has no description"
     shown = {room: (number(lines), int(files)) for room, lines, files, _ in rows}
-    found = script.count()
-    assert set(shown) == set(found) and "runtime/pass_runtime/decode" in found
-    off = {
-        room: (shown[room], found[room])
-        for room in found
-        if abs(shown[room][0] - found[room][0]) > 100 or abs(shown[room][1] - found[room][1]) > 3
-    }
-    assert not off
+    counts = script.count()
+    assert set(shown) == set(counts) and "runtime/pass_runtime/decode" in counts
+    for room, (lines, files) in counts.items():
+        assert abs(shown[room][0] - lines) <= 100 and abs(shown[room][1] - files) <= 3, room
 
 
 def test_the_readme_is_short():
@@ -75,16 +68,14 @@ def test_the_readme_is_short():
 
 
 def examples() -> list[tuple[str, str]]:
-    """(file, Python), of the pages that tell of the library."""
-    texts = {
-        name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/python.md")
-    }
-    found = {
-        name: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        for name, text in texts.items()
-    }
-    assert all(found.values())
-    return [(name, code) for name, codes in found.items() for code in codes]
+    """Return the file name and Python of every example that uses the library."""
+    found = []
+    for name in ("README.md", "docs/python.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        codes = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert codes, name
+        found += [(name, code) for code in codes]
+    return found
 
 
 @pytest.mark.parametrize(("name", "code"), examples())
@@ -101,7 +92,7 @@ def load_script(name: str) -> ModuleType:
     return script
 
 
-def test_the_picture_is_what_the_plans_look_like():
+def test_the_picture_shows_the_plans():
     matplotlib = pytest.importorskip("matplotlib")
     script = load_script("draw_windows")
     committed = script.PICTURE.read_text(encoding="utf-8")

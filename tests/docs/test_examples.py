@@ -1,4 +1,4 @@
-"""examples/: they run, and need no more than they say."""
+"""examples/: the programs run, and import no more than they say."""
 
 from __future__ import annotations
 

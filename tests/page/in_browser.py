@@ -1,5 +1,4 @@
-"""The page in headless Chromium, as somebody would use it. `scripts/test.sh page` runs this; the
-usual tests do not.
+"""The server's page in headless Chromium. Only `scripts/test.sh page` runs these tests.
 
 PASS_PAGE_BUNDLE: a bundle to serve (default: a tiny random model). PASS_PAGE_SHOTS: where
 screenshots go (default: build/page).
@@ -33,7 +32,7 @@ QUESTION = (
 )
 WIDE, NARROW = {"width": 1240, "height": 760}, {"width": 390, "height": 844}
 MILLISECONDS = 120_000
-"""How long a text may take on a busy machine."""
+"""How long a test waits for the end of a text; a busy machine is slow."""
 SOURCES = {"model", "lookahead", "ngram", "grammar"}
 
 
@@ -58,8 +57,8 @@ def browser() -> Iterator:
 
 
 class Page:
-    """The page, opened. problems: what the console said of errors. asked: requests to the API, by
-    path and body."""
+    """An open page. problems: errors in its console. asked: path and body of its API requests.
+    hosts: those that it sent requests to."""
 
     def __init__(self, page, url: str) -> None:
         self.page, self.problems, self.asked, self.hosts = page, [], [], set()
@@ -79,7 +78,7 @@ class Page:
             self.asked.append((where.path, json.loads(request.post_data)))
 
     def set(self, **fields: object) -> None:
-        """Values by label, "_" for a space."""
+        """Fill in values by label; a space in a label is given as "_"."""
         for label, value in fields.items():
             self.page.get_by_label(label.replace("_", " ")).fill(str(value))
 
@@ -91,7 +90,7 @@ class Page:
         self.page.get_by_role("button", name="Send").click()
 
     def wait(self, start: str = "Done") -> str:
-        """What the status says when it begins so."""
+        """Wait until the status line begins with `start`, and return it."""
         status = self.page.get_by_role("status")
         expect(status).to_have_text(re.compile(f"^{start}"), timeout=MILLISECONDS)
         return status.inner_text()
@@ -109,12 +108,12 @@ class Page:
     def number(self, name: str, run: int = -1) -> str:
         return self.runs.nth(run).locator(f".{name} dd").inner_text()
 
-    def refused(self, words: str) -> None:
+    def expect_error(self, words: str) -> None:
         expect(self.page.get_by_role("alert")).to_contain_text(words)
 
     def shot(self, name: str, *, whole: bool = False) -> None:
-        """whole: in a window that is as high as the page, since its head and foot stick to the
-        window."""
+        """Save a screenshot. whole: enlarge the window to the height of the page first, because
+        the page's head and foot stick to the window."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         size = self.page.viewport_size
         if whole:
@@ -125,50 +124,43 @@ class Page:
 
 
 @pytest.fixture
-def opened(browser):
-    """Open a server's page. At the end nothing may have gone wrong, and no other host was asked."""
+def open_page(browser):
+    """Return a function that opens a server's page. At the end, assert that the page had no errors
+    and sent requests to no other host."""
     pages: list[tuple[Page, Server]] = []
 
-    def open_page(server: Server, **options: object) -> Page:
+    def opened(server: Server, **options: object) -> Page:
         context = browser.new_context(viewport=WIDE, **options)
         pages.append((Page(context.new_page(), server.url), server))
         return pages[-1][0]
 
-    yield open_page
+    yield opened
     for page, server in pages:
         page.page.context.close()
         assert page.problems == []
         assert page.hosts == {urlsplit(server.url).netloc}
 
 
-def test_a_chat(served, opened):
-    page = opened(served)
+def test_a_chat(served, open_page):
+    page = open_page(served)
     page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Max tokens": 48})
     page.send()
-    said = page.wait()
+    status = page.wait()
     (path, body) = page.asked[0]
     assert path == "/v1/chat/completions"
-    assert (body["temperature"], body["seed"], body["top_p"], body["max_tokens"]) == (
-        0.8,
-        7,
-        0.9,
-        48,
-    )
+    fields = {"temperature": 0.8, "seed": 7, "top_p": 0.9, "max_tokens": 48}
+    assert fields.items() <= body.items()
     whole = served.post(path, body | {"stream": False}).json()["choices"][0]
     tokens = page.tokens()
     assert page.text() == whole["message"]["content"]
     assert tokens.all_text_contents() == [token["text"] for token in whole["pass"]["tokens"]]
-    shown = {
-        name
-        for each in tokens.evaluate_all("all => all.map(one => one.className)")
-        for name in each.split()
-    }
-    assert shown - {"tok"} <= SOURCES
+    classes = " ".join(tokens.evaluate_all("all => all.map(token => token.className)"))
+    assert set(classes.split()) - {"tok"} <= SOURCES
     assert int(page.number("tokens")) == tokens.count() == len(whole["pass"]["tokens"])
     assert float(page.number("speed")) > 0
     assert float(page.number("tau")) >= 1
     assert page.number("first").endswith(" ms")
-    assert f"{tokens.count()} tokens" in said
+    assert f"{tokens.count()} tokens" in status
     page.set(Temperature=0)
     page.send("And in C?")
     page.wait()
@@ -182,9 +174,8 @@ def test_a_chat(served, opened):
     assert len(page.asked[-1][1]["messages"]) == 1
 
 
-def test_a_completion_whose_alternatives_are_looked_at(served, opened):
-    """With the keyboard alone."""
-    page = opened(served)
+def test_alternatives_of_a_completion_with_the_keyboard(served, open_page):
+    page = open_page(served)
     page.page.get_by_label("Probabilities and alternatives").press("Space")
     page.page.get_by_role("radio", name="Chat").press("ArrowRight")
     page.set(Max_tokens=12)
@@ -198,13 +189,10 @@ def test_a_completion_whose_alternatives_are_looked_at(served, opened):
     focused, tip = page.tokens().nth(1), page.page.get_by_role("tooltip")
     expect(focused).to_be_focused()
     expect(focused).to_have_accessible_description(re.compile(r"pass \d+, token \d+ of \d+"))
-    expect(tip.locator("tr")).to_have_count(
-        len(choice["logprobs"]["top_logprobs"][1]), timeout=MILLISECONDS
-    )
+    alternatives, token = (choice["logprobs"][name][1] for name in ("top_logprobs", "tokens"))
+    expect(tip.locator("tr")).to_have_count(len(alternatives), timeout=MILLISECONDS)
     expect(tip.locator(".written")).to_have_count(1)
-    expect(tip.locator(".written")).to_contain_text(
-        json.dumps(choice["logprobs"]["tokens"][1], ensure_ascii=False)
-    )
+    expect(tip.locator(".written")).to_contain_text(json.dumps(token, ensure_ascii=False))
     page.page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
     page.tokens().nth(3).hover()
@@ -212,16 +200,16 @@ def test_a_completion_whose_alternatives_are_looked_at(served, opened):
     page.shot("alternatives")
 
 
-def test_a_stop(slow_server, opened):
-    page = opened(slow_server)
+def test_the_stop_button(slow_server, open_page):
+    page = open_page(slow_server)
     page.set(Max_tokens=600)
     page.send()
     expect(page.tokens().nth(2)).to_be_attached()
     page.page.get_by_role("button", name="Stop").click()
-    said = page.wait("Stopped")
+    status = page.wait("Stopped")
     count = page.tokens().count()
     assert 3 <= count < 600
-    assert f"{count} tokens" in said
+    assert f"{count} tokens" in status
 
     page.set(Max_tokens=2)
     page.send("Again")
@@ -229,8 +217,8 @@ def test_a_stop(slow_server, opened):
     assert page.asked[-1][1]["messages"][1] == {"role": "assistant", "content": page.text(0)}
 
 
-def test_a_comparison(served, opened):
-    page = opened(served)
+def test_a_comparison(served, open_page):
+    page = open_page(served)
     page.set(Max_tokens=64)
     page.pick("compare")
     page.send()
@@ -238,10 +226,8 @@ def test_a_comparison(served, opened):
     assert page.text(0) == page.text(1) != ""
     assert page.tokens(0).all_text_contents() == page.tokens(1).all_text_contents()
     *warming, (_, plain), (_, auto) = page.asked
-    assert [(body["max_tokens"], body.get("plan")) for _, body in warming] == [
-        (16, "ar"),
-        (16, None),
-    ]
+    warm_ups = [(body["max_tokens"], body.get("plan")) for _, body in warming]
+    assert warm_ups == [(16, "ar"), (16, None)]
     assert plain.pop("cache_salt") != auto.pop("cache_salt")
     assert plain.pop("plan") == "ar"
     assert plain == auto
@@ -263,17 +249,16 @@ def test_a_comparison(served, opened):
     assert page.page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 
 
-def test_a_comparison_that_fails_is_marked(served, opened):
-    """A server that writes something else the second time."""
-    page = opened(served)
+def test_a_comparison_marks_texts_that_differ(served, open_page):
+    page = open_page(served)
 
     def answer(route) -> None:
         if "plan" in route.request.post_data_json:
             route.continue_()
             return
-        found = route.fetch()
-        other = re.sub(r'"id":(\d+)', lambda token: f'"id":{int(token[1]) + 1}', found.text())
-        route.fulfill(response=found, body=other)
+        response = route.fetch()  # of the plan `auto`: every token id is changed
+        other = re.sub(r'"id":(\d+)', lambda token: f'"id":{int(token[1]) + 1}', response.text())
+        route.fulfill(response=response, body=other)
 
     page.page.route("**/v1/completions", answer)
     page.set(Max_tokens=4)
@@ -284,8 +269,8 @@ def test_a_comparison_that_fails_is_marked(served, opened):
     expect(page.page.locator(".differs")).to_have_count(2 * page.tokens(0).count())
 
 
-def test_a_schema(served, opened):
-    page = opened(served)
+def test_a_json_schema(served, open_page):
+    page = open_page(served)
     schema = {"type": "object", "properties": {"prime": {"type": "boolean"}}, "required": ["prime"]}
     page.set(JSON_schema=json.dumps(schema | {"additionalProperties": False}))
     page.send("Is 7 a prime?")
@@ -293,20 +278,20 @@ def test_a_schema(served, opened):
     assert set(json.loads(page.text())) == {"prime"}
 
 
-def test_errors_are_told_in_words(served, opened):
-    page = opened(served)
+def test_errors_are_shown(served, open_page):
+    page = open_page(served)
     page.set(JSON_schema='{"type": ')
     page.send("Hello")
-    page.refused("The JSON schema is not JSON")
+    page.expect_error("The JSON schema is not JSON")
     assert page.asked == []
     page.set(JSON_schema='{"type": "nonsense"}')
     page.send("Hello")
-    page.refused("nonsense")
+    page.expect_error("nonsense")
     expect(page.runs).to_have_count(0)
     expect(page.page.get_by_label("Prompt")).to_have_value("Hello")
     page.page.context.set_offline(True)
     page.send("Hello")
-    page.refused("The server does not answer")
+    page.expect_error("The server does not answer")
     page.page.context.set_offline(False)
     page.set(JSON_schema="", Max_tokens=3)
     page.send("Hello")
@@ -317,11 +302,11 @@ def test_errors_are_told_in_words(served, opened):
     page.problems.clear()
 
 
-def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
+def test_an_api_key_is_needed_and_not_stored(random_bundle, tmp_path, open_page):
     (tmp_path / "keys").write_text("ours\n")
     with Server(random_bundle, tmp_path / "log", "--api-key-file", tmp_path / "keys") as server:
-        page = opened(server)
-        page.refused("needs a valid API key")
+        page = open_page(server)
+        page.expect_error("needs a valid API key")
         page.problems.clear()  # Chromium's own line about the 401
         page.set(API_key="ours", Max_tokens=3)
         page.send("Hello")
@@ -329,12 +314,12 @@ def test_a_key_is_asked_for_and_kept_nowhere(random_bundle, tmp_path, opened):
         kept = "JSON.stringify([localStorage, sessionStorage, document.cookie])"
         assert page.page.evaluate(kept) == '[{},{},""]'
         page.page.reload()
-        page.refused("needs a valid API key")
+        page.expect_error("needs a valid API key")
         page.problems.clear()
 
 
-def test_a_script_that_is_not_its_own_does_not_run(served, opened):
-    page = opened(served)
+def test_a_foreign_script_does_not_run(served, open_page):
+    page = open_page(served)
     page.page.evaluate(
         "() => { const s = document.createElement('script'); s.append('window.ran = 1'); "
         "document.body.append(s); }"

@@ -1,4 +1,4 @@
-"""scripts/attacks.py measures what it says, on a tiny model."""
+"""scripts/attacks.py prints a row of measurements for each attack, on a tiny model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_attacks(tiny_bundle: Path):
-    """Each attack has a row, with how the server answered it."""
     pytest.importorskip("fastapi")
     command = [sys.executable, ROOT / "scripts" / "attacks.py", tiny_bundle, "--threads", "1"]
     attacks = ["1,000 chained $ref", "a prompt of 300,000 objects"]

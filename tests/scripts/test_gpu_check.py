@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh and what it runs, as far as a machine without a GPU can tell."""
+"""scripts/gpu_check.sh and the steps that it runs, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import click.testing
 import pytest
@@ -35,8 +36,8 @@ from pass_run import assert_refused  # noqa: E402
 
 GPU = {"name": "A | GPU", "memory.total": "81559 MiB", "compute_cap": "9.0"}
 GIB = 1 << 30
-LAYERS_RAN = (("layers cuda", "ok"), ("attention cuda", "failed"))
-WROTE = (
+LAYER_RESULTS = (("layers cuda", "ok"), ("attention cuda", "failed"))
+WRITE_REPORT = (
     'import sys; open(sys.argv[1], "w").write(\'{"plans": [{"plan": "ar", "ratio": 1.5}], '
     '"uncaptured": %s}\')'
 )
@@ -47,53 +48,49 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, given: list[Step], bundle: Path, output: Path, *flags: str
-) -> click.testing.Result:
-    """The command on a machine with a GPU, with these steps in place of its own."""
+    monkeypatch: pytest.MonkeyPatch, steps: list[Step], folder: Path, *flags: str
+) -> tuple[click.testing.Result, Any]:
+    """Run these steps on a machine with a GPU. Return the command's result and report."""
+    bundle, output = folder / "bundle", folder / "out"
     bundle.mkdir()
     (bundle / FILE_NAME).touch()
-    monkeypatch.setattr(
-        gpu_check, "inspect_machine", lambda: Machine(GPU, "sm90", 80.0, {"torch": "2"})
+    machine = Machine(GPU, "sm90", 80.0, {"torch": "2"})
+    monkeypatch.setattr(gpu_check, "inspect_machine", lambda: machine)
+    monkeypatch.setattr(gpu_check, "plan_steps", lambda *_: steps)
+    done = CliRunner().invoke(gpu_check.main, [str(bundle), "-o", str(output), *flags])
+    return done, json.loads((output / "report.json").read_text())
+
+
+def run_script(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run scripts/gpu_check.sh with its output in `folder`/out."""
+    command = [ROOT / "scripts/gpu_check.sh", *arguments, "-o", folder / "out"]
+    environment = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False
     )
-    monkeypatch.setattr(gpu_check, "plan_steps", lambda *_: given)
-    return CliRunner().invoke(gpu_check.main, [str(bundle), "-o", str(output), *flags])
 
 
 @pytest.mark.skipif(
     find_device() is not None or shutil.which("nvidia-smi") is not None, reason="there is a GPU"
 )
 def test_without_a_gpu(tmp_path: Path):
-    """Nothing ran, and the report says so, and what would have been run."""
-    command = [ROOT / "scripts/gpu_check.sh", "-o", tmp_path / "out"]
-    environment = os.environ | {"PYTHON": sys.executable}
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    """The report lists the steps that would have run."""
+    done = run_script(tmp_path)
     assert done.returncode == 3
-    assert done.stdout.splitlines()[-1].startswith(
-        "VERDICT: nothing ran (no NVIDIA GPU: nvidia-smi"
-    )
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("VERDICT: nothing ran (no NVIDIA GPU: nvidia-smi")
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["verdict"] == "nothing ran"
-    assert {(step["status"], step["reason"]) for step in report["steps"]} == {
-        ("skipped", "no NVIDIA GPU")
-    }
-    assert {"device", "tiny cuda", "layers tensorrt", "attention cuda"} <= {
-        step["name"] for step in report["steps"]
-    }
-    assert (
-        (tmp_path / "out/report.md")
-        .read_text()
-        .startswith("**VERDICT: nothing ran** (no NVIDIA GPU")
-    )
+    for step in report["steps"]:
+        assert (step["status"], step["reason"]) == ("skipped", "no NVIDIA GPU")
+    names = {step["name"] for step in report["steps"]}
+    assert names >= {"device", "tiny cuda", "layers tensorrt", "attention cuda"}
+    text = (tmp_path / "out/report.md").read_text()
+    assert text.startswith("**VERDICT: nothing ran** (no NVIDIA GPU")
 
 
-def test_a_bundle_that_is_none_is_refused(tmp_path: Path):
-    command = [ROOT / "scripts/gpu_check.sh", tmp_path / "nothing", "-o", tmp_path / "out"]
-    environment = os.environ | {"PYTHON": sys.executable}
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+def test_a_missing_bundle_is_refused(tmp_path: Path):
+    done = run_script(tmp_path, tmp_path / "nothing")
     assert "is not a bundle" in assert_refused(done.returncode, done.stdout, done.stderr)
     assert not (tmp_path / "out").exists()
 
@@ -101,33 +98,24 @@ def test_a_bundle_that_is_none_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("status", "uncaptured", "expected", "code"),
     [
-        ("ok", {}, "works", 0),
-        ("ok", {"tail.onnx": "capture refused"}, "works but not captured", 4),
-        ("failed", {"tail.onnx": "capture refused"}, "wrong", 1),
-        ("skipped", {}, "nothing ran", 3),
+        ("ok", "{}", "works", 0),
+        ("ok", '{"tail.onnx": "capture refused"}', "works but not captured", 4),
+        ("failed", '{"tail.onnx": "capture refused"}', "wrong", 1),
+        ("skipped", "{}", "nothing ran", 3),
     ],
 )
 def test_the_verdict(
-    status: str, uncaptured: dict[str, str], expected: str, code: int, tmp_path: Path, monkeypatch
+    status: str, uncaptured: str, expected: str, code: int, tmp_path: Path, monkeypatch
 ):
-    end = {"ok": "", "failed": "; sys.exit('broken')", "skipped": ""}[status]
-    blocked = "no library" if status == "skipped" else None
-    given = [
-        Step("export", python("pass")),
-        Step(
-            "bench x",
-            (*python(WROTE % json.dumps(uncaptured).replace("'", "") + end), OUTPUT_PLACEHOLDER),
-            blocked,
-        ),
-    ]
-    done = run(monkeypatch, given, tmp_path / "bundle", tmp_path / "out")
+    end = "; sys.exit('broken')" if status == "failed" else ""
+    command = (*python(WRITE_REPORT % uncaptured + end), OUTPUT_PLACEHOLDER)
+    bench = Step("bench x", command, "no library" if status == "skipped" else None)
+    done, report = run(monkeypatch, [Step("export", python("pass")), bench], tmp_path)
     assert done.exit_code == code
-    said = done.output.splitlines()[-1]
-    assert said.startswith(f"VERDICT: {expected} (")
-    report = json.loads((tmp_path / "out/report.json").read_text())
-    assert report["verdict"] == expected and report["why"] in said
-    if uncaptured and status == "ok":
-        assert "capture refused" in said
+    last = done.output.splitlines()[-1]
+    assert last.startswith(f"VERDICT: {expected} (")
+    assert report["verdict"] == expected and report["why"] in last
+    assert ("capture refused" in last) == (code == 4)
 
 
 @pytest.mark.parametrize(
@@ -140,94 +128,63 @@ def test_a_library_without_the_target_is_skipped(
     monkeypatch.setattr(gpu_report, "find_device", lambda: DeviceInfo("GPU", target, GIB, 80 * GIB))
     monkeypatch.setattr(gpu_report, "why_not", lambda _: "")
     monkeypatch.setattr(gpu_check, "PROGRAM", Path(sys.executable))
-    found = {step.name: step for step in plan_steps(gpu_report.find_machine(), tmp_path, 8, 4)}
-    kinds = (
-        "tiny {}",
-        "layers {}",
-        "build {}",
-        "rows {}",
-        "bench {} greedy",
-        "bench {} sampled",
-        "cpp {}",
-    )
-    for name in LIBRARIES:
-        for kind in kinds:
-            step = kind.format(name)
-            if name in libraries:
-                assert not found[step].blocked
+    steps = {step.name: step for step in plan_steps(gpu_report.find_machine(), tmp_path, 8, 4)}
+    names = "tiny {0}|layers {0}|build {0}|rows {0}|bench {0} greedy|bench {0} sampled|cpp {0}"
+    for library in LIBRARIES:
+        for name in names.format(library).split("|"):
+            if library in libraries:
+                assert not steps[name].blocked
             else:
-                assert f"tensorrt-rtx has no target {target}; it has sm75, " in found[step].blocked
-                assert "refuses these GPUs (Hopper)" in found[step].blocked
-    assert found["build tensorrt"].after == ("export",) and not found["export"].blocked
-    assert found["bench tensorrt greedy"].after == ("build tensorrt",)
-    assert not found["attention cuda"].blocked and found["attention cuda"].after == ("layers cuda",)
+                assert f"tensorrt-rtx has no target {target}; it has sm75, " in steps[name].blocked
+                assert "refuses these GPUs (Hopper)" in steps[name].blocked
+    assert steps["build tensorrt"].after == ("export",) and not steps["export"].blocked
+    assert steps["bench tensorrt greedy"].after == ("build tensorrt",)
+    assert not steps["attention cuda"].blocked and steps["attention cuda"].after == ("layers cuda",)
 
 
-def test_what_tells_most_comes_first(tmp_path: Path):
-    names = [
-        step.name.split()[0] for step in plan_steps(Machine(GPU, "sm89", 80.0), tmp_path, 8, 4)
-    ]
-    order = [
-        "device",
-        "tiny",
-        "layers",
-        "export",
-        "build",
-        "rows",
-        "kernels",
-        "batch",
-        "bench",
-        "cpp",
-        "genai",
-        "tests",
-        "attention",
-    ]
-    firsts = list(dict.fromkeys(names))
-    assert sorted(firsts) == sorted(order) and set(firsts) == set(STEP_SECONDS)
-    assert firsts == order
+def test_the_order_of_steps(tmp_path: Path):
+    """The steps that tell most come first, in case the budget of time ends early."""
+    steps = plan_steps(Machine(GPU, "sm89", 80.0), tmp_path, 8, 4)
+    order = "device tiny layers export build rows kernels batch bench cpp genai tests attention"
+    kinds = dict.fromkeys(step.name.split()[0] for step in steps)
+    assert [*kinds] == order.split() and set(kinds) == set(STEP_SECONDS)
 
 
 @pytest.mark.parametrize(("memory", "blocked"), [(23.6, False), (22.2, False), (16.0, True)])
-def test_a_card_of_24_gb_reports_less(memory: float, blocked: bool, tmp_path: Path):
-    """It can run all layers of a 7B; a smaller one runs some of them."""
-    found = {
-        layers: {
-            step.name: step
-            for step in plan_steps(Machine(GPU, "sm89", memory), tmp_path, 8, layers)
-        }
-        for layers in (4, 32)
-    }
+def test_a_gpu_of_24_gb_has_memory_for_all_layers(memory: float, blocked: bool, tmp_path: Path):
+    """Of a 7B model; it reports a little less than 24. A smaller GPU runs fewer layers."""
+    machine = Machine(GPU, "sm89", memory)
+    few, all_layers = (
+        {step.name: step for step in plan_steps(machine, tmp_path, 8, layers)} for layers in (4, 32)
+    )
     for name in ("layers cuda", "layers tensorrt", "attention cuda"):
-        assert bool(found[32][name].blocked) == blocked and not found[4][name].blocked
-        assert "--layers=32" in found[32][name].command
+        assert bool(all_layers[name].blocked) == blocked and not few[name].blocked
+        assert "--layers=32" in all_layers[name].command
 
 
-def test_what_is_missing_blocks_its_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_package_blocks_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / FILE_NAME).touch()
-    model = SimpleNamespace(max_capacity=768)
-    monkeypatch.setattr(
-        gpu_check,
-        "read_manifest",
-        lambda _: SimpleNamespace(model=model, lookahead=SimpleNamespace(length=3)),
+    manifest = SimpleNamespace(
+        model=SimpleNamespace(max_capacity=768), lookahead=SimpleNamespace(length=3)
     )
+    monkeypatch.setattr(gpu_check, "read_manifest", lambda _: manifest)
     monkeypatch.setattr(gpu_check, "PROGRAM", tmp_path / "nothing")
-    without = plan_steps(Machine(GPU, "sm89", 1.0), tmp_path, 8, 4)
     missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT"}
-    found = {s.name: s for s in plan_steps(Machine(GPU, "sm89", 1.0, {}, missing), tmp_path, 8, 4)}
-    assert "export" not in found
-    assert (
-        "run scripts/build_cpp.sh"
-        in next(s for s in without if s.name == "cpp tensorrt-rtx").blocked
+    whole, steps = (
+        {
+            step.name: step
+            for step in plan_steps(Machine(GPU, "sm89", 1.0, {}, each), tmp_path, 8, 4)
+        }
+        for each in ({}, missing)
     )
-    assert (
-        found["bench cuda greedy"].blocked
-        == found["attention cuda"].blocked
-        == "no onnxruntime-gpu"
-    )
-    assert found["layers tensorrt"].blocked == "no TensorRT"
-    assert found["layers tensorrt-rtx"].blocked == "4 layers need 3 GiB, this GPU has 1.0"
-    assert "--rows 1,4,16" in " ".join(found["rows tensorrt"].command)
-    build = found["build tensorrt-rtx"]
+    assert "export" not in steps
+    assert "run scripts/build_cpp.sh" in whole["cpp tensorrt-rtx"].blocked
+    for name in ("bench cuda greedy", "attention cuda"):
+        assert steps[name].blocked == "no onnxruntime-gpu"
+    assert steps["layers tensorrt"].blocked == "no TensorRT"
+    assert steps["layers tensorrt-rtx"].blocked == "4 layers need 3 GiB, this GPU has 1.0"
+    assert "--rows 1,4,16" in " ".join(steps["rows tensorrt"].command)
+    build = steps["build tensorrt-rtx"]
     assert not build.blocked and build.command[-2:] == ("--max-seq-len", "768")
 
 
@@ -235,7 +192,6 @@ def test_what_is_missing_blocks_its_steps_only(tmp_path: Path, monkeypatch: pyte
     ("code", "hint"), [(35, "older than the CUDA library"), (100, "visible to nvidia-smi")]
 )
 def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPatch):
-    """An old driver is not a missing package."""
     api = SimpleNamespace(cudaGetDeviceCount=lambda: (code, 0))
     monkeypatch.setattr(gpu_report, "nvidia_smi", lambda: GPU)
     monkeypatch.setattr(gpu_report, "find_device", lambda: find_device(api))
@@ -245,15 +201,12 @@ def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPa
     assert missing["tensorrt"] == missing["cuda-python"]
 
 
-def test_the_device_is_checked():
+def test_the_device_step_copies_and_captures():
     gpu = FakeCuda(target=(8, 9))
     report = gpu_steps.check_device(gpu)
-    found = {each["check"]: each["result"] for each in report["checks"]}
-    assert (
-        found["copy"] == "unchanged"
-        and found["capture"] == "replayed twice"
-        and not report["uncaptured"]
-    )
+    results = {check["check"]: check["result"] for check in report["checks"]}
+    assert (results["copy"], results["capture"]) == ("unchanged", "replayed twice")
+    assert not report["uncaptured"]
     assert not gpu.blocks and not gpu.streams and not gpu.graphs
 
 
@@ -281,74 +234,57 @@ def test_a_device_that_copies_wrongly(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_the_tiny_model(tmp_path: Path):
-    """On the CPU, against itself: it is made, and every plan writes the same."""
-    command = [
-        sys.executable,
-        ROOT / "scripts/gpu_steps.py",
-        "tiny",
-        "--device",
-        "cpu",
-        "-o",
-        tmp_path / "out.json",
-    ]
+    """On the CPU, every plan writes the same text."""
+    path = tmp_path / "out.json"
+    command = [sys.executable, ROOT / "scripts/gpu_steps.py", "tiny", "--device", "cpu", "-o", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out.json").read_text())
-    assert [each["same_tokens"] for each in report["plans"]] == [True] * 4 and report[
-        "uncaptured"
-    ] == {}
+    report = json.loads(path.read_text())
+    assert [plan["same_tokens"] for plan in report["plans"]] == [True] * 4
+    assert report["uncaptured"] == {}
 
 
 @pytest.mark.slow
 def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A model is made, with either attention; its passes are timed, and it is not made again.
-    What counts as read are the parameters of a layer, without its norms, with K and V of as many
-    tokens."""
-    monkeypatch.setattr(
-        gpu_steps,
-        "SIZES_OF_7B",
-        {name: size for name, size in gpu_steps.TINY_SIZES.items() if name != "layers"},
-    )
+    """The step makes a model once for each kind of attention, and times passes. `layer_bytes` are
+    those of a layer's matrices, and of K and V of as many tokens as the capacity."""
+    sizes = {name: size for name, size in gpu_steps.TINY_SIZES.items() if name != "layers"}
+    monkeypatch.setattr(gpu_steps, "SIZES_OF_7B", sizes)
     reports = []
+    flags = ["--device=cpu", "--layers=1", "--rows=1", "--rows=5", "--capacity=64"]
     for number, kind in enumerate(("attention", "group-query", "attention")):
-        output, flags = (
-            tmp_path / f"{number}.json",
-            ["--rows=1", "--rows=5", "--capacity=64", "--capacity=128"],
-        )
+        path = tmp_path / f"{number}.json"
         words = [
-            "layers",
-            "--device=cpu",
-            "--layers=1",
+            *flags,
+            "--capacity=128",
             f"--keep={tmp_path}",
             f"--cuda-attention={kind}",
-            *flags,
+            "-o",
+            str(path),
         ]
-        done = CliRunner().invoke(gpu_steps.main, [*words, "-o", str(output)])
+        done = CliRunner().invoke(gpu_steps.main, ["layers", *words])
         assert done.exit_code == 0, done.output
-        reports.append(json.loads(output.read_text()))
-        monkeypatch.setattr(
-            gpu_steps.subprocess, "run", lambda *_, **__: None
-        )  # the model is there
-    (place,) = {path.parent for path in tmp_path.glob("*/model")}
-    assert sorted(path.name for path in place.iterdir()) == ["attention", "group-query", "model"]
+        reports.append(json.loads(path.read_text()))
+        # The model is there by now, so the later runs must not make it.
+        monkeypatch.setattr(gpu_steps.subprocess, "run", lambda *_, **__: None)
+    (folder,) = {path.parent for path in tmp_path.glob("*/model")}
+    assert sorted(path.name for path in folder.iterdir()) == ["attention", "group-query", "model"]
     for report in reports:
         cells = [(cell["rows"], cell["capacity"]) for cell in report["cells"]]
         assert list(dict.fromkeys(cells)) == [(1, 64), (5, 64), (1, 128), (5, 128)]
-        assert (
-            all(cell["milliseconds"] > 0 for cell in report["cells"]) and report["uncaptured"] == {}
-        )
+        assert all(cell["milliseconds"] > 0 for cell in report["cells"])
+        assert report["uncaptured"] == {}
     assert reports[0]["logits"] == reports[1]["logits"] == reports[2]["logits"] != []
-    parameters = load_file(place / "model/layer-0.safetensors")
-    read = sum(2 * weight.size for weight in parameters.values() if weight.ndim == 2)
-    assert (
-        reports[0]["cells"][0]["layer_bytes"] == read + 2 * 2 * 2 * 32 * 64
-    )  # K and V of two heads of 32
+    parameters = load_file(folder / "model/layer-0.safetensors")
+    matrices = sum(2 * weight.size for weight in parameters.values() if weight.ndim == 2)
+    kv = 2 * 2 * 2 * 32 * 64  # K and V, fp16, 2 heads of 32 numbers, 64 tokens
+    assert reports[0]["cells"][0]["layer_bytes"] == matrices + kv
     assert reports[0]["cells"][0]["other_bytes"] == 2 * 128 * 1024
 
 
 def test_times_of_layers_beside_the_bandwidth():
-    """Copies take half as long as this pass, and a pass over all layers takes as many times as long
-    as it reads."""
+    """Copying as many bytes takes half as long as this pass. A pass over all layers is assumed to
+    take longer in proportion to the bytes that it reads."""
     cell = {"window": "ar", "rows": 1, "ratio": 1.0, "capacity": 512, "milliseconds": 2.0}
     cell |= {"layers": 4, "layer_bytes": 200, "other_bytes": 200}
     results = [
@@ -361,7 +297,7 @@ def test_times_of_layers_beside_the_bandwidth():
     assert row["of the bound"] == "-"
 
 
-def test_which_attention_to_use():
+def test_advice_on_cuda_attention():
     plain = {"logits": [1.0, -4.0], "cells": [{"milliseconds": 2.0}, {"milliseconds": 4.0}]}
 
     def advice(logits: list[float], factor: float, status: str = "ok") -> str:
@@ -371,132 +307,102 @@ def test_which_attention_to_use():
             gpu_report.Result("attention cuda", status, 1, "no kernel", other), plain
         )
 
-    assert (
-        advice([1.0, -4.1], 0.8)
-        == "leave out --cuda-attention attention: passes take 0.80 times as long without it"
-    )
+    leave_out = "leave out --cuda-attention attention: passes take 0.80 times as long without it"
+    assert advice([1.0, -4.1], 0.8) == leave_out
     assert advice([1.0, -4.0], 0.99).startswith("export with")
     assert "logits differ by up to 0.05 of" in advice([1.2, -4.0], 0.8)
     assert advice([], 1, "failed") == "export with --cuda-attention attention: no kernel"
-    failed = [gpu_report.Result(name, status, 1, "no kernel") for name, status in LAYERS_RAN]
+    failed = [gpu_report.Result(name, status, 1, "no kernel") for name, status in LAYER_RESULTS]
     assert verdict(Machine(GPU), failed) == ("works", "1 steps on the GPU")
 
 
 def test_times_of_windows_are_shown():
-    row = {
-        "rows": 9,
-        "window": "prefill-9",
-        "lookahead_rows": 0,
-        "trunk_milliseconds": 1.5,
-        "tail_milliseconds": None,
-    }
-    (shown,) = tables(Machine(GPU), [gpu_report.Result("rows cuda", "ok", 0, "", {"rows": [row]})])[
-        "rows cuda"
-    ]
+    row = {"rows": 9, "window": "prefill-9", "lookahead_rows": 0}
+    row |= {"trunk_milliseconds": 1.5, "tail_milliseconds": None}
+    result = gpu_report.Result("rows cuda", "ok", 0, "", {"rows": [row]})
+    (shown,) = tables(Machine(GPU), [result])["rows cuda"]
     assert [*shown.values()] == ["prefill-9", "9", "-", "1.50", "-"]
 
 
 def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its figures so far and its last words are kept, what builds on it is skipped, and the rest is
-    run."""
+    """The report keeps its figures and last words; steps that need it are skipped, others run."""
     broken = python("import sys; print('[one]\\ntwo', file=sys.stderr); sys.exit(3)")
-    given = [
+    write, built = WRITE_REPORT % "{}", "error: B has engines y already; use --force"
+    steps = [
         Step("build x", broken),
         Step("bench x greedy", python("1 / 0"), after=("build x",)),
-        Step("bench y greedy", (*python(WROTE % "{}"), OUTPUT_PLACEHOLDER)),
-        Step("bench z greedy", (*python(f"{WROTE % '{}'}; 1 / 0"), OUTPUT_PLACEHOLDER)),
+        Step("bench y greedy", (*python(write), OUTPUT_PLACEHOLDER)),
+        Step("bench z greedy", (*python(f"{write}; 1 / 0"), OUTPUT_PLACEHOLDER)),
         Step("tests", python("print('2 skipped in 1s')")),
-        Step(
-            "build y", python("import sys; sys.exit('error: B has engines y already; use --force')")
-        ),
+        Step("build y", python(f"import sys; sys.exit({built!r})")),
     ]
-    done = run(monkeypatch, given, tmp_path / "bundle", tmp_path / "out")
+    done, report = run(monkeypatch, steps, tmp_path)
     assert done.exit_code == 1, done.output
-    written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["gpu_check.log", "report.json", "report.md"]
-    report = json.loads((tmp_path / "out/report.json").read_text())
-    statuses = {step["name"]: (step["status"], step["reason"]) for step in report["steps"]}
-    assert statuses["build x"] == ("failed", "[one] / two")
-    assert statuses["bench x greedy"] == ("skipped", "build x failed")
-    assert statuses["bench y greedy"] == ("ok", "")
-    assert (
-        statuses["bench z greedy"][0] == "failed"
-        and "ZeroDivisionError" in statuses["bench z greedy"][1]
-    )
-    assert statuses["tests"] == ("skipped", "2 skipped in 1s") and statuses["build y"] == ("ok", "")
-    assert [bool(step["data"]) for step in report["steps"]] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == ["gpu_check.log", "report.json", "report.md"]
+    results = {step["name"]: (step["status"], step["reason"]) for step in report["steps"]}
+    status, reason = results.pop("bench z greedy")
+    assert status == "failed" and "ZeroDivisionError" in reason
+    assert results == {
+        "build x": ("failed", "[one] / two"),
+        "bench x greedy": ("skipped", "build x failed"),
+        "bench y greedy": ("ok", ""),
+        "tests": ("skipped", "2 skipped in 1s"),
+        "build y": ("ok", ""),
+    }
+    with_figures = [step["name"] for step in report["steps"] if step["data"]]
+    assert with_figures == ["bench y greedy", "bench z greedy"]
     assert report["gpu"] == GPU and report["versions"] == {"torch": "2"}
     text = (tmp_path / "out/report.md").read_text()
     assert "| name | A \\| GPU |" in text and "| ar | - | 1.50 | - | - |" in text
     assert "VERDICT: wrong (build x failed: [one] / two, and 1 more)" in done.output
-    for words in ("A \\| GPU", "build x failed", "[one] / two"):
-        assert words in done.output
+    assert "A \\| GPU" in done.output
 
 
 def test_only_some_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given = [Step(name, python("pass")) for name in ("export", "bench x", "bench y", "cpp x")]
-    done = run(
-        monkeypatch,
-        given,
-        tmp_path / "bundle",
-        tmp_path / "out",
-        "--only",
-        "bench",
-        "--only",
-        "cpp",
-    )
-    report = json.loads((tmp_path / "out/report.json").read_text())
-    assert done.exit_code == 0 and [step["name"] for step in report["steps"]] == [
-        "bench x",
-        "bench y",
-        "cpp x",
-    ]
+    steps = [Step(name, python("pass")) for name in ("export", "bench x", "bench y", "cpp x")]
+    done, report = run(monkeypatch, steps, tmp_path, "--only", "bench", "--only", "cpp")
+    names = [step["name"] for step in report["steps"]]
+    assert done.exit_code == 0 and names == ["bench x", "bench y", "cpp x"]
 
 
 def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    given = [Step("export", python("raise SystemExit('was run')")), Step("bench x", blocked="no x")]
-    results = run_steps(given, 10, tmp_path / "log", lambda _: None)
-    assert [r.status for r in results] == ["skipped", "skipped"] and results[1].reason == "no x"
-    assert results[0].reason == "it needs 40 s, and 10 s of the budget are left"
+    def run_one(step: Step, budget: float) -> gpu_report.Result:
+        (result,) = run_steps([step], budget, tmp_path / "log", lambda _: None)
+        return result
+
+    result = run_one(Step("export", python("raise SystemExit('was run')")), 10)
+    assert result.status == "skipped"
+    assert result.reason == "it needs 40 s, and 10 s of the budget are left"
+    result = run_one(Step("bench x", blocked="no x"), 10)
+    assert (result.status, result.reason) == ("skipped", "no x")
     monkeypatch.setitem(STEP_SECONDS, "bench", (0, 1))
     slow = Step("bench x", python("import time; time.sleep(60)"))
-    for budget, expected in (
-        (10, ("failed", "its limit")),
-        (0.5, ("skipped", "the end of the budget")),
-    ):
-        (result,) = run_steps([slow], budget, tmp_path / "log", lambda _: None)
-        assert (
-            result.status == expected[0]
-            and result.reason.endswith(expected[1])
-            and result.seconds < 30
-        )
+    result = run_one(slow, 10)
+    assert result.status == "failed" and result.reason.endswith("its limit")
+    result = run_one(slow, 0.5)
+    assert result.status == "skipped" and result.reason.endswith("the end of the budget")
+    assert result.seconds < 30
     assert verdict(Machine(GPU), [result])[0] == "nothing ran"
 
 
 def test_ctrl_c_while_a_step_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    begun = []
+    started = []
 
     class Interrupted(subprocess.Popen):
         def __init__(self, *arguments: object, **options: object) -> None:
             super().__init__(*arguments, **options)
-            begun.append(self)
+            started.append(self)
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(gpu_check.subprocess, "Popen", Interrupted)
     slow = Step("bench x", python("import time; time.sleep(60)"))
     with pytest.raises(KeyboardInterrupt):
         run_steps([slow], 60, tmp_path / "log", lambda _: None)
-    assert begun[0].poll() == -signal.SIGTERM
+    assert started[0].poll() == -signal.SIGTERM
 
 
-def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
+def test_ctrl_c_keeps_the_report_so_far(tmp_path: Path):
     (tmp_path / FILE_NAME).touch()
     driver = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
@@ -508,10 +414,8 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
         "                           Step('bench x', (sys.executable, '-c', code))]\n"
         "g.main()\n"
     )
-    log, command = (
-        tmp_path / "out/gpu_check.log",
-        [sys.executable, "-c", driver, tmp_path, "-o", tmp_path / "out"],
-    )
+    log = tmp_path / "out/gpu_check.log"
+    command = [sys.executable, "-c", driver, tmp_path, "-o", tmp_path / "out"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running_check:
         until = time.monotonic() + 60
         while time.monotonic() < until and not (
@@ -522,6 +426,5 @@ def test_ctrl_c_keeps_what_is_written(tmp_path: Path):
         errors = running_check.communicate(timeout=60)[1]
     assert running_check.returncode == 130 and errors.endswith("interrupted\n")
     assert not Path(f"/proc/{log.read_text().splitlines()[-1]}").exists()
-    assert [
-        step["name"] for step in json.loads((tmp_path / "out/report.json").read_text())["steps"]
-    ] == ["bench y"]
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert [step["name"] for step in report["steps"]] == ["bench y"]

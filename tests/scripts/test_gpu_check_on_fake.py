@@ -1,5 +1,5 @@
-"""The whole of scripts/gpu_check.sh over the fakes of CUDA and TensorRT: steps are the real ones,
-in processes of their own, and whatever is wrong with the GPU, the report is whole and names it."""
+"""scripts/gpu_check.sh with fakes of CUDA and TensorRT: its real steps run in their own processes,
+and its report names every fault of the GPU."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(
-    bundle: Path, output: Path, *steps: str, minutes: float = 10, **wrong: object
+    bundle: Path, output: Path, *steps: str, minutes: float = 10, **faults: object
 ) -> tuple[int, str, Any]:
-    """Status, verdict and report of the command. steps: beginnings of the names of those to run."""
+    """Return the command's status and verdict, and the steps of its report by name.
+
+    steps: which to run, by the beginnings of their names. faults: as sitecustomize.py reads them.
+    """
     paths = [ROOT / "tests/scripts/fake_gpu_site", *map(Path, sys.path)]
     environment = os.environ | {
         "PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "FAKE_GPU": json.dumps(wrong),
+        "FAKE_GPU": json.dumps(faults),
     }
     chosen = [word for step in steps for word in ("--only", step)]
     flags = [str(bundle), "-o", str(output), "--tokens", "4", "--minutes", str(minutes)]
@@ -61,21 +64,17 @@ def check(
 
 
 def test_a_gpu_that_works(engines: Path, tmp_path: Path):
-    status, verdict, steps = check(
-        engines, tmp_path / "out", "device", "tiny", "build", "rows", "bench"
-    )
+    chosen = ("device", "tiny", "build", "rows", "bench")
+    status, verdict, steps = check(engines, tmp_path / "out", *chosen)
     run = [name for name, step in steps.items() if step["status"] == "ok"]
     names = ["device", "tiny tensorrt", "build tensorrt", "rows tensorrt"]
     assert run == [*names, "bench tensorrt greedy", "bench tensorrt sampled"], steps
-    assert (status, verdict) == (
-        0,
-        f"VERDICT: works (5 steps on the GPU, {len(steps) - 6} skipped)",
-    )
-    checks = {each["check"]: each["result"] for each in steps["device"]["data"]["checks"]}
+    assert status == 0
+    assert verdict == f"VERDICT: works (5 steps on the GPU, {len(steps) - 6} skipped)"
+    checks = {check["check"]: check["result"] for check in steps["device"]["data"]["checks"]}
     assert checks["capture"] == "replayed twice" and checks["cudaDriverGetVersion"] == "13.4"
-    assert all(
-        plan["same_tokens"] and plan["captured"] for plan in steps["tiny tensorrt"]["data"]["plans"]
-    )
+    for plan in steps["tiny tensorrt"]["data"]["plans"]:
+        assert plan["same_tokens"] and plan["captured"]
     assert len(steps["rows tensorrt"]["data"]["rows"]) == 4  # two windows have 5 rows
     assert steps["bench tensorrt greedy"]["data"]["uncaptured"] == {}
     assert "no target sm90" in steps["tiny tensorrt-rtx"]["reason"]
@@ -83,50 +82,39 @@ def test_a_gpu_that_works(engines: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("driver", "said"),
+    ("driver", "reason"),
     [
         (0, "CUDA error 35 (35); there is no NVIDIA driver here"),
-        (
-            12040,
-            "it runs CUDA up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13",
-        ),
+        (12040, "up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13"),
     ],
 )
-def test_no_driver_that_fits(driver: int, said: str, engines: Path, tmp_path: Path):
+def test_no_driver_or_an_old_one(driver: int, reason: str, engines: Path, tmp_path: Path):
     status, verdict, steps = check(engines, tmp_path / "out", driver=driver)
-    assert (
-        status == 3
-        and verdict.startswith("VERDICT: nothing ran (no NVIDIA GPU: ")
-        and said in verdict
-    )
-    assert {(step["status"], step["reason"]) for step in steps.values()} == {
-        ("skipped", "no NVIDIA GPU")
-    }
+    assert status == 3 and verdict.startswith("VERDICT: nothing ran (no NVIDIA GPU: ")
+    assert reason in verdict
+    for step in steps.values():
+        assert (step["status"], step["reason"]) == ("skipped", "no NVIDIA GPU")
 
 
 def test_captures_that_are_refused(engines: Path, tmp_path: Path):
-    status, verdict, steps = check(
-        engines, tmp_path / "out", "device", "rows", "bench", fail_capture="cudaStreamBeginCapture"
-    )
+    chosen, faults = ("device", "rows", "bench"), {"fail_capture": "cudaStreamBeginCapture"}
+    status, verdict, steps = check(engines, tmp_path / "out", *chosen, **faults)
     assert status == 4 and verdict.startswith("VERDICT: works but not captured (device: a copy: ")
     assert "901" in verdict and steps["bench tensorrt greedy"]["data"]["uncaptured"]
 
 
 def test_too_little_memory(engines: Path, tmp_path: Path):
-    status, verdict, steps = check(
-        engines, tmp_path / "out", "device", "bench tensorrt", limit=1 << 18
-    )
+    chosen = ("device", "bench tensorrt")
+    status, verdict, steps = check(engines, tmp_path / "out", *chosen, limit=1 << 18)
     assert {step["status"] for name, step in steps.items() if name in MEASURED} == {"failed"}, steps
-    assert status == 1 and verdict.startswith(
-        "VERDICT: wrong (device failed: error: the GPU has no 1 MiB left"
-    )
+    assert status == 1
+    assert verdict.startswith("VERDICT: wrong (device failed: error: the GPU has no 1 MiB left")
     assert "--max-seq-len" in steps["bench tensorrt greedy"]["reason"]
 
 
 def test_engines_of_another_version(engines: Path, tmp_path: Path):
-    status, verdict, _ = check(
-        engines, tmp_path / "out", "device", "bench tensorrt", version="10.16.0"
-    )
+    chosen = ("device", "bench tensorrt")
+    status, verdict, _ = check(engines, tmp_path / "out", *chosen, version="10.16.0")
     assert status == 1 and "were built by version 10.15.1.fake, and 10.16.0 is installed" in verdict
     assert "run: pass-export build" in verdict
 
@@ -134,7 +122,5 @@ def test_engines_of_another_version(engines: Path, tmp_path: Path):
 def test_a_gpu_that_hangs(engines: Path, tmp_path: Path):
     status, verdict, steps = check(engines, tmp_path / "out", "device", minutes=0.2, hangs=True)
     assert status == 3, verdict
-    assert (
-        steps["device"]["status"] == "skipped"
-        and "the end of the budget" in steps["device"]["reason"]
-    )
+    assert steps["device"]["status"] == "skipped"
+    assert "the end of the budget" in steps["device"]["reason"]

@@ -1,5 +1,5 @@
-"""What scripts/gpu_check.py measures for comparisons: kernels by name, onnxruntime-genai, and the
-table of figures."""
+"""The figures of scripts/gpu_check.py: kernels by name, onnxruntime-genai, and the comparison with
+earlier figures."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from gpu_figures import FIGURES, compared, figures  # noqa: E402
 from gpu_kernels import kernel_rows, short_name, time_kernels  # noqa: E402
 from gpu_report import Machine, Result, read_figures, tables, verdict, write_report  # noqa: E402
 
+GPU = {"name": "GPU"}
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_relu<128, 64>>(cutlass::Params)"
 
 
@@ -53,29 +54,22 @@ def test_names_of_kernels(name: str, short: str):
 
 
 def test_kernels_of_a_pass():
-    """Sorted by time, all first, the rare ones together at the end; what runs on the CPU is no
-    kernel."""
+    """Rows: the sum, then kernels by time, then the rest as one. Events of the CPU do not count."""
     events = [kernel(GEMM, 30.0), kernel(GEMM, 50.0), kernel("Memcpy DtoH", 2.0, "gpu_memcpy")]
     events += [kernel("cudaGraphLaunch", 500.0, "cuda_runtime"), {"name": "a mark", "ph": "i"}]
     events += [kernel(f"rare{i}", 1.0) for i in range(gpu_kernels.SHOWN_KERNELS)]
     rows = kernel_rows("ar", events, 2)
     assert rows[0] == {"plan": "ar", "kernel": "all", "launches": 11.5, "microseconds": 51.0}
-    assert rows[1] == {
-        "plan": "ar",
-        "kernel": short_name(GEMM),
-        "launches": 1.0,
-        "microseconds": 40.0,
-    }
+    gemm = {"kernel": short_name(GEMM), "launches": 1.0, "microseconds": 40.0}
+    assert rows[1] == {"plan": "ar"} | gemm
     assert rows[2]["kernel"] == "Memcpy DtoH" and len(rows) == gpu_kernels.SHOWN_KERNELS + 2
     assert rows[-1] == {"plan": "ar", "kernel": "2 others", "launches": 1.0, "microseconds": 1.0}
     with pytest.raises(PassError, match="saw no kernels"):
         kernel_rows("ar", [], 2)
 
 
-def test_every_plan_is_profiled_in_passes_of_its_own(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """After a run that captures, and without a prefill: one prompt token is the window's root."""
+def test_every_plan_is_profiled_alone(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """Graphs are captured before, and there is no prefill: the only prompt token is the root."""
     counts = []
 
     def profiled(work: Any) -> tuple[list[dict[str, Any]], int]:
@@ -91,115 +85,70 @@ def test_every_plan_is_profiled_in_passes_of_its_own(
     assert counts[0] >= gpu_kernels.TOKENS - 1 and counts[2] <= counts[0]
 
 
-@pytest.mark.parametrize(
-    ("torch", "why"),
-    [
-        (None, "torch's profiler cannot be imported"),
-        (
-            SimpleNamespace(ProfilerActivity=SimpleNamespace(CUDA=1), supported_activities=set),
-            "has no CUPTI",
-        ),
-        (
-            SimpleNamespace(
-                ProfilerActivity=SimpleNamespace(CUDA=1), supported_activities=lambda: {1}
-            ),
-            "",
-        ),
-    ],
-)
-def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch, torch: object, why: str):
-    monkeypatch.setitem(sys.modules, "torch.profiler", torch)
-    found = gpu_kernels.why_no_profiler()
-    assert why in found and bool(found) == bool(why)
+def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
+    for activities, reason in ((set, "has no CUPTI"), (lambda: {1}, "")):
+        cuda = SimpleNamespace(CUDA=1)
+        torch = SimpleNamespace(ProfilerActivity=cuda, supported_activities=activities)
+        monkeypatch.setitem(sys.modules, "torch.profiler", torch)
+        why = gpu_kernels.why_no_profiler()
+        assert reason in why and bool(why) == bool(reason)
+    monkeypatch.setitem(sys.modules, "torch.profiler", None)
+    assert "torch's profiler cannot be imported" in gpu_kernels.why_no_profiler()
 
 
-@pytest.mark.parametrize(
-    ("module", "why"),
-    [
-        (None, "run: pip install onnxruntime-genai-cuda"),
-        (
-            SimpleNamespace(is_cuda_available=lambda: False),
-            "has no CUDA; uninstall it, and run: pip install",
-        ),
-        (SimpleNamespace(is_cuda_available=lambda: True), ""),
-    ],
-)
-def test_why_genai_cannot_be_timed(monkeypatch: pytest.MonkeyPatch, module: object, why: str):
-    monkeypatch.setitem(sys.modules, "onnxruntime_genai", module)
-    found = gpu_report.why_no_genai()
-    assert why in found and bool(found) == bool(why)
+def test_why_genai_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
+    no_cuda = "has no CUDA; uninstall it, and run: pip install"
+    for with_cuda, reason in ((False, no_cuda), (True, "")):
+        module = SimpleNamespace(is_cuda_available=lambda answer=with_cuda: answer)
+        monkeypatch.setitem(sys.modules, "onnxruntime_genai", module)
+        why = gpu_report.why_no_genai()
+        assert reason in why and bool(why) == bool(reason)
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
+    assert "run: pip install onnxruntime-genai-cuda" in gpu_report.why_no_genai()
 
 
 def test_genai_is_timed(
     tiny_bundle: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """On the CPU: its export of the bundle's model, and the prompts of pass-run bench."""
+    """On the CPU: onnxruntime-genai exports the model and decodes the prompts of pass-run bench."""
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
     monkeypatch.setitem(gpu_steps.build_genai.__globals__, "read_manifest", lambda _: manifest)
-    flags = [
-        "--device=cpu",
-        "--precision=fp32",
-        "--tokens=3",
-        f"--keep={tmp_path}",
-        "-o",
-        str(tmp_path / "out.json"),
-    ]
+    path = tmp_path / "out.json"
+    flags = ["--device=cpu", "--precision=fp32", "--tokens=3", f"--keep={tmp_path}", f"-o{path}"]
     done = CliRunner().invoke(gpu_steps.main, ["genai", str(tiny_bundle), *flags])
     assert done.exit_code == 0, done.output
-    (plan,) = json.loads((tmp_path / "out.json").read_text())["plans"]
+    (plan,) = json.loads(path.read_text())["plans"]
     assert plan["plan"] == "genai fp32" and plan["tokens_per_second"] > 0
     assert (tmp_path / "genai-cpu/fp32/genai_config.json").is_file()
 
 
-def test_the_steps_that_are_measured(tmp_path: Path):
-    """Everything for the figures is measured by steps that --measure runs."""
-    machine = Machine({"name": "GPU"}, "sm90", 80.0)
-    steps = [step.name for step in gpu_check.plan_steps(machine, tmp_path, 8, 4)]
-    chosen = [name for name in steps if name.startswith(gpu_check.MEASURED)]
+def test_measure_runs_every_step_that_has_figures(tmp_path: Path):
+    def steps(missing: dict[str, str]) -> list[gpu_check.Step]:
+        return gpu_check.plan_steps(Machine(GPU, "sm90", 80.0, {}, missing), tmp_path, 8, 4)
+
+    chosen = [step.name for step in steps({}) if step.name.startswith(gpu_check.MEASURED)]
     assert {step for step, _ in FIGURES.values()} <= set(chosen)
     assert {name.split()[1] for name in chosen if " " in name} == {"cuda"} and "tests" not in chosen
-    missing = Machine(
-        {"name": "GPU"}, "sm90", 80.0, {}, {"profiler": "no CUPTI", "genai": "no genai"}
-    )
-    blocked = {step.name: step.blocked for step in gpu_check.plan_steps(missing, tmp_path, 8, 4)}
+    without = steps({"profiler": "no CUPTI", "genai": "no genai"})
+    blocked = {step.name: step.blocked for step in without}
     assert (blocked["kernels cuda"], blocked["genai cuda"]) == ("no CUPTI", "no genai")
 
 
+AR = {"plan": "ar", "ratio": 1.0, "tokens_per_second": 500.0, "milliseconds_per_pass": 2.0}
+FUSED = {"ratio": 1.4, "tokens_per_second": 700.0, "milliseconds_per_pass": 2.5}
+FUSED_WINDOW = {"window": "fused-4", "ratio": 1.25}
+FUSED_WINDOW |= {"trunk_milliseconds": 2.2, "tail_milliseconds": None}
+KERNELS = {"plan": "ar, greedy", "kernel": "all", "launches": 500.0, "microseconds": 1500.0}
 STEPS: dict[str, Any] = {
-    "bench cuda greedy": {
-        "plans": [
-            {"plan": "ar", "ratio": 1.0, "tokens_per_second": 500.0, "milliseconds_per_pass": 2.0},
-            {
-                "plan": "fused L=4",
-                "ratio": 1.4,
-                "tokens_per_second": 700.0,
-                "milliseconds_per_pass": 2.5,
-            },
-        ]
-    },
-    "rows cuda": {
-        "rows": [
-            {
-                "window": "fused-4",
-                "ratio": 1.25,
-                "trunk_milliseconds": 2.2,
-                "tail_milliseconds": None,
-            }
-        ]
-    },
-    "batch cuda": {
-        "plans": [{"plan": f"ar x{n}", "ratio": ratio} for n, ratio in ((1, 1.0), (8, 5.0))]
-    },
+    "bench cuda greedy": {"plans": [AR, {"plan": "fused L=4"} | FUSED]},
+    "rows cuda": {"rows": [FUSED_WINDOW]},
+    "batch cuda": {"plans": [{"plan": "ar x1", "ratio": 1.0}, {"plan": "ar x8", "ratio": 5.0}]},
     "attention cuda": {"cells": [{"window": "fused-4", "capacity": 512, "milliseconds": 0.79}]},
-    "kernels cuda": {
-        "kernels": [
-            {"plan": "ar, greedy", "kernel": "all", "launches": 500.0, "microseconds": 1500.0}
-        ]
-    },
+    "kernels cuda": {"kernels": [KERNELS]},
     "genai cuda": {"plans": [{"plan": "genai fp16", "tokens_per_second": 600.0}]},
 }
-FOUND = {
+EXPECTED = {
     "ar, greedy: tokens/s": 500.0,
     "ar, greedy: ms a pass": 2.0,
     "fused, greedy: times ar": 1.4,
@@ -213,26 +162,20 @@ FOUND = {
 
 
 def test_figures_of_the_steps_that_ran():
-    assert figures(STEPS) == FOUND
+    assert figures(STEPS) == EXPECTED
 
 
 def test_figures_beside_earlier_ones(tmp_path: Path):
     results = [Result(name, "ok", data=data) for name, data in STEPS.items()]
-    write_report(tmp_path, tmp_path, Machine({"name": "GPU"}), results)
-    before = {
-        **read_figures(tmp_path / "report.json"),
-        "fused, greedy: times ar": 0.7,
-        "trunk, 1 row: ms": 1.74,
-    }
+    write_report(tmp_path, tmp_path, Machine(GPU), results)
+    before = read_figures(tmp_path / "report.json")
+    before |= {"fused, greedy: times ar": 0.7, "trunk, 1 row: ms": 1.74}
     rows = {row["figure"]: row for row in tables(Machine(), results, before)["figures"]}
-    assert rows["fused, greedy: times ar"] == {
-        "figure": "fused, greedy: times ar",
-        "before": "0.7",
-        "now": "1.4",
-        "now / before": "2.00",
-    }
+    row = rows["fused, greedy: times ar"]
+    assert row.pop("figure") == "fused, greedy: times ar"
+    assert row == {"before": "0.7", "now": "1.4", "now / before": "2.00"}
     assert [*rows["trunk, 1 row: ms"].values()][1:] == ["1.74", "-", "-"]
-    assert compared({}, FOUND)[0] == {"figure": "ar, greedy: tokens/s", "now": "500"}
+    assert compared({}, EXPECTED)[0] == {"figure": "ar, greedy: tokens/s", "now": "500"}
     assert "| fused, greedy: times ar | 1.4 |" in (tmp_path / "report.md").read_text()
     (tmp_path / "other.json").write_text("[]")
     for other in ("other.json", "nothing.json"):
@@ -241,7 +184,7 @@ def test_figures_beside_earlier_ones(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["kernels cuda", "genai cuda", "attention cuda"])
-def test_what_fails_aside_is_no_fault(name: str):
+def test_comparisons_do_not_change_the_verdict(name: str):
     results = [Result("device", "ok"), Result(name, "failed", reason="no")]
-    assert verdict(Machine({"name": "GPU"}), results)[0] == "works"
-    assert verdict(Machine({"name": "GPU"}), [Result("genai cuda", "ok")])[0] == "nothing ran"
+    assert verdict(Machine(GPU), results)[0] == "works"
+    assert verdict(Machine(GPU), [Result("genai cuda", "ok")])[0] == "nothing ran"

@@ -1,5 +1,4 @@
-"""scripts/serve_load.py with a stand-in for aiperf, which asks the server once and reports the
-flags it was given."""
+"""scripts/serve_load.py with a fake aiperf, which sends one request and reports its own flags."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-STAND_IN = f"""#!{sys.executable}
+FAKE_AIPERF = f"""#!{sys.executable}
 import json, sys, urllib.request
 from pathlib import Path
 words = sys.argv[2:]
@@ -38,46 +37,33 @@ def script(monkeypatch):
     return importlib.import_module("serve_load")
 
 
-def test_a_row_for_every_load(script, random_bundle, tmp_path, monkeypatch):
+@pytest.fixture
+def aiperf(script, tmp_path, monkeypatch):
+    """Return the path at which the script finds aiperf."""
     program = tmp_path / "aiperf"
-    program.write_text(STAND_IN)
-    program.chmod(0o755)
+    program.touch(0o755)
     monkeypatch.setattr(script, "install_aiperf", lambda: program)
-    flags = [
-        "--threads",
-        "1",
-        "--tokens",
-        "6",
-        "--prompts",
-        "4",
-        "--clients",
-        "1,16",
-        "--requests",
-        "8",
-        "--slots",
-        "2",
-    ]
-    done = CliRunner().invoke(script.main, [str(random_bundle), *flags])
+    return program
+
+
+def test_a_row_for_every_number_of_clients(script, random_bundle, aiperf):
+    aiperf.write_text(FAKE_AIPERF)
+    flags = "--threads 1 --tokens 6 --prompts 4 --clients 1,16 --requests 8 --slots 2"
+    done = CliRunner().invoke(script.main, [str(random_bundle), *flags.split()])
     assert done.exit_code == 0, done.output
     first, heading, _, *rows = [line for line in done.stdout.splitlines() if line]
     assert 0.1 < float(first.split(": ")[1].split()[0]) < 100
     assert [cell.strip() for cell in heading.strip("|").split("|")] == list(script.COLUMNS)
     cells = [[cell.strip() for cell in row.strip("| ").split("|")] for row in rows]
     assert [(row[0], row[1], row[7]) for row in cells] == [
-        ("1", "off", "8"),
-        ("1", "on", "8"),
-        ("16", "off", "32"),
-        ("16", "on", "32"),
+        *(("1", "off", "8"), ("1", "on", "8")),
+        *(("16", "off", "32"), ("16", "on", "32")),
     ]
-    assert cells[0][2] == "6 ms"  # a pass for each token
+    assert cells[0][2] == "6 ms"  # the fake reports passes as milliseconds: one for each token
 
 
-def test_what_aiperf_says_is_shown(script, random_bundle, tmp_path, monkeypatch):
-    program = tmp_path / "aiperf"
-    program.write_text("#!/bin/sh\necho no such flag\nexit 3\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(script, "install_aiperf", lambda: program)
-    done = CliRunner().invoke(
-        script.main, [str(random_bundle), "--threads", "1", "--tokens", "2", "--prompts", "3"]
-    )
+def test_errors_of_aiperf_are_shown(script, random_bundle, aiperf):
+    aiperf.write_text("#!/bin/sh\necho no such flag\nexit 3\n")
+    flags = ["--threads", "1", "--tokens", "2", "--prompts", "3"]
+    done = CliRunner().invoke(script.main, [str(random_bundle), *flags])
     assert "aiperf failed: no such flag" in str(done.exception)

@@ -1,5 +1,4 @@
-"""scripts/test.sh and .ci/run: which suite runs what, with programs that only write down how they
-were called."""
+"""scripts/test.sh and .ci/run: which commands a suite runs. Programs only record their calls."""
 
 from __future__ import annotations
 
@@ -29,21 +28,16 @@ fi
 
 
 class Checkout:
-    """A copy of the scripts in which nothing is real but scripts/test.sh, environment.sh and
-    .ci/run."""
+    """A copy of scripts/test.sh, environment.sh and .ci/run; all other programs record calls."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.calls = root, root / "calls"
         (root / "scripts").mkdir()
         (root / ".ci").mkdir()
         (root / "tests").mkdir()
-        for name in (
-            "scripts/test.sh",
-            "scripts/environment.sh",
-            ".ci/run",
-            "pyproject.toml",
-            "constraints.txt",
-        ):
+        for name in ("scripts/test.sh", "scripts/environment.sh", ".ci/run"):
+            self.copy(name)
+        for name in ("pyproject.toml", "constraints.txt"):
             self.copy(name)
         for name in ("build_cpp.sh", "check_cpp.sh", "demo.sh", "docs.sh", "install_triton.sh"):
             self.program(root / "scripts" / name, RECORDER)
@@ -55,7 +49,7 @@ class Checkout:
             self.program(root / "bin" / name, "#!/bin/sh\necho version 14.0\n")
 
     def copy(self, name: str) -> None:
-        """Make a file the repository's own."""
+        """Copy a file of the repository."""
         shutil.copy(ROOT / name, self.root / name)
 
     def program(self, path: Path, text: str) -> None:
@@ -64,7 +58,7 @@ class Checkout:
         path.chmod(0o755)
 
     def run(self, script: str, *arguments: str, **environment: str) -> tuple[int, list[str], str]:
-        """Status, the calls, and stderr."""
+        """Return the status, the recorded calls, and stderr."""
         self.calls.write_text("")
         own = {
             "CALLS": str(self.calls),
@@ -73,12 +67,23 @@ class Checkout:
         }
         unset = ("CI", "PASS_TEST_BUNDLE", "PYTEST_WORKERS", "PYTHON", "VENV", "OLDEST_PYTHON")
         kept = {name: value for name, value in os.environ.items() if name not in unset}
-        command = ["bash", self.root / script, *arguments]
-        environment = kept | own | environment
         done = subprocess.run(
-            command, cwd=self.root, env=environment, capture_output=True, text=True, check=False
+            ["bash", self.root / script, *arguments],
+            cwd=self.root,
+            env=kept | own | environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.returncode, self.calls.read_text().splitlines(), done.stderr
+
+    def suite(
+        self, *arguments: str, expected: int = 0, **environment: str
+    ) -> tuple[list[str], str]:
+        """Run scripts/test.sh, assert its status, and return the calls and stderr."""
+        status, calls, errors = self.run("scripts/test.sh", *arguments, **environment)
+        assert status == expected, errors
+        return calls, errors
 
 
 @pytest.fixture
@@ -95,176 +100,141 @@ PYTEST = "pytest -n 2 --dist loadfile"
 
 
 def test_without_a_suite(checkout: Checkout):
-    """Lint, types and all tests, after an install that says what it does; the second call installs
-    nothing."""
-    status, calls, said = checkout.run("scripts/test.sh")
-    assert status == 0, said
+    """Lint, types and all tests run, after an install. The second run installs nothing."""
+    calls, errors = checkout.suite()
     assert calls[-4:] == [*USUAL, f"{PYTEST} --no-loadscope-reorder"]
-    assert (
-        "installing into .venv (versions of constraints.txt; extras: cpu dev export peers "
-        "serve tensorrt-rtx" in said
-    )
-    status, calls, said = checkout.run(
-        "scripts/test.sh", "-m", "not slow", "--all", PYTEST_WORKERS="3"
-    )
-    assert status == 0 and said == ""
+    extras = "cpu dev export peers serve tensorrt-rtx"
+    assert f"installing into .venv (versions of constraints.txt; extras: {extras}" in errors
+    calls, errors = checkout.suite("-m", "not slow", "--all", PYTEST_WORKERS="3")
+    assert errors == ""
     assert calls == [*USUAL, "pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --all"]
-    assert checkout.run("scripts/test.sh", "tests/docs")[1][-1].endswith("reorder tests/docs")
+    assert checkout.suite("tests/docs")[0][-1].endswith("reorder tests/docs")
 
 
 @pytest.mark.parametrize("fails", ["ruff format", "mypy", "pytest"])
-def test_a_failure_is_a_failure(checkout: Checkout, fails: str):
-    status, calls, _ = checkout.run("scripts/test.sh", FAILS=fails)
-    assert status == 1 and calls[-1].startswith(fails)
+def test_a_failed_command_fails_the_suite(checkout: Checkout, fails: str):
+    calls, _ = checkout.suite(expected=1, FAILS=fails)
+    assert calls[-1].startswith(fails)
 
 
 def test_an_unknown_suite(checkout: Checkout):
-    status, calls, said = checkout.run("scripts/test.sh", "c++")
-    assert (
-        status == 2
-        and not calls
-        and said == "error: no suite is called c++; see scripts/test.sh --help\n"
-    )
+    reason = "error: no suite is called c++; see scripts/test.sh --help\n"
+    assert checkout.suite("c++", expected=2) == ([], reason)
 
 
 def test_the_cpp_suite(checkout: Checkout):
     plain = [
         "build_cpp.sh ",
-        "check_cpp.sh get clang-format",
-        "check_cpp.sh format",
-        "check_cpp.sh get clang-tidy",
+        *("check_cpp.sh get clang-format", "check_cpp.sh format"),
+        *("check_cpp.sh get clang-tidy", "check_cpp.sh tidy"),
+        f"{PYTEST} tests/cpp",
     ]
-    plain += ["check_cpp.sh tidy", f"{PYTEST} tests/cpp"]
-    status, calls, _ = checkout.run("scripts/test.sh", "cpp")
-    assert status == 0 and calls[-6:] == plain
-    status, calls, _ = checkout.run("scripts/test.sh", "cpp", "--sanitizers")
-    assert status == 0 and calls[:6] == plain
+    assert checkout.suite("cpp")[0][-6:] == plain
+    calls, _ = checkout.suite("cpp", "--sanitizers")
+    sanitize = "build_cpp.sh --sanitize"
+    fakes = "tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails or counts"
+    assert calls[:6] == plain
     assert calls[6:] == [
-        (
-            "build_cpp.sh --sanitize address,undefined --target pass-tests fake_gpu fake_ort "
-            "--no-tests"
-        ),
+        f"{sanitize} address,undefined --target pass-tests fake_gpu fake_ort --no-tests",
         "pass-tests ",
-        (
-            f"{PYTEST} tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails "
-            "or counts"
-        ),
-        "build_cpp.sh --sanitize thread --target pass-tests --no-tests",
+        f"{PYTEST} {fakes}",
+        f"{sanitize} thread --target pass-tests --no-tests",
         "pass-tests ",
     ]
-    status, calls, _ = checkout.run("scripts/test.sh", "cpp", FAILS="pytest")
-    assert status == 1
+    checkout.suite("cpp", expected=1, FAILS="pytest")
 
 
-def test_what_a_machine_lacks_is_not_tested(checkout: Checkout):
-    """And said; a compiler's error is another matter."""
+def test_a_suite_whose_programs_are_missing_is_skipped(checkout: Checkout):
+    """A message says so. A compiler's error (status 1) fails the suite."""
     checkout.program(checkout.root / "scripts/build_cpp.sh", "exit 2")
-    status, calls, said = checkout.run("scripts/test.sh", "cpp")
-    assert (
-        status == 0 and not pytest_calls(calls) and said.endswith("NOT TESTED: the C++ runtime\n")
-    )
+    calls, errors = checkout.suite("cpp")
+    assert not pytest_calls(calls) and errors.endswith("NOT TESTED: the C++ runtime\n")
     checkout.program(checkout.root / "scripts/build_cpp.sh", "exit 1")
-    assert checkout.run("scripts/test.sh", "cpp")[0] == 1
-    status, calls, said = checkout.run("scripts/test.sh", "triton", FAILS="install_triton")
-    assert status == 0 and not pytest_calls(calls) and said.endswith("NOT TESTED: Triton\n")
+    checkout.suite("cpp", expected=1)
+    calls, errors = checkout.suite("triton", FAILS="install_triton")
+    assert not pytest_calls(calls) and errors.endswith("NOT TESTED: Triton\n")
     checkout.program(checkout.root / "bin/clang-tidy", "#!/bin/sh\necho version 19.1\n")
     checkout.program(checkout.root / "scripts/build_cpp.sh", RECORDER)
-    status, calls, said = checkout.run("scripts/test.sh", "cpp")
-    assert (
-        status == 0
-        and "check_cpp.sh tidy" not in calls
-        and "NOT CHECKED: the C++ runtime by clang-tidy 14" in said
-    )
+    calls, errors = checkout.suite("cpp")
+    assert "check_cpp.sh tidy" not in calls
+    assert "NOT CHECKED: the C++ runtime by clang-tidy 14" in errors
 
 
-def test_suites_with_environments_of_their_own(checkout: Checkout):
-    status, calls, _ = checkout.run("scripts/test.sh", "triton", "-x")
-    assert status == 0
-    assert calls[-2:] == [
-        "install_triton.sh ",
-        "pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py -x",
-    ]
-    status, calls, said = checkout.run("scripts/test.sh", "ray", "-x")
-    assert (
-        status == 0
-        and calls[-1] == "pytest tests/serve/test_ray.py -x"
-        and "into .venv-ray" in said
-    )
-    status, calls, _ = checkout.run("scripts/test.sh", "page", "-x")
-    assert status == 0 and calls[-1] == "pytest -n 0 tests/page/in_browser.py -x"
+def test_other_suites(checkout: Checkout):
+    files = "tests/serve/test_triton.py tests/serve/test_triton_stop.py"
+    calls, _ = checkout.suite("triton", "-x")
+    assert calls[-2:] == ["install_triton.sh ", f"pytest {files} -x"]
+    calls, errors = checkout.suite("ray", "-x")
+    assert calls[-1] == "pytest tests/serve/test_ray.py -x" and "into .venv-ray" in errors
+    calls, _ = checkout.suite("page", "-x")
+    assert calls[-1] == "pytest -n 0 tests/page/in_browser.py -x"
+
+
+def test_the_cpus_suite(checkout: Checkout):
+    """It runs on x86-64 only."""
     checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho x86_64\n")
-    status, calls, said = checkout.run("scripts/test.sh", "cpus", "-x")
-    assert status == 0 and calls[-1] == "pytest -n 0 tests/cpus/on_cpus.py -x"
+    calls, _ = checkout.suite("cpus", "-x")
+    assert calls[-1] == "pytest -n 0 tests/cpus/on_cpus.py -x"
     checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho aarch64\n")
-    status, calls, said = checkout.run("scripts/test.sh", "cpus")
-    assert status == 0 and not pytest_calls(calls) and said.startswith("NOT TESTED: other CPUs")
-    checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho x86_64\n")
-    oldest = checkout.root / "bin/python3"
-    status, calls, said = checkout.run("scripts/test.sh", "ranges", OLDEST_PYTHON=str(oldest))
-    assert status == 0 and "installing into .venv-oldest" in said
+    calls, errors = checkout.suite("cpus")
+    assert not pytest_calls(calls) and errors.startswith("NOT TESTED: other CPUs")
+
+
+def test_the_ranges_suite(checkout: Checkout):
+    python = str(checkout.root / "bin/python3")
+    calls, errors = checkout.suite("ranges", OLDEST_PYTHON=python)
+    assert "installing into .venv-oldest" in errors
     assert pytest_calls(calls) == ["pytest -q tests/ranges/record.py"]
     flags = (
         "--noconftest -p without_exporter ranges/compare.py runtime cli --ignore "
         "runtime/test_manifest_schema.py"
     )
     assert calls[-1] == f".venv-oldest/python -m pytest -q -n 2 --dist loadfile {flags}"
-    again = checkout.run("scripts/test.sh", "ranges", OLDEST_PYTHON=str(oldest))
-    assert again[0] == 0 and not any("pip" in call for call in again[1])
+    calls, _ = checkout.suite("ranges", OLDEST_PYTHON=python)
+    assert not any("pip" in call for call in calls)
 
 
-def test_no_python_for_the_oldest_versions(checkout: Checkout):
-    """It may be left out, but not by CI."""
-    for ci, expected in (("", 0), ("1", 2)):
-        status, calls, said = checkout.run(
-            "scripts/test.sh", "ranges", OLDEST_PYTHON="none", **({"CI": ci} if ci else {})
-        )
-        assert (
-            status == expected
-            and not pytest_calls(calls)
-            and "NOT TESTED with the oldest versions" in said
-        )
+def test_without_an_old_python_only_ci_fails(checkout: Checkout):
+    for environment, expected in (({}, 0), ({"CI": "1"}, 2)):
+        environment |= {"OLDEST_PYTHON": "none"}
+        calls, errors = checkout.suite("ranges", expected=expected, **environment)
+        assert not pytest_calls(calls) and "NOT TESTED with the oldest versions" in errors
 
 
 def test_an_environment_keeps_its_extras(checkout: Checkout):
-    """The quick start after the tests installs nothing, and the tests after the quick start take
-    nothing away."""
-    wanted = [
-        ("export", "export"),
-        ("serve export", "export serve"),
-        ("export", ""),
-        ("", ""),
-        ("ray", "export ray serve"),
-    ]
-    for extras, installed in wanted:
+    """Extras that are there are not installed again, and new ones remove none."""
+    runs = [("export", "export"), ("serve export", "export serve"), ("export", "")]
+    for extras, installed in (*runs, ("", ""), ("ray", "export ray serve")):
         checkout.program(
             checkout.root / "scripts/some.sh",
             f". scripts/environment.sh\nset -euo pipefail\nenvironment {extras}",
         )
-        status, calls, said = checkout.run("scripts/some.sh")
-        assert status == 0, said
+        status, calls, errors = checkout.run("scripts/some.sh")
+        assert status == 0, errors
         if installed:
-            assert said.endswith(f"extras: {installed})\n")
+            assert errors.endswith(f"extras: {installed})\n")
             assert calls[-1].endswith(f"--editable .[{installed.replace(' ', ',')}]")
         else:
-            assert said == "" and not any("pip" in call for call in calls)
+            assert errors == "" and not any("pip" in call for call in calls)
     with (checkout.root / "constraints.txt").open("a") as file:
         file.write("# changed\n")
     assert checkout.run("scripts/some.sh")[1][-1].endswith("--editable .[export,ray,serve]")
 
 
 def test_ci_runs_the_quick_start_and_every_suite_but_ray(checkout: Checkout):
-    """In one environment, with one place for the export of the default model, which is removed
-    afterwards."""
+    """All suites share one folder with the exported default model, which is removed at the end."""
     recorder = RECORDER.replace(">>", '${PASS_TEST_BUNDLE:+" in $PASS_TEST_BUNDLE"} >>')
     checkout.program(checkout.root / "recorder", recorder)
-    status, calls, said = checkout.run(".ci/run", OLDEST_PYTHON=str(checkout.root / "bin/python3"))
-    assert status == 0, said
+    status, calls, errors = checkout.run(
+        ".ci/run", OLDEST_PYTHON=str(checkout.root / "bin/python3")
+    )
+    assert status == 0, errors
     assert calls[0] == "demo.sh "
-    starts = [line for line in said.splitlines() if line.startswith("== ")]
+    starts = [line for line in errors.splitlines() if line.startswith("== ")]
     suites = ("usual", "page", "docs", "triton", "cpp --sanitizers", "cpus", "ranges")
     assert starts == [f"== scripts/test.sh {suite}" for suite in suites]
     assert any(call.startswith("docs.sh --strict") for call in calls)
-    places = {call.partition(" in ")[2] for call in pytest_calls(calls)}
-    assert len(pytest_calls(calls)) == 7 and len(places) == 1 and not Path(*places).exists()
+    folders = {call.partition(" in ")[2] for call in pytest_calls(calls)}
+    assert len(pytest_calls(calls)) == 7 and len(folders) == 1 and not Path(*folders).exists()
     for fails in ("demo.sh", "pytest tests/serve"):
         assert checkout.run(".ci/run", FAILS=fails)[0] == 1

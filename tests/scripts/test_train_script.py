@@ -1,5 +1,4 @@
-"""scripts/train.sh on a tiny model: from nothing to weights, curves and a card with measured
-acceptance."""
+"""scripts/train.sh makes weights, curves and a card with measured acceptance, for a tiny model."""
 
 from __future__ import annotations
 
@@ -35,19 +34,9 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
         "SOURCES": "tasks",
         "EVALUATE": "--each 1 --tokens 12 --temperatures 0,0.8",
     }
-    command = [
-        "bash",
-        "scripts/train.sh",
-        str(tiny_model),
-        "4",
-        *SMALL.split(),
-        "--sequences",
-        "64",
-        "--head-rank",
-        "8",
-    ]
+    flags = [*SMALL.split(), "--sequences", "64", "--head-rank", "8"]
     done = subprocess.run(
-        command,
+        ["bash", "scripts/train.sh", str(tiny_model), "4", *flags],
         cwd=ROOT,
         env=os.environ | variables,
         capture_output=True,
@@ -56,14 +45,10 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in target.iterdir()) == [
-        *("README.md", "curves.png", "lookahead.safetensors", "metrics.json")
-    ]
+    files = ["README.md", "curves.png", "lookahead.safetensors", "metrics.json"]
+    assert sorted(path.name for path in target.iterdir()) == files
     card = (target / "README.md").read_text()
     assert "Not measured yet" not in card
     record = read_record(target / "lookahead.safetensors")
-    assert (
-        record.steps == 4
-        and record.recipe["aim"] == "distribution"
-        and record.recipe["sequences"] == 64
-    )
+    assert (record.steps, record.recipe["sequences"]) == (4, 64)
+    assert record.recipe["aim"] == "distribution"

@@ -240,10 +240,7 @@ def test_fields_of_answers(asks, path):
     assert (
         '"usage":{' in streamed.text.replace(" ", ""),
         '"usage":{' in with_usage.text.replace(" ", ""),
-    ) == (
-        False,
-        True,
-    )
+    ) == (False, True)
 
 
 TENSORS = {name: DRAWN.get(name) for name in (field.name for field in SAMPLING_INPUTS)}

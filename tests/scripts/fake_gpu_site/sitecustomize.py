@@ -1,9 +1,9 @@
-"""With this directory first in PYTHONPATH, every Python process sees one GPU: the fakes of
-tests/runtime/fake_gpu.py in place of cuda-python and TensorRT, made when they are imported.
+"""Gives every Python process with this directory first in PYTHONPATH one fake GPU: imports of
+cuda-python and TensorRT return the fakes of tests/runtime/fake_gpu.py.
 
-FAKE_GPU: what is wrong with it, as JSON: `driver` (the CUDA version that it runs, 0 for none),
-`limit` (bytes of memory), `fail_capture` (a function), `version` (of TensorRT), `hangs` (whether
-memory is never given).
+The environment variable FAKE_GPU holds its faults as JSON: `driver` (the newest CUDA version that
+the driver runs, 0 without one), `limit` (bytes of memory), `fail_capture` (the function that fails
+in a capture), `version` (of TensorRT), `hangs` (whether an allocation never returns).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIBRARY_CUDA = 13040
 OLD_DRIVER = 35
 
 
-WRONG = json.loads(os.environ.get("FAKE_GPU", "{}"))
+FAULTS = json.loads(os.environ.get("FAKE_GPU", "{}"))
 
 
 @cache
@@ -33,14 +33,14 @@ def cuda() -> Any:
     sys.path.append(str(ROOT / "tests/runtime"))
     from fake_gpu import FakeCuda
 
-    gpu = FakeCuda(limit=WRONG.get("limit", 1 << 30))
-    gpu.fail_capture = WRONG.get("fail_capture", "")
-    driver = WRONG.get("driver", LIBRARY_CUDA)
+    gpu = FakeCuda(limit=FAULTS.get("limit", 1 << 30))
+    gpu.fail_capture = FAULTS.get("fail_capture", "")
+    driver = FAULTS.get("driver", LIBRARY_CUDA)
     gpu.cudaDriverGetVersion = lambda: (0, driver)
     gpu.cudaRuntimeGetVersion = lambda: (0, LIBRARY_CUDA)
     if driver < LIBRARY_CUDA // 1000 * 1000:
         gpu.cudaGetDeviceCount = lambda: (OLD_DRIVER, 0)
-    if WRONG.get("hangs"):
+    if FAULTS.get("hangs"):
         gpu.cudaMalloc = lambda _: time.sleep(3600)
     return gpu
 
@@ -51,12 +51,12 @@ def tensorrt() -> Any:
     from fake_gpu import FakeTensorRT
 
     library = FakeTensorRT(device)
-    library.__version__ = WRONG.get("version", library.__version__)
+    library.__version__ = FAULTS.get("version", library.__version__)
     return library
 
 
 def build_engines(bundle: Path, config: Any, _progress: Any) -> None:
-    """Engines that the fake of TensorRT can load, in place of those that TensorRT would build."""
+    """Add engines that the fake TensorRT can load."""
     cuda()
     from fake_gpu import add_fake_engines
 
@@ -69,7 +69,7 @@ def build_engines(bundle: Path, config: Any, _progress: Any) -> None:
 
 
 class Replaced(Loader):
-    """A module that `make` makes."""
+    """Loads the module that `make` returns."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -82,7 +82,7 @@ class Replaced(Loader):
 
 
 class WithFakeBuilds(Loader):
-    """The real module of engine builds, but for what builds."""
+    """Loads the real module of engine builds, and replaces its `build_engines`."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
