@@ -1,5 +1,4 @@
-"""Shared fixtures: a tiny tokenizer, tiny random models, and bundles exported from them by the real
-exporter."""
+"""Shared fixtures: a tiny tokenizer, tiny random models, and bundles exported from them."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class SilentProgress:
 
 
 def make_tokenizer():
-    """A byte-level BPE tokenizer of at most VOCAB_SIZE tokens, <bos> 0 and <eos> 1: every byte has
-    a token."""
+    """A byte-level BPE tokenizer: <bos> is 0, <eos> is 1, and every byte has a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -88,8 +86,7 @@ def make_tokenizer():
 
 
 def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
-    """Save a tiny random model with a tokenizer in `directory`. Its logits are spread enough to
-    have few near-ties."""
+    """Save a tiny random model with a tokenizer; spread logits make near-ties rare."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -168,15 +165,13 @@ def tiny_model(shared: Path, traces: None) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and the untrained baseline. Shared: tests must not change
-    it."""
+    """The tiny Llama exported with L=6 and untrained look-ahead embeddings; must not be changed."""
     return made_once(shared / "tiny", lambda output: export_bundle(tiny_model, output, lookahead=6))
 
 
 @pytest.fixture(scope="session")
 def random_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and random look-ahead vectors, large enough to draft
-    nonsense."""
+    """The tiny Llama exported with L=6 and large random look-ahead embeddings: nonsense drafts."""
     import torch
     from safetensors.torch import save_file
 
@@ -239,8 +234,7 @@ def write_random_weights(
 
 
 def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2, strength: float = 1.0):
-    """A draft head that moves logits by a few units, times `strength`: in float16, as files hold
-    it."""
+    """A float16 draft head that moves logits by a few units, times `strength`."""
     import torch
 
     from pass_exporter.model.head import DraftHead, new_head
@@ -301,8 +295,7 @@ def head_bundle(tiny_model: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def subset_bundle(shared: Path, traces: None) -> Path:
-    """A draft head that sees half of a vocabulary of 1024, and no adapter, L=4. Model and weights
-    lie beside it."""
+    """A bundle, L=4, whose draft head sees half of 1024 tokens. Model and weights lie beside it."""
 
     def make(directory: Path) -> None:
         model = make_model(directory / "model", vocab_size=1024)
@@ -361,8 +354,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A server with four slots, and a queue that nothing fills. Its drafts are nonsense, some of
-    which is accepted."""
+    """A server with four slots and a queue that never fills; some nonsense drafts are accepted."""
     from running import Server
 
     with Server(
@@ -385,8 +377,7 @@ def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """Triton with a model `text` and a model `tokens`, four slots each, and `slow`: two slots, 30
-    ms a pass."""
+    """Triton with the models `text` and `tokens` (4 slots), and `slow` (2 slots, 30 ms a pass)."""
     from triton_server import SLOW, Triton, require_triton
 
     from pass_exporter.triton import RepositoryConfig, write_model

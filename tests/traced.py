@@ -51,8 +51,7 @@ class _Program:
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by every name that it has: of tied weights, the graph has either
-    name."""
+    """Every parameter and buffer by each of its names: a graph has either name of tied weights."""
     parameters = module.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
@@ -89,8 +88,7 @@ def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
 
 
 def _with_weights(model: ir.Model, module: torch.nn.Module) -> ir.Model:
-    """Set each initializer to the module's tensor of that name: a reference to it, as the tracer
-    makes it."""
+    """Set each initializer to a reference to the module's tensor of that name, as tracing does."""
     from torch.onnx._internal.exporter._core import TorchTensor
 
     tensors = _tensors(module)

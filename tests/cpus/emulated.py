@@ -48,8 +48,7 @@ def entries(backend: OrtBackend, slot: int, chunks: list[int]) -> np.ndarray:
 
 
 def reads(bundle: Path, slots: int) -> dict[str, bool]:
-    """Whether the last slot's K/V are the same in chunks and at once, and whether the backend says
-    that they are."""
+    """Whether the last slot's K/V are the same in chunks and at once, and what the backend says."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     backend.resize(256, [0] * slots)
     in_chunks = entries(backend, slots - 1, CHUNKS)  # first: it finds an empty cache
@@ -62,8 +61,7 @@ def reads(bundle: Path, slots: int) -> dict[str, bool]:
 
 
 def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
-    """What plans write, by temperature and plan. And how many tokens of the prompt the last plan
-    found in the cache."""
+    """Return the tokens by plan and temperature, and how many prompt tokens the last run reused."""
     found = {}
     with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
         for temperature, plans in TEXTS[slots].items():

@@ -1,5 +1,4 @@
-"""What both ends of the version ranges decode: bundles, requests, and the file where the newest
-end's tokens are."""
+"""What the newest and the oldest versions decode, and the file of the newest versions' tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""constraints.txt has one version of everything that pyproject.toml asks for, and it is in the
-range asked for."""
+"""constraints.txt pins every requirement of pyproject.toml, to a version in its range."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def test_the_runtime_pins_nobody(line: str):
 
 
 def test_only_cpu_and_gpu_bring_an_onnxruntime():
-    """One each: the two packages write the same files. The peer onnxruntime-genai is another
-    package."""
+    """Both packages write the same files. onnxruntime-genai is a package of its own."""
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     found = {name: [Requirement(line).name for line in lines] for name, lines in groups.items()}
     names = {name: [each for each in lines if each in PACKAGES] for name, lines in found.items()}

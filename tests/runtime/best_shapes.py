@@ -54,8 +54,7 @@ def shapes(drafts: int) -> npt.NDArray[np.int64]:
 def best_shape(
     cumulative: Floats, seconds: Callable[[int, int], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """The most tokens per second of any shape, and its group sizes. seconds(width, drafts): the
-    time of a pass."""
+    """The most tokens per second of any shape, and the shape. seconds(width, drafts): one pass."""
     best: tuple[float, tuple[int, ...]] = (0.0, ())
     for drafts in range(1, len(cumulative)):
         groups = shapes(drafts)

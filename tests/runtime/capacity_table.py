@@ -10,16 +10,14 @@ BATCHES = (1, 2, 3)
 PLANS = ("ar", "two-pass", "fused", "fused:3,1,0,2", "auto")
 DRAFTS = ("lookahead", "ngram", "both")
 LEFT = (0, 1, 2, 3)
-"""Entries of the cache that the prompt leaves. None at first: what a session learns from such a
-request must not spoil the later ones."""
+"""Entries of the cache that the prompt leaves; 0 comes first, and must not spoil later requests."""
 UNLIMITED = 1000
 """More tokens than any of the capacities."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that begin together, all with this plan and this source of drafts. prompts: how long
-    theirs are."""
+    """Requests with one plan and one source of drafts. prompts: the lengths of their prompts."""
 
     plan: str
     draft: str | None
@@ -27,8 +25,7 @@ class Case:
 
 
 def cases(capacity: int, batch: int) -> Iterator[Case]:
-    """Prompts that leave 0 to 3 entries, beside a prompt of one token and one that leaves another
-    number of them."""
+    """Prompts that leave 0 to 3 entries, beside prompts of one token and of another length."""
     for left in LEFT:
         near = [max(1, capacity - entries) for entries in (left, (left + 2) % 4)]
         for plan in PLANS:

@@ -72,8 +72,7 @@ def session(gpu: Gpu) -> Iterator[Session]:
 def with_engines(
     bundle: Path, directory: Path, least_width: int = 1, max_batch_size: int = 1
 ) -> Path:
-    """A copy of `bundle` in `directory`, with engines whose narrowest window has `least_width`
-    rows."""
+    """A copy of `bundle` in `directory`; its engines' windows have at least `least_width` rows."""
     copy = directory / "bundle"
     shutil.copytree(bundle, copy)
     add_fake_engines(copy, CAPACITY, least_width, max_batch_size)
@@ -92,8 +91,7 @@ def tokens(
 
 
 def submit_together(session: Session, asked: Sequence[Asked]) -> list[TokenStream]:
-    """All in the queue before any of them is looked at, so that they always meet in the same
-    passes."""
+    """Queue all requests before the first begins, so that they always share the same passes."""
     return session._worker.call(lambda: [session.generate_ids(*one) for one in asked])
 
 

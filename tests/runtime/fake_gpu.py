@@ -346,8 +346,7 @@ class FakeTensorRT:
 
 
 class FakeTensorRTX(FakeTensorRT):
-    """The module `tensorrt_rtx`, which compiles kernels for the shapes that a context runs with
-    first."""
+    """The module `tensorrt_rtx`: it compiles a kernel when a context first runs with new shapes."""
 
     __name__ = "tensorrt_rtx"
     DynamicShapesKernelSpecializationStrategy = enum.Enum(
@@ -518,8 +517,7 @@ class FakeContext:
         return True
 
     def _replay(self) -> Callable[[], None]:
-        """The work of a captured graph. It uses what belongs to this context, and does not keep it
-        alive."""
+        """The work of a captured graph, which uses this context without keeping it alive."""
         context, bound = weakref.ref(self), self.bound
 
         def work() -> None:

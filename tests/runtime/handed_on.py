@@ -1,5 +1,4 @@
-"""What a command hands on to the calls that do its work, as names and values:
-`LoadOptions.threads`, `listen.port`."""
+"""Record what a command passes to the functions it calls, by name: `LoadOptions.threads`."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Calls:
         self._patch.setattr(target, stand_in)
 
     def note(self, name: str, value: Any, *, inner: bool = False) -> None:
-        """The fields of a dataclass are noted one by one, by its name, or by `name` in another
-        one's."""
+        """Record a value; a dataclass by its fields, with the name of its class or outer field."""
         if is_dataclass(value) and not isinstance(value, StandIn):
             above = name if inner else type(value).__name__
             for each in fields(value):
@@ -65,8 +63,7 @@ class Calls:
 
 @dataclass
 class StandIn:
-    """Stands in for a session, or anything else whose methods are called. Every result is the
-    stand-in itself."""
+    """Stands in for a session or another object; every method returns the stand-in itself."""
 
     calls: Calls
     attributes: Found = field(default_factory=dict)

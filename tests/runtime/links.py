@@ -14,8 +14,7 @@ KINDS = {
 
 
 def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) -> Path:
-    """A copy of a bundle in which some files are links into folders of their own, through another
-    link."""
+    """A copy of a bundle in which some files are links to links."""
     found = directory / "bundle"
     found.mkdir()
     for i, path in enumerate(sorted(bundle.iterdir())):

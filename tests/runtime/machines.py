@@ -1,5 +1,4 @@
-"""Machines that exist as formulas: pass times to decide by, and passes that take as long as a
-formula says."""
+"""Machines as formulas: pass times to decide by, and passes that take as long as a formula says."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def steps(base: float, tile: int, each: float) -> Callable[[int], float]:
 
 
 def points(seconds: Mapping[int, float]) -> Callable[[int], float]:
-    """Between these points rows cost what the line between them says, and beyond them what the last
-    two say."""
+    """Interpolate between the points, and extrapolate with the last two."""
     rows, values = list(seconds), list(seconds.values())
     slope = (values[-1] - values[-2]) / (rows[-1] - rows[-2])
     return lambda at: float(np.interp(at, rows, values)) + slope * max(0, at - rows[-1])
@@ -178,8 +176,7 @@ def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1
 
 
 def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
-    """The fastest of all cycles, if drafts are accepted at these conditional rates: no menu, no
-    estimates."""
+    """The fastest of all cycles at these conditional acceptance rates: no menu, no estimates."""
     cumulative = cumulative_acceptance(rates)
     found = [(1 / machine.seconds(ar_plan()), make_cycle("ar", 0))]
     for drafts in range(1, len(rates) + 1):

@@ -1,5 +1,4 @@
-"""Requests of every kind for the tiny bundles, and what each of them is alone: plain decoding in
-one slot."""
+"""Requests of every kind for the tiny bundles, and their texts by plain decoding in one slot."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ Script = Callable[[int], int]
 
 
 def words(position: int) -> int:
-    """A text without repeats nearby and without special tokens; every script here is a function of
-    the position."""
+    """A text without special tokens and without repeats nearby, as a function of the position."""
     return 2 + (position * 37 + position // 7) % 317
 
 

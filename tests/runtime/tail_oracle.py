@@ -1,5 +1,4 @@
-"""What tests of tails know without running one: numpy's samples, windows with some right drafts,
-any request."""
+"""What tests of tails expect: numpy's samples, windows with some right drafts, any request."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> l
 
 
 def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng) -> list[int]:
-    """Drafts of which exactly the first `accepted` agree with `samples`; later ones may agree by
-    chance."""
+    """Drafts of which the first `accepted` agree with `samples` and the next does not."""
     planted = [int(token) for token in rng.integers(0, vocab, drafts)]
     planted[:accepted] = samples[:accepted]
     if accepted < drafts:
@@ -33,8 +31,7 @@ def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng
 
 
 def group_at(plan: Plan, accepted: int) -> list[int]:
-    """The look-ahead rows behind the first `accepted` drafts, found by walking up from every
-    row."""
+    """The look-ahead rows after the first `accepted` drafts, found by walking up from every row."""
 
     def chain_depth(row: int) -> int:
         while plan.rows[row].kind is RowKind.LOOKAHEAD:

@@ -58,8 +58,7 @@ def random_head(vocab: int) -> HeadArrays:
 def tail_session(
     name: str, sampler: str, vocab: int, rule: str, head: bool = False
 ) -> ort.InferenceSession:
-    """Pruned plans share the tail of the full one; greedy tails and those of `ar` are the
-    exact-match rule's."""
+    """Pruned plans share the full plan's tail; greedy and `ar` tails are the exact-match rule's."""
     plan = next(plan for plan in (*PLANS, *TREES) if plan.name == name)
     by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
     build = build_rejection_tail if by_rejection else build_tail

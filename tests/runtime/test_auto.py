@@ -1,5 +1,4 @@
-"""--plan auto: what it concludes from given pass times and given acceptance, and that it measures
-without a trace."""
+"""`auto`: what it decides by given pass times and acceptance, and that timing leaves no trace."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ GOOD = (0.7, 0.45, 0.2, 0.06)
 
 @pytest.fixture
 def slow_passes(monkeypatch):
-    """As if a pass took as long as in a real model: its decisions then take no noticeable part of
-    it."""
+    """Decisions take no noticeable part of a pass, as with a real model."""
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 100.0)
 
 
@@ -68,8 +66,7 @@ def test_unmeasured_drafts_are_not_trusted_on_a_cpu():
 
 
 def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
-    """And so is a promise that only a slow machine broke: what slows every pass changes no
-    decision."""
+    """Unless all passes are slower: a slow machine changes no decision."""
     for factor, kept in ((1.0, True), (3.0, False)):
         times = timed({1: 1.0, 25: 1.3})
         tuner, promised = Tuner(times, 4, GOOD), times_of({1: 1.0, 25: 1.3})
@@ -125,8 +122,7 @@ def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
 
 
 def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
-    """Its time was estimated from those of other windows. Nothing is known of it until it is
-    tried."""
+    """Its time was estimated from other windows, until it is tried."""
     times, truth = timed({1: 1.0, 25: 1.0}), times_of({1: 1.0, 25: 1.0})
     tuner = Tuner(times, 4, GOOD)
     tuner.next_candidate(3, 1, [])
@@ -146,8 +142,7 @@ def test_observed_rates_come_to_be_the_true_ones():
 
 
 def test_a_sequence_learns_by_itself_what_its_ngrams_are_worth():
-    """From what others taught, and faster. runtime/cpp/tests/parts_test.cpp has the same
-    figures."""
+    """Faster than all sequences together. runtime/cpp/tests/parts_test.cpp has the same figures."""
     tuner, own = Tuner(FREE, 4, GOOD), {}
     for drafted, accepted in ((4, 3), (4, 4), (2, 0)):
         tuner.ngram(3).record(drafted, accepted)
@@ -247,8 +242,7 @@ NARROW = times_of({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})
 
 
 def test_rows_of_a_batch_are_dear_where_rows_are():
-    """Eight slots already fill the rows that are free: drafts that pay for one slot do not pay for
-    all."""
+    """Eight slots already fill the rows that cost nothing."""
     tuner = Tuner(NARROW, 4, GOOD)
     assert tuner.decide(4, batch=1).cycle.depth > 0
     assert Tuner(NARROW, 4, GOOD).decide(4, batch=8).cycle.name == "ar"
@@ -271,8 +265,7 @@ def test_modes_are_kept_by_request_and_batch():
 
 
 def test_every_sequence_has_an_acceptance_of_its_own():
-    """One that drafts badly is decoded plainly while another, by the same tuner, drafts; together
-    it is the mean."""
+    """A sequence that drafts badly is decoded plainly; a batch uses the mean of its sequences."""
     tuner = Tuner(times_of({1: 1.0, 25: 2.0}), 4, GOOD)
     good, bad = tuner.new_acceptance(), tuner.new_acceptance()
     for _ in range(300):

@@ -1,5 +1,4 @@
-"""How much time `auto` takes on machines that are formulas, against plain decoding and against the
-best fixed plan."""
+"""How long `auto` takes on machines that are formulas: against plain decoding and the best plan."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def decisions_take_no_time(monkeypatch):
 
 @cache
 def against(rates: str, change: str) -> tuple[list[float], list[float]]:
-    """Of every machine, the time that `auto` takes relative to the best plan's and to plain
-    decoding's."""
+    """By machine: the time of `auto` relative to the best plan, and relative to plain decoding."""
     best, plain = [], []
     for seed, machine in enumerate(MACHINES.values()):
         noisy, more = (
@@ -67,8 +65,7 @@ def test_auto_takes_little_more_time_than_the_best_plan(rates, change):
 
 
 def test_auto_takes_hardly_more_than_the_best_plan_on_average():
-    """Of all plans there are, on the menu or not, by costs and rates that nobody knows
-    beforehand."""
+    """Of all plans, on the menu or not; `auto` does not know the costs and rates beforehand."""
     assert (
         geometric_mean(
             one for rates, change in product(RATES, CHANGES) for one in against(rates, change)[0]
@@ -93,8 +90,7 @@ def test_where_drafts_do_not_pay_little_is_lost(row, tile, adapter, noise, seed)
 
 
 def text(survive: int, tokens: int = 128) -> list[Place]:
-    """A match of 2, 3 or 4 tokens stands before every token; this many of four drafts survive, of
-    either source."""
+    """Every token follows an n-gram match; `survive` of four drafts of either source are right."""
     return [Place(survive, 2 + at % 3, 4, survive) for at in range(tokens)]
 
 

@@ -1,5 +1,4 @@
-"""Bad words are texts: a token is forbidden if the text would contain one with it, and only
-then."""
+"""A token is forbidden exactly if the text with it would contain a bad word."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def allowed(words: BadWords, state: int) -> list[int]:
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(listed=st.lists(LETTERS, min_size=1, max_size=4), seed=st.integers(0, 1 << 32))
 def test_what_is_forbidden_is_what_would_write_a_word(name: str, listed: list[str], seed: int):
-    """Along a random text of permitted tokens, special ones and bytes included, after a prompt that
-    does not count."""
+    """Along a random text of allowed tokens, after a prompt that does not count."""
     draw, index = random.Random(seed), INDICES[name]
     words, state = BadWords(index, [word.encode() for word in listed]), ROOT
     tokenizer = TOKENIZERS[name]

@@ -44,8 +44,7 @@ TIMES = {
 
 
 class FixedTuners:
-    """In the place of `Tuners`: pass times that nobody measured, so that `auto` decides the same
-    every time."""
+    """In the place of `Tuners`: given pass times, so that `auto` always decides the same."""
 
     def __init__(self, session: Session, times: PassTimes) -> None:
         lookahead = session.manifest.lookahead.length

@@ -74,8 +74,7 @@ def test_only_what_no_pass_leaves_to_the_next_is_shared(tiny_bundle: Path):
 def test_memory_and_bound_graphs_stay_bounded(
     random_bundle: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ):
-    """Every plan, sampler and number of sequences there is; the texts are those of a session of its
-    own."""
+    """With every plan, sampler and batch; the plan changes no text."""
     graphs: dict[str, Counter[int]] = {}
     bind = ort_backend.bind
 

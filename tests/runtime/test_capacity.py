@@ -1,5 +1,4 @@
-"""The end of the KV capacity, and the way there: buckets, narrower windows, finish_reason
-"length"."""
+"""The end of the KV capacity (narrower windows, finish_reason "length"), and how it grows."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def test_capacities_double_up_to_the_models_own(maximum):
     "maximum", [4, CAPACITY_STEP - 4, CAPACITY_STEP, CAPACITY_STEP + 4, 768, 4096, 131072]
 )
 def test_capacities_on_the_cpu_follow_the_text(maximum):
-    """Whole multiples of 64 tokens, so that sums round alike, and at most an eighth of them
-    unused."""
+    """Multiples of 64 tokens, so that sums round alike; at most an eighth is unused."""
     sizes = following_capacities(maximum)
     assert sizes[0] == min(CAPACITY_STEP, maximum)
     assert sizes[-1] == maximum
@@ -84,8 +82,7 @@ def test_capacities_on_the_cpu_follow_the_text(maximum):
 @pytest.mark.parametrize(("plan", "lookahead"), SHAPES)
 @pytest.mark.parametrize("room", range(1, 17))
 def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
-    """Every plan fills the capacity to its last entry: the last token is drawn from a cache of all
-    768."""
+    """Every plan fills the capacity: the last token is drawn from a cache of all 768."""
     session = reciting_session(tiny_bundle)
     prompt = [5] * (CAPACITY - room)
     stream = run(session, prompt, plan, lookahead)
@@ -174,8 +171,7 @@ def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_growing_keeps_the_cache(tiny_bundle, temperature):
-    """The real model: a cache moved to a larger one on the way, against the larger one from the
-    start."""
+    """The real model: moving the cache to a larger one changes no token."""
     asked = GenerateOptions(
         40, SamplingParams(temperature, seed=1), plan="two-pass", ignore_eos=True
     )
@@ -199,8 +195,7 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
 
 
 def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
-    """Passes pay for the length of the cache, so a short request does not decode in a long
-    one's."""
+    """A short request does not pay for the cache of a long one."""
     session = reciting_session(tiny_bundle)
     small, *_, large = session.backend.capabilities.capacities
     middle = session.backend.capabilities.capacity(310)

@@ -1,5 +1,4 @@
-"""Small capacities, prompts that reach their end, every plan and every source of drafts, alone and
-in batches."""
+"""Small capacities with prompts near their end: every plan and source of drafts, in batches too."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def check_table(session: Session, capacity: int, expected: dict[int, list[int]])
 
 
 def check_tuned(session: Session, expected: Sequence[int]) -> None:
-    """After all that, requests with room to spare are tuned from passes of every width that this
-    capacity has."""
+    """Later requests with room to spare time passes of every width that this capacity has."""
     capacity = session.backend.capabilities.max_capacity
     for batch in (1, 3):
         streams = [session.generate_ids(prompt_of(1), options("auto")) for _ in range(batch)]

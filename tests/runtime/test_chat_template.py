@@ -1,5 +1,4 @@
-"""Chat templates: rendered as Hugging Face renders them, refusing politely, and unable to leave the
-sandbox."""
+"""Chat templates: rendered as by Hugging Face, refused in one line, and kept in the sandbox."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def test_loop_controls():
 
 
 def test_tojson_is_that_of_hugging_face():
-    """Keys in their own order, no HTML escapes, no ASCII escapes: jinja's own filter does all
-    three."""
+    """Jinja's own filter would sort keys and escape HTML and non-ASCII characters."""
     message = {"role": "user", "content": "<b> & 'ü'"}
     assert render("{{ messages[0] | tojson }}", [message]) == json.dumps(
         message, ensure_ascii=False
@@ -121,8 +119,7 @@ def test_a_broken_template_names_its_file(source):
     ],
 )
 def test_the_sandbox_holds(source):
-    """Templates come with downloaded models: attributes of Python's innards and changes are
-    refused."""
+    """Templates come with downloaded models: they may not reach Python's internals."""
     with pytest.raises(PassError):
         render(source)
 
@@ -144,8 +141,7 @@ def test_a_template_that_stumbles_is_a_pass_error(source):
 
 
 def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
-    """Older manifests list none: then they are the start token and the first end token. What is not
-    there is undefined, as in Hugging Face."""
+    """Older manifests list none: then only the start token and the first end token are defined."""
     session = load(tiny_bundle, "cpu", threads=1)
     model = session.manifest.model
     assert template_tokens(model, session.tokenizer) == {"bos_token": "<bos>", "eos_token": "<eos>"}
@@ -161,8 +157,7 @@ def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
 
 
 def test_named_templates(tmp_path):
-    """`tool_use` is for conversations with tools, even with none of them, and `default` for the
-    others."""
+    """`tool_use` renders conversations with tools, even an empty list; `default` the others."""
     for name, file in CHAT_TEMPLATE_FILES.items():
         (tmp_path / file).write_text(f"{name} {{{{ tools }}}}", encoding="utf-8")
     template = load_chat_template(tmp_path, TOKENS)
@@ -211,8 +206,7 @@ def test_threads_render_at_once():
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also if pytest is a script's background job, which ignores
-    it."""
+    """Ctrl-C raises KeyboardInterrupt, even if pytest runs in the background and ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -264,8 +258,7 @@ def test_session_without_a_template(tiny_bundle):
 
 @pytest.mark.parametrize("arguments", ['{"a": "b', "[1]", "no JSON"])
 def test_arguments_as_written(arguments):
-    """Where a template writes an object, takes a text for one, or walks through an object's
-    fields."""
+    """Written as an object, as a text, and field by field."""
     function = {"name": "f", "written_arguments": arguments}
     messages = [
         {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}

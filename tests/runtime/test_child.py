@@ -1,5 +1,4 @@
-"""Child processes that limits can end: time, memory, stack, interrupts, and callers that come at
-once."""
+"""Child processes with limits of time, memory and stack; interrupts; callers that come at once."""
 
 from __future__ import annotations
 

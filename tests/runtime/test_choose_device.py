@@ -1,5 +1,4 @@
-"""Which device ONNX Runtime is opened on, by its build, its packages and the GPUs that CUDA
-sees."""
+"""Which device ONNX Runtime opens, by its build, its packages and the visible GPUs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The real cuda-python takes the arguments that `backends.cuda` gives it: without a driver every
-call ends in an error code, and none in an exception of its own."""
+"""cuda-python accepts the arguments of `backends.cuda`: without a driver each call is an error."""
 
 from __future__ import annotations
 

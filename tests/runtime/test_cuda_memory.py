@@ -1,5 +1,4 @@
-"""ONNX Runtime on memory that comes from CUDA, as with `--device cuda`: here the fake device's,
-which is the host's."""
+"""ONNX Runtime on CUDA memory, as with `--device cuda`; the fake device's memory is the host's."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def expected(adapter_bundle: Path) -> list[list[int]]:
 
 
 def attempt(session: Session, expected: list[list[int]]) -> int:
-    """All of ASKED, as many at a time as there are slots; how many failed. Those that did not fail
-    are right."""
+    """Run all of ASKED and return how many failed; the others wrote the expected tokens."""
     failed = 0
     for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
         try:

@@ -1,5 +1,4 @@
-"""Devices of which there are several: `cuda:1`, `tensorrt:1`. CUDA has a device for every thread,
-GPU 0 at first."""
+"""Numbered devices: `cuda:1`, `tensorrt:1`. In CUDA every thread has its own current device."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from pass_runtime import GenerateOptions, load
 
 @pytest.mark.parametrize(("limit", "most_rows"), [(None, 5), (2, 5), (0, 1)])
 def test_many_at_a_time_are_decoded_plainly(tiny_bundle: Path, limit: int | None, most_rows: int):
-    """Above `speculative_max_concurrency` nothing drafts; below it plans are as they were, and the
-    text always is."""
+    """Above `speculative_max_concurrency` nothing drafts; the text is always the same."""
     options = GenerateOptions(24, plan="two-pass", lookahead=4, ignore_eos=True)
     with load(
         tiny_bundle, "cpu", threads=1, max_batch_size=4, speculative_max_concurrency=limit

@@ -1,5 +1,4 @@
-"""The next pass, whatever there is to choose from: it fits, it holds its drafts, and there is one
-while one fits."""
+"""The next pass fits the cache and holds its drafts, and there is one as long as any fits."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def test_the_next_pass(situation: Situation):
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(mode=st.sampled_from(SHAPES), lookahead=st.integers(1, L), room=st.integers(1, 60))
 def test_what_was_drafted_is_verified(mode, lookahead, room):
-    """To the end of the capacity: a window with drafts that fits is never thrown away for a new
-    one."""
+    """A window with drafts that fits is always verified, up to the end of the capacity."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
     while (
@@ -102,8 +100,7 @@ def test_what_was_drafted_is_verified(mode, lookahead, room):
 
 
 def test_room_for_an_ngram_draft_in_a_padded_window():
-    """Engines pad narrow windows: a plan of 3 rows that are 16 in memory does not fit in 10
-    columns."""
+    """Engines pad narrow windows: a plan of 3 rows writes 16 columns."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
     state = Slot(0, ngram=(5, 6), matched=3)
 

@@ -1,5 +1,4 @@
-"""Thousands of requests in one process, with cancellations, failures and growth: nothing piles
-up."""
+"""Thousands of requests in one process, some cancelled, some failing: memory stays bounded."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def memory_now() -> dict[str, int]:
 
 
 def one_of_each() -> Iterator[Asked]:
-    """Requests that need every tail that there is. A tail takes memory when it is first used, and
-    keeps it."""
+    """Requests that need every tail there is: a tail takes memory at its first use and keeps it."""
     for sampling in SAMPLING:
         for plan, logprobs in product(PLANS, (None, 2)):
             yield Asked(TEXTS[1], sampling, 8, plan=plan, logprobs=logprobs)

@@ -19,8 +19,7 @@ from pass_runtime.bundle.integrity import file_info
 
 BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
 TENSORS = st.lists(st.tuples(BLOBS, st.lists(BLOBS, max_size=2)), max_size=4)
-"""For every tensor: its values (the first blob), and the forms that kernels packed of it, each of
-several blobs."""
+"""By tensor: its values (the first blob), and its packed forms, each of several blobs."""
 
 
 def external(name: str, **entries: object) -> TensorProto:
@@ -41,8 +40,7 @@ def model_of(*tensors: TensorProto) -> onnx.ModelProto:
 
 
 def written(directory: Path, tensors: list) -> onnx.ModelProto:
-    """A model as ONNX Runtime writes it: blobs one after another in saved.data, and the entries
-    that name them."""
+    """A model as ONNX Runtime writes it: blobs in saved.data, and the entries that name them."""
     protos, content = [], bytearray(b"?")
 
     def place(blob: bytes) -> int:

@@ -1,5 +1,4 @@
-"""Whatever fails, and whenever: the requests it happened to say why, the others are right, and so
-is the next."""
+"""A failure at any moment: the requests it hit report it; all others, and the next, are right."""
 
 from __future__ import annotations
 
@@ -181,8 +180,7 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
 def test_what_fails_after_a_pass_was_counted_ends_its_requests(
     tiny_bundle: Path, alone: Alone, requests: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Their tokens were not written yet, so the sequences are neither decoding nor reading their
-    prompts."""
+    """Their tokens were not written yet, so they neither decode nor read a prompt."""
     session = session_of(FaultyBackend(tiny_bundle))
     observe, fuse = scheduler_module._observe, Fuse(RuntimeError("odd"), 3)
 

@@ -440,8 +440,7 @@ STUCK = {
 
 @pytest.mark.parametrize(("schema", "names"), STUCK.values(), ids=STUCK)
 def test_what_cannot_end_is_not_begun(schema, names):
-    """Over bytes: wherever a text may go, it can end; and it may have the properties that have
-    values."""
+    """Over bytes: every text that may begin can end, and no property without values may appear."""
     from llguidance import LLMatcher, LLTokenizer
 
     from pass_runtime.text.constraint import JSON_FORM

@@ -41,8 +41,7 @@ DRAFTING = [plan for plan in (*PLANS, *PRUNED) if plan.next.drafts]
 def left(
     plan: Plan, logits, hidden, out: dict, b: int, accepted: int
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Of request b: the drafts left, their positions behind `length`, and what they must have been
-    chosen by [D,V]."""
+    """Of request b: its next drafts, their positions after `length`, and adjusted logits [D,V]."""
     rows, vocab = group_at(plan, accepted), logits.shape[1]
     window = out["next_ids"][b].tolist()
     root, drafts = window[0], window[1 : 1 + len(rows)]
@@ -80,8 +79,7 @@ def make_batch(plan: Plan, vocab: int, batch: int, spread: float, rng, *, ties: 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
 def test_drafts_are_those_of_the_definition(sampler, vocab, data):
-    """Of any request in any batch, some of them masked, and everything else is as without a
-    head."""
+    """For any request in any batch, masked or not; all other outputs are as without a head."""
     plan = data.draw(st.sampled_from(DRAFTING))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
@@ -152,8 +150,7 @@ def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_every_draft_follows_the_one_before(sampler, vocab):
-    """Among requests that differ in nothing but the root, all drafts differ, as the head of a tail
-    reads tokens."""
+    """Requests that differ in the root alone get different drafts at every position."""
     plan, rng = draft_plan(3), np.random.default_rng(1)
     given = make_batch(plan, vocab, 1, 0.5, rng, ties=False)
     given = {name: np.repeat(value, 16, 0) for name, value in given.items()}
@@ -196,8 +193,7 @@ def test_nothing_keeps_a_tail_out_of_cuda_graphs(plan, sampler):
     [("greedy", 65, 15), ("sample", 130, 25), ("truncated", 175, 40)],
 )
 def test_a_draft_adds_few_nodes(sampler, most, by_draft):
-    """Noise, and what depends on the request alone, are computed once for all drafts: a node is a
-    launch on a GPU."""
+    """Noise and request values are computed once for all drafts: each node is a GPU launch."""
     plans = [fused_plan([drafts] * (drafts + 1)) for drafts in (1, 2, 4)]
     one, two, four = (
         len(list(build_tail(plan, sampler, 1024, random_head(1024)).graph)) for plan in plans

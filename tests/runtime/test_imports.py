@@ -92,8 +92,7 @@ def test_a_room_imports_only_what_the_architecture_says(room):
 
 
 def not_public(source: str) -> list[str]:
-    """What `source` imports of the runtime, anywhere, that is not a name of
-    `pass_runtime.__all__`."""
+    """What `source` imports from the runtime that is not a name of `pass_runtime.__all__`."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,5 +1,4 @@
-"""What CPU kernels compute is asked once, and the backend does what follows from it. Tests on real
-CPUs of other kinds: tests/cpus."""
+"""What the CPU's kernels compute is tested once, and the backend follows it (see tests/cpus)."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch: py
 def test_where_sums_saturate(
     rounding_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """ONNX Runtime is told to make weights unsigned, and computes the same. A bundle in which it
-    cannot is refused."""
+    """ONNX Runtime makes the weights unsigned and computes the same, or the bundle is refused."""
     manifest = read_manifest(rounding_bundle)
     assert all(each.weight_zero_points for each in manifest.derived)
     options: list[bool] = []

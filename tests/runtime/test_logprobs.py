@@ -1,5 +1,4 @@
-"""Log-probabilities of what was written: the model's own, the same for every plan, and told to
-those who asked."""
+"""Log-probabilities are the model's own, the same for every plan, and only given if asked for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""pass_config.json and the files it lists: whatever is wrong is a one-line PassError that names the
-file."""
+"""pass_config.json and the files it lists: every fault is a one-line PassError naming the file."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def test_values_of_another_type_are_refused(document, scratch, data):
 
 @pytest.mark.parametrize("version", [0, 1, 2, 4, 99, "2", None, 1.5])
 def test_other_versions_are_refused(document, scratch, version):
-    """Before anything else: a newer manifest has newer keys too, and the version is what explains
-    them."""
+    """Before anything else: only the version explains why a newer manifest has unknown keys."""
     message = refusal_of(document | {"version": version, "news": 1}, scratch)
     assert "version" in message
     assert repr(version) in message

@@ -1,5 +1,4 @@
-"""A manifest that contradicts itself or its graphs is refused at load, in one line that names the
-number."""
+"""A manifest that contradicts itself or its graphs is refused in one line that names the number."""
 
 from __future__ import annotations
 
@@ -179,8 +178,7 @@ def test_a_tail_that_is_not_what_is_listed_fails_its_first_request(
 
 
 def test_what_follows_from_names_is_derived(tiny_bundle: Path, tmp_path: Path):
-    """A manifest lists it for runtimes in other languages: damaged there, it changes nothing
-    here."""
+    """A manifest lists these for other languages; this runtime does not read them."""
     document, bundle = real_document(tiny_bundle), linked(tiny_bundle, tmp_path)
     for info in document["plans"]:
         info |= {"drafts": 7, "groups": [1], "next": "other"}

@@ -1,5 +1,4 @@
-"""The manifest's JSON schema: current, and it accepts and refuses what the runtime does, as far as
-a schema can."""
+"""The manifest's JSON schema is current, and accepts and refuses what the runtime does."""
 
 from __future__ import annotations
 

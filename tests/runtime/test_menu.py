@@ -1,5 +1,4 @@
-"""The menu of `auto`: what is on it, expected tokens per pass against simulation, and against every
-possible shape."""
+"""The menu of `auto`, and expected tokens per pass compared with simulation and with all shapes."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ TREES = Capabilities("test", 100, (4096,), (64, 1), trees=TREE_SIZES)
 
 
 def simulate(plan: Plan, rates: list[float], passes: int = 40_000) -> float:
-    """Tokens per pass, played pass by pass: in each row the first, second, ... choice or none of
-    them is right."""
+    """Tokens per pass, pass by pass: in each row the first, second, ... choice or none is right."""
     nodes = (
         list(tree_nodes(plan.drafts, plan.depth))
         if plan.parents
@@ -85,8 +83,7 @@ def test_by_hand():
 
 
 def test_certain_drafts():
-    """Where it is certain what follows, windows may take turns for ever; the mean of them
-    counts."""
+    """With certain acceptance windows take turns for ever; the mean of them counts."""
     certain = cumulative_acceptance([1.0] * 4)
     assert expected_tokens(make_cycle("fused", 2), certain) == pytest.approx(3)
     assert expected_tokens(fused_cycle((1, 0)), certain) == pytest.approx(1.5)
@@ -94,8 +91,7 @@ def test_certain_drafts():
 
 
 def test_figures_that_cpp_has_too():
-    """runtime/cpp/tests/parts_test.cpp: both runtimes expect the same of the same cycles, in the
-    same order."""
+    """runtime/cpp/tests/parts_test.cpp expects the same of the same cycles, in the same order."""
     expected = {
         **{
             "ar": 1.0,
@@ -135,8 +131,7 @@ def test_figures_that_cpp_has_too():
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(rates=RATES)
 def test_tokens_are_those_of_the_stationary_distribution(rates):
-    """Which is another way to compute them: here the chain is followed, there equations are
-    solved."""
+    """`expected_tokens` follows the chain; here equations are solved."""
     cumulative = cumulative_acceptance(rates)
     for cycle in menu(len(rates)):
         tokens = expected_tokens(cycle, cumulative)
@@ -160,8 +155,7 @@ def test_a_tree_writes_more_than_its_chain(rates):
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(rates=st.lists(st.floats(0.05, 0.95), min_size=4, max_size=4), row=st.floats(0.0, 0.3))
 def test_little_is_lost_by_a_short_menu(rates, row):
-    """Of the tokens per second of the best of all shapes, where a pass takes 1 and `row` for each
-    row."""
+    """Where a pass takes 1 and `row` for each row: compared with the best of all shapes."""
     cumulative = cumulative_acceptance(rates)
     best, _ = best_shape(cumulative, lambda width, _drafts: 1 + row * width)
     found = []

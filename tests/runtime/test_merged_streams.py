@@ -1,5 +1,4 @@
-"""Several requests read by one task: everything of each, in order, its end last; what fails is
-told."""
+"""Several requests read by one task: all pieces of each in order, its end last, and its failure."""
 
 from __future__ import annotations
 

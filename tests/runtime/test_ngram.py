@@ -9,8 +9,7 @@ from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, Ngram
 
 
 def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
-    """(tokens matched, drafts): the longest suffix that stood before, at its newest place; what
-    followed, on and on."""
+    """(matched, drafts): the newest earlier place of the longest suffix, and what follows it."""
     for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
         suffix = tokens[-size:]
         for end in range(len(tokens) - 1, size - 1, -1):

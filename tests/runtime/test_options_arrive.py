@@ -1,5 +1,4 @@
-"""Every field of the options changes what they are for: how a bundle is opened, and what a request
-is."""
+"""Every field of the options changes something: how a bundle is opened, or what a request is."""
 
 from __future__ import annotations
 

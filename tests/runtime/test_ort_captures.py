@@ -99,8 +99,7 @@ def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_all_runs_are_in_one_thread(session: Session, captures: FakeCaptures):
-    """The thread that decodes ends when there is nothing to do; what was captured in it would be
-    lost with it."""
+    """The decoding thread ends when idle, and captured graphs would be lost with it."""
     for _ in range(2):
         session.generate_ids(*ASKED[0]).result()
     before = len(captures.captured)

@@ -95,8 +95,7 @@ def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
 def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """InferenceSession itself prints such an error and opens the file on the CPU, unless it is told
-    not to."""
+    """By default InferenceSession prints such an error and opens the file on the CPU."""
     opened = []
 
     def create(_session: ort.InferenceSession, providers: list, *_arguments: object) -> None:

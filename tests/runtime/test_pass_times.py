@@ -46,8 +46,7 @@ def test_probes_leave_no_trace(tiny_bundle):
 
 
 class Timer:
-    """Passes that take their width in seconds, the first one over a plan twice that; `paused` ones
-    ten times."""
+    """Passes take `width` seconds, the first of a plan twice that, `paused` ones ten times that."""
 
     def __init__(self, paused=()):
         self.count: dict[str, int] = {}
@@ -118,8 +117,7 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 7, 48])
 def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
-    """Sequences near the end of the cache leave little room: nothing is timed then, and nothing
-    concluded for later."""
+    """Near the end of the cache nothing is timed; later it is."""
     left = [room]
     session = reciting_session(tiny_bundle, slots=2)
     timed = []
@@ -241,8 +239,7 @@ def test_one_width_with_lookahead_rows_moves_the_line_of_those_without():
 
 
 def test_passes_that_draft_have_costs_of_their_own():
-    """An adapter costs the same for one look-ahead row as for many, and a head runs once for each
-    draft."""
+    """An adapter costs the same for any number of look-ahead rows; a head runs once per draft."""
     machine = Machine(
         lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
     )

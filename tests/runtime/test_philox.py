@@ -1,5 +1,4 @@
-"""The random numbers: Philox against its published answers, offsets as functions of seed and
-position, the tables."""
+"""The random numbers: Philox's published answers, offsets by seed and position, the tables."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def test_vectorised_over_counters():
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(seed=BELOW_2_64, position=st.integers(0, 2**40))
 def test_offsets_are_the_top_halves_of_two_philox_words(seed, position):
-    """The definition that other runtimes (C++) must repeat: counter = position, key = seed, both
-    low word first."""
+    """C++ repeats this definition: counter = position, key = seed, the low word first."""
     counter = np.array([position & ONES, position >> 32, 0, 0], np.uint32)
     key = np.array([seed & ONES, seed >> 32], np.uint32)
     expected = [int(word) >> 17 for word in noise.philox4x32(counter, key)[:2]]

@@ -1,5 +1,4 @@
-"""Constraints with any kind of tokenizer: the bytes of tokens, and text that spells an added
-token."""
+"""Constraints with any kind of tokenizer: the bytes of tokens; text that spells an added token."""
 
 from __future__ import annotations
 
@@ -171,8 +170,7 @@ def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
 @example("é\U0001f600")
 @given(st.text(st.sampled_from([*LETTERS, " ", "é", "\U0001f600"]), max_size=20))
 def test_tokens_of_text_are_its_bytes(make, text):
-    """All of it, or what is before the first byte that no token has. They decode to it, behind
-    other text."""
+    """All of the text, or what precedes the first byte without a token."""
     tokenizer = with_marks(make)
     plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
     ids = plain(text)

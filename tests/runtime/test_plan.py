@@ -1,5 +1,4 @@
-"""Plans: the mask and the positions, each against a definition in words written out a second
-time."""
+"""Plans: the mask and the positions, compared with a second definition."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ LENGTHS = st.integers(1, MAX_LOOKAHEAD)
 
 @st.composite
 def any_plan(draw) -> Plan:
-    """Any drafts and any groups, the fused shapes (a group behind every prefix of the drafts) among
-    them."""
+    """Any number of drafts and any groups, fused shapes among them."""
     drafts = draw(st.integers(0, 8))
     groups = draw(st.lists(st.integers(0, 6), max_size=drafts + 1))
     return Plan("any", drafts, tuple(groups))
@@ -63,8 +61,7 @@ def test_a_row_sees_itself_and_its_ancestors_only(plan):
 @QUICK
 @given(plan=any_plan())
 def test_position_is_the_number_of_rows_seen_before(plan):
-    """A row's position is its depth below the root, which is how many window rows it attends to
-    besides itself."""
+    """Its depth below the root is how many window rows it attends to besides itself."""
     assert plan.row_position.dtype == np.int64
     assert plan.row_position.tolist() == [row.depth for row in plan.rows]
     assert plan.row_position.tolist() == (plan.window_mask.sum(1) - 1).tolist()
@@ -86,8 +83,7 @@ def test_rows_stand_in_order_root_drafts_groups(plan):
 @QUICK
 @given(plan=any_plan())
 def test_drafts_are_a_causal_chain(plan):
-    """Chain rows are written at length, length+1, ...: accepted K/V are in place only if row i is
-    at position i."""
+    """Row i must be at position i, because accepted K/V stay where the row wrote them."""
     chain = 1 + plan.drafts
     assert np.array_equal(plan.window_mask[:chain, :chain], np.tri(chain, dtype=bool))
     assert not plan.window_mask[:chain, chain:].any()

@@ -1,5 +1,4 @@
-"""A warm-up on a (fake) device captures the passes that requests use, so that no request waits for
-it."""
+"""A warm-up on a (fake) device captures the passes of later requests, so that none has to wait."""
 
 from __future__ import annotations
 

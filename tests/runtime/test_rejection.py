@@ -1,5 +1,4 @@
-"""The rejection rule: what is written is distributed as direct sampling would, and two wrong rules
-are caught."""
+"""The rejection rule writes tokens distributed as direct samples; wrong rules are detected."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def probabilities(
 
 
 def request(case: str, shared_stream: bool = False) -> dict:
-    """REQUESTS with noise of their own. With `shared_stream`, drafting uses that of the model's own
-    tokens."""
+    """REQUESTS with their own noise; shared_stream: drafts use the noise of the model's tokens."""
     top_k, top_p, min_p = CASES[case]
     positions = np.arange(REQUESTS * 9, dtype=np.int64)
     streams = {name: noise_offsets(1, positions, name).reshape(REQUESTS, 9, 2) for name in STREAMS}
@@ -80,8 +78,7 @@ def two_pass(
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
-    """Chi-square of token counts against probabilities; tokens that cannot be drawn must not have
-    been."""
+    """Chi-square of token counts; tokens of probability 0 must not occur."""
     counts = np.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
     kept = expected > 0
@@ -123,8 +120,7 @@ def test_identity_every_draft_of_the_same_distribution_is_accepted():
 
 
 def test_resampling_from_p_is_caught(monkeypatch):
-    """A wrong rule: behind a rejected draft, the model's distribution instead of the positive part
-    of p - q."""
+    """The wrong rule: after a rejected draft, sample from p, not the positive part of p - q."""
     monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
     _, second = two_pass("plain")
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE

@@ -1,5 +1,4 @@
-"""Files that were hashed once are not read again while they are the same; one that changed is found
-at once."""
+"""Files hashed once are not read again while unchanged; a change is noticed at once."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from pass_runtime.bundle.sampling import SamplingParams
 POSITIONS = 400_000
 CHUNK = 20_000
 PASS, CAUGHT = 1e-3, 1e-6
-"""A sound sampler's p-value is above the one, a planted bias' is below the other: no result is in
-between."""
+"""A sound sampler's p-value is above PASS, a biased one's below CAUGHT; none is between."""
 
 Draw = Callable[[np.ndarray, np.ndarray, SamplingParams], np.ndarray]
 
@@ -135,8 +134,7 @@ def test_frequencies(params):
     ids=["plain", "top-p", "top-k", "min-p"],
 )
 def test_frequencies_of_a_large_vocabulary(params, positions):
-    """More tokens than MAX_CANDIDATES, and not a multiple of the table's block; the rare ones are
-    counted together."""
+    """More tokens than MAX_CANDIDATES, no multiple of a table block; rare tokens are one group."""
     logits = np.random.default_rng(11).normal(0, 2.5, 1501).astype(np.float32)
     assert frequency_pvalue(sample, logits, params, positions) > PASS
 
@@ -253,8 +251,7 @@ def test_rarely_repeated_noise_is_caught():
 
 @pytest.mark.parametrize("min_p", [0.0, 0.9])
 def test_every_token_can_be_drawn_without_truncation(min_p):
-    """No truncation means the whole vocabulary, also beyond MAX_CANDIDATES. Min-p alone has no
-    limit either."""
+    """Even beyond MAX_CANDIDATES, and with min-p alone."""
     logits = np.zeros(1501, np.float32)
     tokens = draw_tokens(
         sample, logits, SamplingParams(temperature=1.0, seed=3, min_p=min_p), 20_000

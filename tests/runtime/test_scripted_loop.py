@@ -1,5 +1,4 @@
-"""The decoding loop around a model that recites: acceptance counted by hand, and a text no drafter
-can change."""
+"""The decoding loop around a scripted model: acceptance counted by hand; drafts change no text."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def recited(start: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
 def test_perfect_drafter(tiny_bundle, lookahead):
-    """A cycle is two passes: 1 token from the draft pass, L accepted drafts and the bonus from the
-    other."""
+    """A cycle: 1 token of the draft pass, then L accepted drafts and the bonus token."""
     cycles = 5
     stream = run(
         reciting_session(tiny_bundle), [7, 8, 9], options(cycles * (lookahead + 2), lookahead)
@@ -107,8 +105,7 @@ def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
 @pytest.mark.parametrize("mode", ["fused", "two-pass"])
 @pytest.mark.parametrize("draft", ["ngram", "both"])
 def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
-    """Nine words over and over: once they have been seen, every n-gram draft is right, whatever the
-    model drafts."""
+    """Nine words repeat: once they have been seen, every n-gram draft is right."""
     session = reciting_session(
         tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong
     )
@@ -164,8 +161,7 @@ def test_no_drafter_changes_the_text(tiny_bundle, temperature, misses, lookahead
 
 
 class BlurredBackend(ScriptedBackend):
-    """Soft logits that belong to the position; look-ahead rows see them blurred, so that they often
-    draft well."""
+    """Random logits by position; look-ahead rows see them blurred, so drafts are often right."""
 
     blur = 0.0
 
@@ -210,8 +206,7 @@ def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("end", [1, 2, 4, 7, 8, 9])
 def test_end_of_sequence_anywhere_in_a_window(tiny_bundle, end, temperature):
-    """Position 1 is a draft pass' token, 2 to 8 a verify pass': what was accepted behind the end is
-    dropped."""
+    """Position 1 is a draft pass' token, 2 to 8 a verify pass'; the end drops what follows it."""
     session = reciting_session(
         tiny_bundle, lambda position: EOS if position == end else words(position)
     )

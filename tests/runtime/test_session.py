@@ -1,5 +1,4 @@
-"""Requests one after another, and several at once: early ends, waiting for a slot, prefix reuse,
-and refusals."""
+"""Sessions: cancelling, waiting for a slot, several readers, prefix reuse, and refusals."""
 
 from __future__ import annotations
 
@@ -394,8 +393,7 @@ def test_a_closed_session_refuses(tiny_bundle):
 
 
 def test_closing_from_the_decoding_thread_waits_for_its_pass(tiny_bundle):
-    """Garbage collection may close a session on any thread: its backend must not go away under a
-    pass."""
+    """Garbage collection may close a session on any thread, even while a pass uses the backend."""
     session, events = reciting_session(tiny_bundle), []
     run, close = session.backend.run, session.backend.close
 
@@ -435,8 +433,7 @@ def test_prefix_reuse_changes_no_token(real, plan, temperature, kept):
 
 
 def test_prefix_reuse_never_counts_the_root(real):
-    """The last prompt token must run, to say what follows it: an equal prompt reuses whole blocks
-    of the others."""
+    """The last prompt token must run to predict the next, so only blocks before it are reused."""
     prompt = list(range(20, 68))
     options = GenerateOptions(5, plan="ar", reuse_prefix=True, ignore_eos=True)
     tokens_of(real, [2], GenerateOptions(1))  # forget what other tests left
@@ -446,8 +443,7 @@ def test_prefix_reuse_never_counts_the_root(real):
 
 
 def test_prefix_reuse_after_an_early_end_and_with_another_plan(real):
-    """Rejected drafts and look-ahead rows left K/V behind the committed entries; none of it may be
-    seen."""
+    """K/V of rejected drafts and look-ahead rows must not be reused."""
     prompt = list(range(20, 60))
     running = real.generate_ids(prompt, GenerateOptions(700, plan="two-pass", ignore_eos=True))
     next(running)

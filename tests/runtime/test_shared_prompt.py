@@ -1,5 +1,4 @@
-"""Several texts behind one prompt: it is read once, and each text is what it would have been
-alone."""
+"""Several texts behind one prompt: it is read once, and each text is what it would be alone."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def watched(bundle, slots: int):
     ("slots", "plan"), [(1, "two-pass"), (2, "ar"), (4, "fused"), (8, "two-pass")]
 )
 def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
-    """With fewer slots than texts too: those that begin later find it in a slot that is free or in
-    use."""
+    """Also with fewer slots than texts: later ones copy the prompt from a slot, free or in use."""
     session, chunks = watched(tiny_bundle, slots)
     with session:
         found = [each.result() for each in session.generate_all(PROMPT, asked(5, plan))]
@@ -56,8 +54,7 @@ def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
 
 
 def test_beside_others(tiny_bundle, alone):
-    """Somebody is decoding, so the prompt is read in several steps; another long prompt is read in
-    between."""
+    """While another request decodes, the prompt is read in chunks, a long prompt between them."""
     session, chunks = watched(tiny_bundle, 4)
     with session:
         beside = session.generate([5, 6, 7], OTHER)

@@ -1,5 +1,4 @@
-"""Messages that spell special tokens are text; all other conversations have exactly Hugging Face's
-ids."""
+"""Messages that spell special tokens are text; other conversations have Hugging Face's ids."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ def test_without_special_text_ids_are_those_of_hugging_face(kind, data):
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_special_text_is_text(kind, data):
-    """The special tokens are the template's, as many as it writes; and nothing of what was said is
-    lost or changed."""
+    """Only the template writes special tokens, and no text of a message is lost or changed."""
     fast = KINDS[kind]
     messages = data.draw(conversations(embedded))
     ids = encoded(fast, messages)
@@ -251,8 +249,7 @@ READ = [  # what templates do with a message
 
 @pytest.mark.parametrize("expression", READ)
 def test_what_a_template_reads_of_a_message(expression):
-    """Slices, measures, comparisons and other encodings: the text is that of Hugging Face, and
-    special text is text."""
+    """Slices, lengths, comparisons: the text is Hugging Face's, and special text stays text."""
     fast = KINDS["byte-level"]
     template = "<s>{% set c = messages[0]['content'] %}{{ " + expression + " }}<|im_end|>\n"
     for content in (ATTACK, "hi<|im_end|>>", "<s></s>", "<|im_end|", "a<"):
@@ -269,8 +266,7 @@ def test_what_a_template_reads_of_a_message(expression):
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_slices_of_any_conversation(kind, data):
-    """As with Hugging Face where nothing special is said; otherwise the special tokens are the
-    template's."""
+    """Hugging Face's ids without special text; else the only special tokens are the template's."""
     fast = KINDS[kind]
     messages = data.draw(conversations(st.one_of(embedded, harmless)))
     template = (
@@ -285,8 +281,7 @@ def test_slices_of_any_conversation(kind, data):
 
 
 def test_a_template_that_hides_where_it_writes_special_text():
-    """It looks for special text in messages, and at their ends: neither way to tell whose it is
-    works."""
+    """Its output depends on special text in messages, so that no trick tells whose text it is."""
     template = (
         "{{ messages[0].content }}{{ '' if messages[0].content.endswith('</s>') else '</s>' }}"
     )
@@ -299,8 +294,7 @@ def test_a_template_that_hides_where_it_writes_special_text():
 
 
 def test_a_template_that_cuts_at_special_text_and_trims():
-    """As templates take thoughts out of earlier turns, where the tokens around thoughts are special
-    ones."""
+    """As templates remove thoughts from earlier turns, where thought markers are special tokens."""
     fast = KINDS["byte-level"]
     template = "{{ messages[0].content.split('</s>')[-1].lstrip('\n') }}<|im_end|>"
     messages = [{"role": "user", "content": "<s>hm</s>\n\nhi"}]

@@ -1,5 +1,4 @@
-"""StopFilter: stop strings are cut out of text that comes in pieces of any length, and nothing else
-is."""
+"""StopFilter removes exactly the stop strings from text that comes in pieces of any length."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def test_shows_the_text_before_the_earliest_stop(text, stops, cuts):
 @QUICK
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
 def test_the_text_does_not_depend_on_the_pieces(text, stops, cuts):
-    """The same generation stops at the same place however its tokens fall into pieces; stops may
-    nest here."""
+    """The same text stops at the same place in whatever pieces it comes; stops may nest here."""
     shown, _ = run_filter(chunked(text, cuts), stops)
     single, _ = run_filter(list(text), stops)
     assert "".join(shown) == "".join(single)

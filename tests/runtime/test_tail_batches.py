@@ -1,5 +1,4 @@
-"""Requests side by side in a batch: masked ones stay as they are, and each is served as if it were
-alone."""
+"""Requests in a batch: masked ones are unchanged, and the others are served as if alone."""
 
 from __future__ import annotations
 

@@ -183,8 +183,7 @@ def test_ties_at_the_edge_of_top_k_are_all_kept(top_k):
 
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_plain_and_switched_off_truncation_draw_the_same(vocab):
-    """A request without truncation gets the same tokens beside one with it, in the truncated
-    tail."""
+    """In the truncated tail, a request without truncation gets the tokens of the plain tail."""
     logits = np.random.default_rng(0).normal(0, 2, (300, 1, vocab)).astype(np.float32)
     params = [SamplingParams(0.9, seed=b) for b in range(300)]
     outs = [
@@ -197,8 +196,7 @@ def test_plain_and_switched_off_truncation_draw_the_same(vocab):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 def test_outputs_may_lie_in_the_memory_of_the_inputs(plan, sampler):
-    """Whoever reads `input_ids` or `length` must have run before `next_ids` or `next_length` is
-    written over it."""
+    """Readers of `input_ids` and `length` run before `next_ids` and `next_length` replace them."""
     graph = build_tail(plan, sampler, 24).graph
     assert "length" in [value.name for value in graph.inputs]
     assert not late_readers(graph)

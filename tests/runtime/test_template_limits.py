@@ -1,5 +1,4 @@
-"""A chat template that runs away ends in one line: the child process that renders it has limits of
-time and memory."""
+"""A runaway chat template ends in one line: its child process has limits of time and memory."""
 
 from __future__ import annotations
 

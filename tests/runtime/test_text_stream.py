@@ -1,5 +1,4 @@
-"""Text as it comes: whole characters only, stop strings cut out, and the pieces joined are the
-decoded whole."""
+"""Streamed text: whole characters, stop strings cut out; joined pieces are the decoded text."""
 
 from __future__ import annotations
 
@@ -142,8 +141,7 @@ def test_stop_strings(tiny_bundle, tokenizer, text, stops, shown, plan, lookahea
 
 @pytest.mark.parametrize(("plan", "lookahead"), PLANS)
 def test_stop_strings_before_min_tokens_are_text(tiny_bundle, tokenizer, plan, lookahead):
-    """One that is complete by then ends nothing, though a later token reads on; one that ends later
-    does."""
+    """A stop completed before min_tokens is text, even if later tokens continue it."""
     ids = tokenizer.encode("x;y;;z<eos>w;;v").ids
     texts = [tokenizer.decode(ids[:i]) for i in range(len(ids) + 1)]
     ends = [i for i in range(1, len(ids) + 1) if texts[i].endswith(";;") or ids[i - 1] == EOS]

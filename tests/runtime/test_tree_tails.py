@@ -43,8 +43,7 @@ def path_to(plan: Plan, row: int) -> list[int]:
 
 
 def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
-    """Drafts of which those on the way to row `last` are right, and no other one that follows an
-    accepted row."""
+    """Drafts that are right on the path to row `last`; no other child of a path row is."""
     path = path_to(plan, last)
     ids = np.zeros(plan.drafts, np.int64)
     for row in range(1, plan.drafts + 1):
@@ -157,8 +156,7 @@ def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", TREES, ids=lambda plan: plan.name)
 def test_fits_engines(plan, sampler):
-    """Outputs may lie in the memory of the inputs, and no operator keeps the tail out of CUDA
-    graphs."""
+    """Outputs may lie in the memory of inputs, and a CUDA graph can hold every operator."""
     graph = build_tail(plan, sampler, VOCAB, random_head(VOCAB)).graph
     assert not late_readers(graph)
     assert not {node.op_type for node in graph} & {
@@ -178,8 +176,7 @@ def test_needs_a_head_with_candidates(vocab, head):
 
 
 def test_the_last_accepted_row_is_no_matter_of_ties():
-    """Of equal values ONNX has ArgMax take the first; engines on a GPU do not promise it. Here it
-    takes the last."""
+    """ONNX's ArgMax takes the first of equal values, engines any; here it takes the last."""
     plan, params, rng = full_tree(8, 4), SamplingParams(), np.random.default_rng(5)
     model = build_tail(plan, "greedy", VOCAB, random_head(VOCAB))
     found = [

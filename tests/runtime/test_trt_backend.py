@@ -1,5 +1,4 @@
-"""The TensorRT backend against plain decoding on ONNX Runtime: on a fake device that watches, and
-on real ones with `-m gpu`."""
+"""The TensorRT backend compared with ONNX Runtime: on a fake device; on real ones with `-m gpu`."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def test_a_bundle_without_an_adapter(
 
 
 def test_trees_of_drafts(subset_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They write what the CPU writes, in programs that are captured. Engines of an older bundle
-    have none."""
+    """They write what the CPU writes, in captured programs."""
     gpu = Gpu(with_engines(subset_bundle, tmp_path, max_batch_size=2), monkeypatch)
     moved: list[int] = []
     keep_rows = KVCache.keep_rows
@@ -127,8 +125,7 @@ def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
 
 
 def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
-    """Run twice as it is, then replayed; and the parts of a pass know nothing of what differs in
-    the other part."""
+    """It runs twice, then is replayed; a change of one part captures nothing of the other."""
     backend, greedy = session.backend, "greedy"
     backend.resize(512, [0])
     backend.set_sampling(0, SAMPLINGS[2])
@@ -345,8 +342,7 @@ def test_an_engine_that_is_not_what_the_manifest_says_is_refused(
 def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
     gpu: Gpu, side, name, axis, size, monkeypatch
 ):
-    """As one that was built from another export. axis: of the other size; None leaves the tensor
-    out."""
+    """axis: which has another size; None leaves the tensor out."""
     import fake_gpu
 
     init = fake_gpu.FakeEngine.__init__
@@ -397,8 +393,7 @@ def test_auto_says_why_engines_are_not_used(
 
 
 def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
-    """No GPU is visible to the real cuda-python in these tests, so `auto` must fall back without a
-    word."""
+    """These tests see no real GPU, so `auto` must fall back silently."""
     if find_device() is not None:
         pytest.skip("there is a GPU")
     assert load(gpu.bundle, "auto", threads=1).backend.capabilities.device in ("cpu", "cuda")

@@ -1,5 +1,4 @@
-"""Several requests at a time on engines of a fake device: everybody writes what the CPU writes for
-them alone."""
+"""Several requests at a time on engines of a fake device: each writes what the CPU writes."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):
 
 
 def test_processors_of_some_in_a_batch(gpu: Gpu):
-    """Constraints, penalties and neighbours without any: the captured pass has the graph of
-    processors between trunk and tail, and everybody writes what the CPU writes."""
+    """The captured pass has the graph of processors, also for requests that need none."""
     asked = requests(("two-pass", "fused"), 4)
     changes = [
         {"constraint": Constraint(regex="[a-z ]{4,60}"), "ignore_eos": False},

@@ -1,5 +1,4 @@
-"""Captured graphs on a (fake) device: each has contexts of its own, and what cannot be captured is
-run all the same."""
+"""Captured graphs on a (fake) device: each has own contexts; the uncapturable runs as it is."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_batches_that_take_turns_are_replayed(gpu: Gpu):
-    """1, 2 and 4 sequences run in one profile's range of batches, and prompts are read into every
-    slot."""
+    """1, 2 and 4 sequences run in one profile's range of batches; prompts go into every slot."""
     with gpu.open(max_batch_size=SLOTS) as session:
         for count in (1, 4, 2, 1, 4, 2, 1, 4, 2, 1):
             asked = ASKED[:count]
@@ -194,8 +192,7 @@ def test_the_errors_that_stay_are_those_of_cudas_documentation():
 def test_what_is_written_between_passes_is_not_waited_for(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ):
-    """One wait for each pass, however many windows it was given; what was given is not read later
-    than it was valid."""
+    """Each pass waits once, however many windows it was given, and reads none of them too late."""
     waits: list[int] = []
     synchronize = FakeCuda.cudaStreamSynchronize
     monkeypatch.setattr(

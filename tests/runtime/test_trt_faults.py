@@ -1,5 +1,4 @@
-"""What fails on a (fake) device: the request says why, the next one is right, and everything is
-given back."""
+"""Failures of a (fake) device: the request reports it, the next is right, all memory is freed."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch: pyt
 def test_every_execution_may_fail(
     gpu: Gpu, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ):
-    """Of one that is being captured, nobody but the log is told. Replaying a captured graph asks
-    nobody."""
+    """A failure during a capture is only logged. Replaying a captured graph asks nobody."""
     failures, eager = [], []
     for number in range(1, 100):
         caplog.clear()
@@ -219,8 +217,7 @@ def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
 
 @pytest.mark.parametrize("code", [700, 719])
 def test_an_error_that_stays_closes_the_session(gpu: Gpu, code: int):
-    """Every request says why, and health checks see it; where it only failed once, the session goes
-    on (see above)."""
+    """Every request and the health check report it; after a single failure the session goes on."""
     session = gpu.open(max_batch_size=SLOTS)
     app = make_app(session)
     assert get(app, "/health") == 200

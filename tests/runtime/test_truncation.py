@@ -51,8 +51,7 @@ def numpy_kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def transformers_kept(logits: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:
-    """[N,V] bool, in float64. slack: above 0 a little more is kept than `params` says, below 0 a
-    little less."""
+    """[N,V] bool, in float64. slack: above 0 keeps a little more than `params`, below 0 less."""
     warpers = [TemperatureLogitsWarper(params.temperature)]
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
@@ -140,8 +139,7 @@ def test_the_candidates_looked_at_first_make_no_difference(vocab, cases, seed):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("min_p", [0.3, 1.0])
 def test_ties_at_the_edge_of_min_p_are_kept(min_p, temperature):
-    """As transformers does: what is exactly `min_p` times as likely stays, and the most likely
-    always do."""
+    """As in transformers: a token exactly `min_p` times as likely stays; so does the likeliest."""
     logits = np.full((1, ROWS, 37), -9, np.float32)
     logits[..., [3, 8, 21]] = 4
     found = graph_weights(logits, [SamplingParams(temperature, min_p=min_p)])[0, 0]

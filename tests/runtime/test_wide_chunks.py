@@ -30,8 +30,7 @@ def model(dtype: str, hidden_size: int, heads: int) -> ModelInfo:
 
 
 def test_wide_chunks_are_those_with_room():
-    """7B in fp16 and in fp32, 135M; the cache of a chunk is never larger than its rows have memory
-    for."""
+    """For 7B in fp16 and fp32, and 135M: a chunk's cache fits the memory that its rows have."""
     capacities = ort_backend.doubling_capacities(32768)
     found = [
         wide_chunks(m, capacities) for m in (model("float16", 4096, 32), model("float32", 4096, 32))
@@ -86,8 +85,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_engines_read_them(bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """They are captured in the warm-up, for every slot; while others decode, chunks are as narrow
-    as ever."""
+    """The warm-up captures them for every slot; while others decode, chunks are narrow as ever."""
     read: list[int] = []
     prefill = TrtBackend.prefill
     monkeypatch.setattr(

@@ -1,5 +1,4 @@
-"""Small tokenizers of every kind of decoder, and the text of their tokens by the tokenizers
-library."""
+"""Small tokenizers with every kind of decoder, and the text that the tokenizers library gives."""
 
 from __future__ import annotations
 
