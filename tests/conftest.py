@@ -16,9 +16,8 @@ THREADS = 0
 """For large models in tests: 0 is the engine's choice; among several workers each gets one core."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     THREADS = 1
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # torch's threads spin while they wait for one another
+    # Otherwise torch's threads spin while they wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -22,9 +22,8 @@ NEEDS_EXPORTER = re.compile(
     re.MULTILINE,
 )
 
-if version("click").startswith(
-    "8.1."
-):  # later ones always keep stderr apart, and have no such argument
+# Later versions always keep stderr apart, and have no such argument.
+if version("click").startswith("8.1."):
     click.testing.CliRunner = functools.partial(click.testing.CliRunner, mix_stderr=False)  # type: ignore[misc,assignment]
 
 

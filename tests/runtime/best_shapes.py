@@ -26,9 +26,8 @@ def fused_tokens(groups: npt.NDArray[np.int64], cumulative: Floats) -> Floats:
     if there are so many. The stationary distribution x of the chain solves x T = x.
     """
     count, depth = groups.shape
-    reached = np.where(
-        np.arange(depth) <= np.arange(depth)[:, None], cumulative[:depth], 0.0
-    )  # [drafts, accepted]
+    # [drafts, accepted]
+    reached = np.where(np.arange(depth) <= np.arange(depth)[:, None], cumulative[:depth], 0.0)
     exactly = reached - np.append(reached[:, 1:], np.zeros((depth, 1)), axis=1)
     equations = np.swapaxes(exactly[groups], 1, 2) - np.eye(depth)
     equations[:, -1] = 1.0  # one equation is redundant; the probabilities add up to one

@@ -546,8 +546,7 @@ class FakeContext:
 
 
 class FakeRTXContext(FakeContext):
-    """One that compiles a kernel for every set of shapes: before it runs them, or (as by default)
-    some time later."""
+    """A context that compiles a kernel for each set of shapes, before running or by default later."""
 
     def __init__(self, engine: FakeEngine, config: FakeRuntimeConfig) -> None:
         super().__init__(engine)

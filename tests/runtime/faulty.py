@@ -41,8 +41,7 @@ class FaultyMemory(HostMemory):
 
 
 class FaultyBackend(OrtBackend):
-    """The real backend. `fuses` by the name of the method that they make fail, before or after its
-    work is done."""
+    """The real backend; fuses: by method, what fails before the method's work or (`late`) after."""
 
     _opened: dict[Path, tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
 

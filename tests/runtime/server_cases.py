@@ -1,5 +1,4 @@
-"""Cases of the options that `pass-run serve` and scripts/serve_ray.py share: see `handed_on.py`. A
-file `keys` has one key, k."""
+"""Cases (`handed_on.py`) of `pass-run serve` and scripts/serve_ray.py; file `keys` has key k."""
 
 from __future__ import annotations
 

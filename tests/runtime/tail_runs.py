@@ -42,9 +42,8 @@ def random_head(vocab: int) -> HeadArrays:
         return rng.standard_normal(shape).astype(np.float32)
 
     table = matrix(vocab, rank)
-    table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(
-        np.float16
-    )  # or the longest would win
+    # Without normalization the longest row would always win.
+    table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(np.float16)
     read = (
         matrix(HIDDEN, width) / 2,
         matrix(rank, width),

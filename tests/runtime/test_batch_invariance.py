@@ -168,9 +168,8 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
 def test_any_interleaving(
     sessions: dict[int, Session], alone: Alone, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        tuner_module, "DECISION_TIME_SHARE", 1e9
-    )  # decisions as often as may be, whatever they take
+    # Decide as often as possible, whatever time that takes.
+    monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)
     run_state_machine_as_test(
         partial(Batches, sessions, alone),
         settings=settings(

@@ -49,9 +49,8 @@ def test_shapes_of_one_name_share_memory(widths: list[int]):
         )
     largest = max(max(SLOTS * width * 7 * 4, 4) for width in widths)
     assert sum(memory.sizes.values()) < 4 * largest
-    assert (
-        buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()
-    )  # another name is other memory
+    # Another name gets other memory.
+    assert buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()
     windows = {buffers.rows_address("input_ids", (width,), np.int64) for width in set(widths)}
     assert len(windows) == len(set(widths))  # what a pass leaves to the next one lies by itself
 
@@ -106,9 +105,8 @@ def test_memory_and_bound_graphs_stay_bounded(
     assert found == again
     assert found == [found[i % 2] for i in range(len(found))]  # the plan changes no text
     assert len(memory._blocks) == blocks
-    assert all(
-        len(ids) == 1 for ids in graphs.values()
-    )  # bound again, it is the graph that was captured
+    # What is bound again replays the graph captured for it.
+    assert all(len(ids) == 1 for ids in graphs.values())
     assert (max(max(ids.values()) for ids in graphs.values()) > 1) == (kept == 2)
     held = session.backend
     assert all(

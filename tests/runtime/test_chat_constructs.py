@@ -1,5 +1,4 @@
-"""What published chat templates do gives the ids that transformers gives, for conversations of
-every kind."""
+"""Templates with the constructs of published ones give the ids that transformers gives."""
 
 from __future__ import annotations
 

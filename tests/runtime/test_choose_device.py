@@ -110,10 +110,8 @@ def test_an_environment_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
         PassError, match=r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
     ):
         import pass_runtime.backends.ort.engine  # noqa: F401
-    with (
-        pytest.raises(PassError, match="onnxruntime is not installed"),
-        importing(),
-    ):  # as commands do
+    # as commands do
+    with pytest.raises(PassError, match="onnxruntime is not installed"), importing():
         import onnxruntime  # noqa: F401
     with pytest.raises(ModuleNotFoundError), importing():
         import no_such_module  # noqa: F401

@@ -26,10 +26,8 @@ from pass_runtime.errors import PassError
 LONG = [2 + i % 300 for i in range(500)]
 ASKED: list[Asked] = [
     ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
-    (
-        LONG[:200],
-        GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True),
-    ),  # grows to 512 columns
+    # The KV capacity grows to 512.
+    (LONG[:200], GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),
     (LONG[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
 ]
 Open = Callable[[FakeCuda], Session]

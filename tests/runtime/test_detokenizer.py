@@ -40,9 +40,8 @@ def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
     for token, place in zip(tokens, places, strict=True):
         own = VOCABULARIES[name].bytes(token)
         if own and "\ufffd" not in own.decode(errors="replace"):
-            assert (
-                "".join(pieces).startswith(own.decode(), place) or place == 0
-            )  # where a space may be stripped
+            # At 0 a leading space may have been stripped.
+            assert "".join(pieces).startswith(own.decode(), place) or place == 0
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -243,9 +243,8 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
     session.backend.run = held  # type: ignore[method-assign]
     stream = session.generate_ids([5], GenerateOptions(12, plan="two-pass", ignore_eos=True))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # in a shell's background it would be ignored
+    # In a shell's background jobs SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):

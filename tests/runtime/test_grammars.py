@@ -462,9 +462,8 @@ def test_what_cannot_end_is_not_begun(schema, names):
             8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
         ]
         assert allowed or matcher.is_accepting(), text
-        for token in sorted(
-            allowed, key=lambda token: token == ord(",")
-        ):  # commas are followed first
+        # Commas are followed first.
+        for token in sorted(allowed, key=lambda token: token == ord(",")):
             more = text + bytes([token]) if token < 256 else text
             if token < 256 and len(more) < 60 and more not in seen and len(seen) < 400:
                 seen.add(more)

@@ -28,13 +28,8 @@ from pass_runtime.bundle.reference import (
 )
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
-VOCABS = (
-    24,
-    37,
-    1024,
-    1501,
-    2048,
-)  # the candidates are a part of 1024 and of 2048, and else all tokens
+# Of 1024 and 2048 tokens some are candidates, of the others all.
+VOCABS = (24, 37, 1024, 1501, 2048)
 DRAFTING = [plan for plan in (*PLANS, *PRUNED) if plan.next.drafts]
 
 
@@ -119,9 +114,8 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
 def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
     batch, rng = plan.drafts + 1, np.random.default_rng(plan.width)
     given = make_batch(plan, vocab, batch, 2.0, rng, ties=False)
-    for b in range(
-        batch
-    ):  # b drafts that are likely by the model and were not when drawn, and then none
+    # Request b has b drafts that the model accepts, and then missing ones.
+    for b in range(batch):
         given["ids"][b, 1 : 1 + plan.drafts] = vocab
         given["ids"][b, 1 : 1 + b] = given["logits"][b, :b].argmax(-1)
     given["draft_probs"] = np.full((batch, plan.drafts, vocab), 1 / vocab, np.float32)

@@ -46,9 +46,8 @@ def test_a_probes_graph_is_the_product(monkeypatch: pytest.MonkeyPatch):
         random.integers(-100, 100, (64, 16), np.int8),
     )
     session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
-    assert np.array_equal(
-        _run(session, rows), rows.astype(np.int64) @ weights
-    )  # too small to saturate
+    # These are too small to saturate.
+    assert np.array_equal(_run(session, rows), rows.astype(np.int64) @ weights)
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,11 @@ def test_graph_numpy_and_scipy_agree(vocab, data):
     batch, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
     emits = data.draw(st.integers(1, width))
     spread = data.draw(st.sampled_from([1e-3, 1.0, 30.0]))
-    offset = data.draw(
-        st.sampled_from([0.0, -200.0, 200.0])
-    )  # exp of the logits themselves would overflow
+    # With the offset, exp of the logits would overflow.
+    offset = data.draw(st.sampled_from([0.0, -200.0, 200.0]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    logits = (rng.permuted(np.arange(batch * width * vocab)) / vocab).reshape(
-        batch, width, vocab
-    )  # no two are equal
+    # No two are equal.
+    logits = (rng.permuted(np.arange(batch * width * vocab)) / vocab).reshape(batch, width, vocab)
     logits = (offset + spread * logits / logits.max()).astype(np.float32)
     emitted = rng.integers(0, vocab, (batch, emits))
     chosen, ids, tops = run(logits, emitted)

@@ -19,9 +19,8 @@ from pass_runtime.session import load
 
 HARMLESS = {
     ("model", "bos_token_id"): range(320),
-    ("model", "eos_token_ids", 0): range(
-        320
-    ),  # which tokens begin and end a text is for the model to say
+    # Which tokens begin and end a text is up to the model.
+    ("model", "eos_token_ids", 0): range(320),
     ("lookahead", "adapter_rank"): range(2**41),  # nothing computes with it: it describes
     ("lookahead", "head", "blocks"): range(1, 2**41),
 }

@@ -258,7 +258,6 @@ def test_min_p_keeps_likely_tokens_only(real):
     for asked in (options, hot):
         stream = real.generate_ids([5, 6], asked).result()
         told = [token.logprobs for token in stream.tokens]
-        behind.append(
-            max((one.top[0][1] - one.logprob) / 1.5 for one in told)
-        )  # at the temperature
+        # Log-probabilities are those before temperature 1.5.
+        behind.append(max((one.top[0][1] - one.logprob) / 1.5 for one in told))
     assert behind[0] <= 2.3026 < behind[1]

@@ -78,9 +78,8 @@ def test_an_option_of_load_changes_how_a_bundle_is_opened(random_bundle, name):
         opened_with(random_bundle, LoadOptions(**{name: value})),
     )
     assert {key: after[key] for key in after if after[key] != before[key]} == expected
-    assert (
-        opened_with(random_bundle, **{name: value}) == after
-    )  # the field as an argument is the same
+    # The field as an argument does the same.
+    assert opened_with(random_bundle, **{name: value}) == after
     assert opened_with(random_bundle, LoadOptions(), **{name: value}) == after
 
 

@@ -132,19 +132,15 @@ def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
 
 def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path):
     manifest = read_manifest(verified(adapter_bundle))
-    for cache, shared in (
-        (None, False),
-        (WeightCache(), False),
-        (ANY_SIZE, True),
-    ):  # the second packs no tiny weights
+    # The second packs no weights as small as these.
+    for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):
         with closing(
             OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)
         ) as backend:
             trunks = backend._trunks
             assert (trunks.lookahead is not trunks.plain) == shared
-            for session in (
-                (trunks.lookahead, trunks.plain) if shared else ()
-            ):  # each leaves the cores to the other one
+            # Each leaves the cores to the other.
+            for session in (trunks.lookahead, trunks.plain) if shared else ():
                 assert (
                     session.get_session_options().get_session_config_entry(
                         "session.force_spinning_stop"

@@ -183,9 +183,8 @@ def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
     assert tuners.get("greedy") is not None and tuners.get("greedy", 2) is None
     left[0] = 25
     assert tuners.get("greedy", 2) is not None
-    padded = replace(
-        sizes, capacities=(12,), least_width=8
-    )  # one row, too, writes more than half of the KV capacity
+    # Even one row, padded to 8, writes more than half of the KV capacity.
+    padded = replace(sizes, capacities=(12,), least_width=8)
     tuners = Tuners(read_manifest(tiny_bundle), padded, lambda kind: pytest.fail(kind), lambda: 12)
     assert tuners.get("greedy") is None
 
@@ -224,9 +223,8 @@ def test_points_that_do_not_say_how_long_a_pass_takes():
     with pytest.raises(ValueError, match="257 tokens do not fit a KV capacity of 256"):
         Capabilities("cpu", 50, (64, 256), (1,)).capacity(257)
     falling = timed({1: 3.0, 5: 2.0})
-    assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(
-        PassShape(1, 1, 0)
-    )  # wider windows are never quicker
+    # Wider windows are never expected to be quicker.
+    assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(PassShape(1, 1, 0))
 
 
 def test_one_width_with_lookahead_rows_moves_the_line_of_those_without():

@@ -86,9 +86,8 @@ def test_every_bit_of_the_seed_matters(flipped):
 
 def test_positions_have_offsets_of_their_own():
     offsets = noise.noise_offsets(3, np.arange(10_000, dtype=np.int64))
-    assert (
-        len(np.unique(offsets, axis=0)) >= 9_999
-    )  # a shared pair has probability 2^-30 for each of 5e7 pairs
+    # A shared pair has probability 2^-30 for each of 5e7 pairs.
+    assert len(np.unique(offsets, axis=0)) >= 9_999
 
 
 def test_positions_beyond_32_bits_do_not_wrap():

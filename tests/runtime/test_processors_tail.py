@@ -40,12 +40,8 @@ def test_graph_and_numpy_agree_to_the_last_bit(vocab: int, data: st.DataObject):
     bias = rng.normal(0, 5, (batch, size)).astype(np.float32)
     factor = rng.choice([0.5, 1.0, 1.7], (batch, rows, size)).astype(np.float32)
     penalty = rng.choice([-1.0, 0.0, 2.5], (batch, rows, size)).astype(np.float32)
-    for values in (
-        touched,
-        bias,
-        factor,
-        penalty,
-    ):  # what is left of a list repeats its first entry
+    # Unused entries of a list repeat its first entry.
+    for values in (touched, bias, factor, penalty):
         values[..., min(listed, vocab) :] = values[..., :1]
     for slot in range(batch):
         _, first = np.unique(touched[slot], return_index=True)

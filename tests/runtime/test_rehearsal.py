@@ -39,9 +39,8 @@ def test_nothing_is_captured_under_a_request_after_a_warm_up(
         captures, contexts = gpu.cuda.captures, gpu.trt.contexts
         assert captures > 20
         compiled = engine_bundle / "engines" / "fake" / RUNTIME_CACHE_FILE
-        assert (
-            compiled.exists() == gpu.library.compiles_kernels
-        )  # a process that is killed keeps them, too
+        # It is written at once, so that a killed process keeps it too.
+        assert compiled.exists() == gpu.library.compiles_kernels
         session.warm_up(GREEDY)
         for asked in (ASKED[:1], ASKED, [LONG]):
             for one, stream in zip(asked, submit_together(session, asked), strict=True):

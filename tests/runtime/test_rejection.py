@@ -16,9 +16,8 @@ VOCAB, REQUESTS = 12, 200_000
 SIGNIFICANCE = 1e-4
 RNG = np.random.default_rng(5)
 TARGET = RNG.normal(0, 1.2, (3, VOCAB)).astype(np.float32)  # of the root and behind either draft
-DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(
-    np.float32
-)  # agrees with it only roughly
+# agrees with TARGET only roughly
+DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(np.float32)
 
 
 CASES = {"plain": (0, 1.0, 0.0), "top-k and top-p": (5, 0.9, 0.0), "min-p": (0, 1.0, 0.15)}

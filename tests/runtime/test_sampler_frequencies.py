@@ -29,9 +29,8 @@ def spread_logits(vocab: int = 24) -> np.ndarray:
     tail = np.geomspace(0.2, 1e-3, vocab - 1)
     probability = np.concatenate([[0.3], tail * 0.7 / tail.sum()])
     order = np.random.default_rng(5).permutation(vocab)
-    return np.log(probability[order]).astype(np.float32) + np.float32(
-        2.5
-    )  # logits are not normalised
+    # Logits are not normalized.
+    return np.log(probability[order]).astype(np.float32) + np.float32(2.5)
 
 
 def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -126,10 +125,8 @@ def test_frequencies(params):
         (SamplingParams(temperature=1.0, seed=7), 20_000),
         (SamplingParams(temperature=1.0, top_p=0.95, seed=8), 8_000),
         (SamplingParams(temperature=1.5, top_k=200, seed=9), 8_000),
-        (
-            SamplingParams(temperature=1.5, seed=10, min_p=1e-4),
-            8_000,
-        ),  # keeps more than MAX_CANDIDATES
+        # keeps more than MAX_CANDIDATES
+        (SamplingParams(temperature=1.5, seed=10, min_p=1e-4), 8_000),
     ],
     ids=["plain", "top-p", "top-k", "min-p"],
 )
@@ -256,6 +253,5 @@ def test_every_token_can_be_drawn_without_truncation(min_p):
     tokens = draw_tokens(
         sample, logits, SamplingParams(temperature=1.0, seed=3, min_p=min_p), 20_000
     )
-    assert (
-        len(np.unique(tokens)) == 1501
-    )  # each is expected 13 times; one missing has probability 2e-3
+    # Each is expected 13 times; that one is missing has a probability of 2e-3.
+    assert len(np.unique(tokens)) == 1501

@@ -87,10 +87,8 @@ def test_perfect_drafter_fused(tiny_bundle, lookahead):
     [
         ("fused:2,1,0", [1, 3, 1, 3, 1, 3]),  # nothing is left where both are accepted
         ("fused:2,2,1", [1, 3, 2, 3, 2, 3]),  # after two, one draft; after one, two
-        (
-            "fused:4,3,2,2,1",
-            [1, 5, 2, 4, 3, 3, 3],
-        ),  # groups[0], groups[4], groups[1], groups[3], groups[2], ...
+        # groups[0], groups[4], groups[1], groups[3], groups[2], ...
+        ("fused:4,3,2,2,1", [1, 5, 2, 4, 3, 3, 3]),
         ("fused:1,1", [1, 2, 2, 2]),
     ],
 )
@@ -128,11 +126,8 @@ def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
         (3, lambda p: p % 7 == 0, [3, 0] * 4),  # r = 0, 5, 7, 12, 14, ...
         (4, lambda p: p % 5 == 4, [2, 3, 3, 3, 3]),  # r = 0, 4, 9, 14, ...
         (6, lambda p: p % 4 == 0, [2] * 6),  # r = 0, 4, 8, ...
-        (
-            2,
-            lambda p: p % 3 != 0,
-            [0, 0, 1, 1, 1],
-        ),  # right at every third only: r = 0, 2, 4, 7, 10, ...
+        # right at every third position only: r = 0, 2, 4, 7, 10, ...
+        (2, lambda p: p % 3 != 0, [0, 0, 1, 1, 1]),
         (5, lambda p: p == 9, [5, 0, 5, 5]),  # r = 0, 7, 9, 16
     ],
 )

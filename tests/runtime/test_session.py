@@ -65,9 +65,8 @@ def test_cancelling_early(tiny_bundle, pieces):
         next(stream)
     assert len(stream.token_ids) == [1, 8, 9][pieces - 1]
     stream.cancel()
-    rest = [
-        token for piece in stream for token in piece
-    ]  # what was written until then can still be read
+    # What was written before can still be read.
+    rest = [token for piece in stream for token in piece]
     assert (stream.finish_reason, stream.stop_reason) == ("cancelled", None)
     assert stream.token_ids[-len(rest) :] == rest or not rest
     assert stream.token_ids == recited(1, len(stream.token_ids))

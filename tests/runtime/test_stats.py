@@ -26,9 +26,8 @@ def test_two_pass_figures():
     assert stats.steps == 5
     assert stats.drafted == 20
     assert stats.accepted == 9
-    assert (
-        stats.emitted == 5 + 9 + 5
-    )  # a token per draft pass, the accepted drafts, a bonus token per verify pass
+    # A token per draft pass, the accepted drafts, and a bonus token per verify pass.
+    assert stats.emitted == 5 + 9 + 5
     assert stats.tau == pytest.approx(1.9)
     assert stats.mean_acceptance_length == pytest.approx(1 + 9 / 5)
     assert stats.draft_acceptance_rate == pytest.approx(9 / 20)

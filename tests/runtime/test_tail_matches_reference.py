@@ -18,12 +18,8 @@ from pass_runtime.bundle.plan import Plan, fused_plan, verify_plan
 from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
-VOCABS = (
-    24,
-    37,
-    1501,
-    2048,
-)  # with and without a last partial block of noise, below and above MAX_CANDIDATES
+# With and without a last partial block of noise, below and above MAX_CANDIDATES.
+VOCABS = (24, 37, 1501, 2048)
 
 
 def check_request(

@@ -145,9 +145,8 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
 
 def test_a_context_that_was_half_bound_is_bound_anew(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """Prefill of slot 1 fails after its cache was named: prefill of slot 0 must not write there."""
-    monkeypatch.setattr(
-        FakeContext, "is_stream_capturable", lambda *_: False, raising=False
-    )  # as TensorRT-RTX may say
+    # TensorRT-RTX may say so.
+    monkeypatch.setattr(FakeContext, "is_stream_capturable", lambda *_: False, raising=False)
     with gpu.open(max_batch_size=SLOTS) as session:
         backend = session.backend
         backend.resize(512, [0, 0])

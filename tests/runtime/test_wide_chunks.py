@@ -64,12 +64,8 @@ def test_the_widths():
     assert chunks(256, 768) == [1024]
     assert chunks(256, 1536) == [2048]
     assert chunks(256, 4000) == [2048, 2048]
-    assert chunks(256, 6000) == [
-        2048,
-        2048,
-        1024,
-        1024,
-    ]  # with 4096 entries in use, 2048 rows are too many
+    # With 4096 entries in use, 2048 rows are too many.
+    assert chunks(256, 6000) == [2048, 2048, 1024, 1024]
     assert chunks(8192, 2048) == [1024, 1024]
     assert chunks(256, 3000, 64) == [64] * 46 + [64]  # beside others that decode
 
