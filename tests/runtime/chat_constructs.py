@@ -5,39 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-SPECIAL = (
-    "<unk>",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<sep>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "[INST]",
-    "[/INST]",
-    "[TOOL_CALLS]",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
-    "<|end|>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "<|image|>",
+NAMES = (
+    "<unk> <s> </s> <pad> <sep> <|begin_of_text|> <|start_header_id|> <|end_header_id|> "
+    "<|eot_id|> <|im_start|> <|im_end|> [INST] [/INST] [TOOL_CALLS] <start_of_turn> <end_of_turn> "
+    "<|user|> <|assistant|> <|system|> <|end|> <｜User｜> <｜Assistant｜> <|image|>"
 )
-ADDED = (
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+SPECIAL = NAMES.split()
+ADDED = [f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")]
 """Added tokens that are not special ones."""
 
 LOOP = "{% for m in messages %}BODY{% endfor %}"
@@ -411,8 +385,18 @@ CONSTRUCTS: dict[str, str] = {
     ),
 }
 
+
+def user(content: object) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str | None, **more: object) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
 SYSTEM = {"role": "system", "content": "  You are brief.\n"}
-USER = {"role": "user", "content": "How warm is it in Rome?"}
+USER = user("How warm is it in Rome?")
+RESULT = {"role": "tool", "tool_call_id": "abcdefghi", "name": "weather"}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -438,60 +422,35 @@ CALL = {
 TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "one message": ([USER], {}),
     "system": ([SYSTEM, USER], {}),
-    "turns": (
-        [
-            USER,
-            {"role": "assistant", "content": " Warm.\n"},
-            {"role": "user", "content": "And in Oslo? "},
-        ],
-        {},
-    ),
-    "turns with system": (
-        [SYSTEM, USER, {"role": "assistant", "content": "21"}, USER],
-        {"enable_thinking": False},
-    ),
-    "empty": (
-        [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}, USER],
-        {"enable_thinking": True},
-    ),
+    "turns": ([USER, assistant(" Warm.\n"), user("And in Oslo? ")], {}),
+    "turns with system": ([SYSTEM, USER, assistant("21"), USER], {"enable_thinking": False}),
+    "empty": ([user(""), assistant(""), USER], {"enable_thinking": True}),
     "unicode": (
-        [{"role": "user", "content": "  Grüße 🦊 ｜ \u200d\u00a0 e\u0301 中文\t\r\n"}],
+        [user("  Grüße 🦊 ｜ \u200d\u00a0 e\u0301 中文\t\r\n")],
         {"date_string": "26 Jul 2024"},
     ),
-    "markup": ([{"role": "user", "content": "<b>&amp;{{ x }}{% if %}\\n\"'</b> <|im_ | <"}], {}),
+    "markup": ([user("<b>&amp;{{ x }}{% if %}\\n\"'</b> <|im_ | <")], {}),
     "tools offered": ([USER], {"tools": [FUNCTION]}),
     "no tools offered": ([USER], {"tools": []}),
     "tools called": (
         [
             SYSTEM,
             USER,
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {
-                "role": "tool",
-                "tool_call_id": "abcdefghi",
-                "name": "weather",
-                "content": '{"degrees": 21}',
-            },
-            {"role": "tool", "tool_call_id": "abcdefghi", "name": "weather", "content": "<none>"},
-            {"role": "assistant", "content": "21 degrees."},
-            {"role": "user", "content": "Thanks"},
+            assistant(None, tool_calls=[CALL]),
+            RESULT | {"content": '{"degrees": 21}'},
+            RESULT | {"content": "<none>"},
+            assistant("21 degrees."),
+            user("Thanks"),
         ],
         {"tools": [FUNCTION, FUNCTION]},
     ),
     "thoughts in a field": (
-        [
-            USER,
-            {"role": "assistant", "content": "21", "reasoning_content": "\nIt is summer.\n"},
-            USER,
-        ],
+        [USER, assistant("21", reasoning_content="\nIt is summer.\n"), USER],
         {},
     ),
-    "thoughts by another name": (
-        [USER, {"role": "assistant", "content": "2", "reasoning": "So", "name": None}],
-        {},
-    ),
+    "thoughts by another name": ([USER, assistant("2", reasoning="So", name=None)], {}),
     "thoughts in the text": (
-        [USER, {"role": "assistant", "content": "<think>\nSo.\n</think>\n\n21"}, USER],
+        [USER, assistant("<think>\nSo.\n</think>\n\n21"), USER],
         {"thinking": True},
     ),
     "documents": (
@@ -501,14 +460,6 @@ TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
             "tools": [FUNCTION],
         },
     ),
-    "parts": (
-        [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": " How "}, {"type": "text", "text": "warm?"}],
-            }
-        ],
-        {},
-    ),
+    "parts": ([user([{"type": "text", "text": text} for text in (" How ", "warm?")])], {}),
     "roles that do not alternate": ([USER, USER], {}),
 }

@@ -60,26 +60,20 @@ class Handle:
 
 
 class FakeCuda:
-    """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters tell what was done.
+    """`cuda.bindings.runtime`. `limit`: bytes of device memory. Counters say what was done.
 
     fail_malloc: counts down with every allocation; the one that makes it 0 fails. sticky: once set,
-    every function returns that code and does nothing. fail_capture: the name of a function of
-    captures that fails. devices: how many GPUs there are; worked: the numbers of those that
-    anything was asked of, by the device of the calling thread.
+    every function returns that code and does nothing. fail_capture: the name of the function that
+    fails in a capture. devices: how many GPUs there are; worked: the numbers of those that were
+    used, where each thread uses its current device.
     """
 
     sticky = 0
-    OF_NO_DEVICE = frozenset(
-        f"cuda{name}"
-        for name in (
-            *(
-                "GetDevice",
-                "SetDevice",
-                "GetDeviceCount",
-            ),  # what follows names the device in its arguments
-            *("DeviceAttr", "DeviceGetAttribute", "GetDeviceProperties"),
-        )
+    OF_NO_DEVICE = (
+        *("cudaGetDevice", "cudaSetDevice", "cudaGetDeviceCount"),
+        *("cudaDeviceAttr", "cudaDeviceGetAttribute", "cudaGetDeviceProperties"),
     )
+    """Functions that do not use the current device; the last three name one in their arguments."""
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda") and self.sticky:
@@ -106,15 +100,13 @@ class FakeCuda:
         self.streams: set[int] = set()
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.capturing: list[Callable[[], None]] | None = None
-        self.error = Code.SUCCESS  # of the last call that failed, until somebody asks
-        self.undestroyed = (
-            0  # graphs that were captured, and not destroyed after they were instantiated
-        )
+        self.error = Code.SUCCESS  # of the last call that failed; cudaGetLastError resets it
+        self.undestroyed = 0  # captured graphs that were not destroyed after instantiation
         self.mallocs = self.launches = self.captures = self.launched_outside_a_graph = 0
         self._handles = iter(range(1, 1 << 30))
 
     def work(self) -> None:
-        """Note that the calling thread's device was asked for something."""
+        """Note that the calling thread's device is used."""
         self.worked.add(getattr(self.of_thread, "device", 0))
 
     def cudaGetDevice(self):
@@ -170,13 +162,16 @@ class FakeCuda:
     def cudaMemGetInfo(self):
         return Code.SUCCESS, self.limit - self.used, self.limit
 
-    def cudaMalloc(self, size: int):
+    def refuses_allocation(self) -> bool:
         assert self.capturing is None, "a capture would be broken off"
         self.fail_malloc -= 1
-        if self.used + size > self.limit or self.fail_malloc == 0:
+        return self.fail_malloc == 0
+
+    def cudaMalloc(self, size: int):
+        if self.refuses_allocation() or self.used + size > self.limit:
             return self.failed(Code.OUT_OF_MEMORY), None
         self.mallocs += 1
-        block = np.full(size + ALIGNMENT, 0xA5, np.uint8)  # junk, as memory comes
+        block = np.full(size + ALIGNMENT, 0xA5, np.uint8)  # fresh memory holds junk
         start = -block.ctypes.data % ALIGNMENT
         block = block[start : start + size]
         self.blocks[block.ctypes.data] = block
@@ -192,9 +187,7 @@ class FakeCuda:
         return (Code.SUCCESS,)
 
     def cudaMallocHost(self, size: int):
-        assert self.capturing is None, "a capture would be broken off"
-        self.fail_malloc -= 1
-        if self.fail_malloc == 0:
+        if self.refuses_allocation():
             return self.failed(Code.OUT_OF_MEMORY), None
         block = np.zeros(size, np.uint8)
         self.pinned[block.ctypes.data] = block
@@ -221,26 +214,15 @@ class FakeCuda:
             self.submit(lambda: (ctypes.memmove(target, copied, size), None)[1])
         else:
             self.submit(lambda: (ctypes.memmove(target, source, size), None)[1])
-        if kind == 2 and not pinned:  # and filled before it returns
+        if kind == 2 and not pinned:  # pageable memory is filled before the call returns
             self.finish()
         return (Code.SUCCESS,)
 
-    def cudaMemcpy2DAsync(
-        self,
-        target: int,
-        pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        height: int,
-        kind: int,
-        stream: int,
-    ):
+    def cudaMemcpy2DAsync(self, *arguments: int):
+        target, pitch, source, source_pitch, width, height, kind, stream = arguments
         assert stream in self.streams and kind == 3 and width <= min(pitch, source_pitch)
         for start, step in ((target, pitch), (source, source_pitch)):
-            assert height == 0 or self.on_device(start, (height - 1) * step + width), (
-                "not the device's memory"
-            )
+            assert height == 0 or self.on_device(start, (height - 1) * step + width)
 
         def copy() -> None:
             for row in range(height):
@@ -301,13 +283,13 @@ class FakeCuda:
 
 
 class FakeTensorRT:
-    """The module `tensorrt`, running against `cuda`. Counters tell how many contexts were made, and
+    """The module `tensorrt`, running against `cuda`. Counters say how many contexts were made, and
     how often one was given a shape.
 
     fail_run: counts down with every execution, captured ones too; the one that makes it 0 fails.
-    refuses: what contexts and the runtime refuse to do, by the function's name. compiled: how many
-    kernels were compiled while engines ran, which a TensorRT-RTX does (`FakeTensorRTX`). scratch:
-    bytes that engines need which are loaded from now on.
+    refuses: names of functions that contexts and the runtime refuse. compiled: how many kernels
+    were compiled while engines ran (by `FakeTensorRTX` only). scratch: bytes of scratch memory that
+    engines loaded from now on need.
     """
 
     __version__, __name__ = VERSION, "tensorrt"
@@ -331,14 +313,11 @@ class FakeTensorRT:
     def _deserialize(self, data: Any) -> FakeEngine | None:
         assert isinstance(data, mmap.mmap), "an engine is read into memory"
         self.cuda.work()
-        return (
-            None
-            if self.fails("deserialize_cuda_engine")
-            else FakeEngine(self, json.loads(bytes(data)))
-        )
+        refused = self.fails("deserialize_cuda_engine")
+        return None if refused else FakeEngine(self, json.loads(bytes(data)))
 
     def fails(self, function: str) -> bool:
-        """Whether `function` is to be refused; if so, it is logged."""
+        """Whether `function` is refused, which is logged."""
         if function in self.refuses:
             self.logger.log(self.ILogger.WARNING, f"{function} has been\n asked for")
             self.logger.log(self.ILogger.ERROR, f"[{function}.cpp::7] Error Code 3: of a kind")
@@ -355,7 +334,7 @@ class FakeTensorRTX(FakeTensorRT):
 
 
 class FakeRuntimeCache:
-    """Of kernels, by what they were compiled for."""
+    """A cache of compiled kernels, by graph and shapes."""
 
     def __init__(self) -> None:
         self.kernels: set[str] = set()
@@ -445,10 +424,8 @@ class FakeContext:
         self.profile, self.scratch = 0, 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
-        self.ran: dict[
-            str, tuple[int, ...]
-        ] = {}  # the shapes of the last run that was none of a capture
-        self.bound = 0  # counts whatever changes what it would run, or where
+        self.ran: dict[str, tuple[int, ...]] = {}  # shapes of the last run outside a capture
+        self.bound = 0  # counts the changes of its profile, shapes and addresses
 
     def set_device_memory(self, address: int, size: int) -> None:
         assert self.cuda.on_device(address, size) and size >= self.engine.device_memory_size_v2
@@ -484,12 +461,9 @@ class FakeContext:
             return False
         assert address % ALIGNMENT == 0, f"{name} is not aligned"
         for pair in self.engine.plan["aliases"].items():
-            other = next(
-                (self.addresses.get(one) for one in pair if name in pair and one != name), None
-            )
-            assert other in (None, address), (
-                f"{name} would not be where the tensor is that it shares memory with"
-            )
+            if name in pair:
+                (other,) = set(pair) - {name}
+                assert self.addresses.get(other, address) == address, f"{name} is not at {other}"
         self.addresses[name] = address
         self.bound += 1
         return True
@@ -501,9 +475,7 @@ class FakeContext:
         library.fail_run -= 1
         if library.fail_run == 0 or self.cuda.sticky or library.fails("execute_async_v3"):
             return False
-        assert self.cuda.error == 0, (
-            "an engine that asks how its launch went would see an older failure"
-        )
+        assert self.cuda.error == 0, "the engine would take an older error for its own"
         assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
         assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
         shapes, addresses = dict(self.shapes), dict(self.addresses)
@@ -546,7 +518,7 @@ class FakeContext:
 
 
 class FakeRTXContext(FakeContext):
-    """A context that compiles a kernel for each set of shapes, before running or by default later."""
+    """A context that compiles a kernel by shapes: before it runs, or (default) some time later."""
 
     def __init__(self, engine: FakeEngine, config: FakeRuntimeConfig) -> None:
         super().__init__(engine)
@@ -608,16 +580,10 @@ def add_fake_engines(
 def _write_plan(bundle: Path, directory: Path, source: Source) -> EngineFile:
     path = bundle / f".{source.graph.file}"  # beside the external data
     path.write_bytes(source.model)
-    described = [
-        {t.name: {"dtype": t.dtype, "shape": t.shape} for t in ts}
-        for ts in (source.inputs, source.outputs)
-    ]
-    plan = {
-        "onnx": str(path),
-        "inputs": described[0],
-        "outputs": described[1],
-        "profiles": [profile.sizes for profile in source.profiles],
-        "aliases": source.aliases,
+    sizes = [profile.sizes for profile in source.profiles]
+    plan = {"onnx": str(path), "profiles": sizes, "aliases": source.aliases} | {
+        side: {t.name: {"dtype": t.dtype, "shape": t.shape} for t in getattr(source, side)}
+        for side in ("inputs", "outputs")
     }
     engine = directory / f"{source.graph.file}.engine"
     engine.write_text(json.dumps(plan), encoding="utf-8")

@@ -27,69 +27,55 @@ def render(source: str, messages=USER, **variables) -> str:
     return ChatTemplate(source, TOKENS).render(messages, **variables)
 
 
-def test_messages_tokens_and_generation_prompt():
-    source = (
-        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m.content }}{{ eos_token }}{% "
-        "endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    assert render(source, TALK) == "<s><system>Be brief.</s><user>Hi</s><assistant>"
-
-
-def test_blocks_leave_no_whitespace():
-    """trim_blocks and lstrip_blocks, which most published templates rely on."""
-    assert render("A\n  {% for m in messages %}\n{{ m.content }}\n  {% endfor %}\nB") == "A\nHi\nB"
-
-
-def test_loop_controls():
-    source = (
-        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content "
-        "}}{% break %}{% endfor %}"
-    )
-    assert render(source, [*TALK, *USER]) == "Hi"
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m.content }}{{ eos_token }}"
+            "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+            "<s><system>Be brief.</s><user>Hi</s><user>Hi</s><assistant>",
+        ),
+        # trim_blocks and lstrip_blocks
+        (
+            "A\n  {% for m in messages %}\n{{ m.content }}\n  {% endfor %}\nB",
+            "A\nBe brief.\nHi\nHi\nB",
+        ),
+        (
+            "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}"
+            "{% break %}{% endfor %}",
+            "Hi",
+        ),
+        # Hugging Face's own tag around the assistant's words
+        ("a{% generation %}b{% endgeneration %}c", "abc"),
+    ],
+    ids=["tokens and roles", "whitespace of blocks", "loop controls", "generation"],
+)
+def test_templates_are_rendered_as_by_hugging_face(source, expected):
+    assert render(source, [*TALK, *USER]) == expected
 
 
 def test_tojson_is_that_of_hugging_face():
     """Jinja's own filter would sort keys and escape HTML and non-ASCII characters."""
     message = {"role": "user", "content": "<b> & 'ü'"}
-    assert render("{{ messages[0] | tojson }}", [message]) == json.dumps(
-        message, ensure_ascii=False
-    )
-
-
-def test_generation_blocks_are_transparent():
-    """Hugging Face's own tag around the assistant's words, which published templates use."""
-    assert render("a{% generation %}b{% endgeneration %}c") == "abc"
+    expected = json.dumps(message, ensure_ascii=False)
+    assert render("{{ messages[0] | tojson }}", [message]) == expected
 
 
 def test_content_is_not_escaped_and_not_a_template():
-    assert (
-        render("{{ messages[0].content }}", [{"role": "user", "content": "<b>&{{ 1 }}"}])
-        == "<b>&{{ 1 }}"
-    )
+    content = "<b>&{{ 1 }}"
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": content}]) == content
 
 
 def test_date_and_extra_variables():
-    assert render("{{ strftime_now('%Y') }}") in {
-        str(datetime.datetime.now().year - back) for back in (0, 1)
-    }
+    year = datetime.datetime.now().year
+    assert render("{{ strftime_now('%Y') }}") in (str(year), str(year - 1))
     assert render("{{ tools }}", tools=3) == "3"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ raise_exception('roles must alternate') }}",
-        (
-            "{% if messages[0].role != 'system' %}{{ raise_exception('roles must alternate') }}{% "
-            "endif %}"
-        ),
-    ],
-)
-def test_refusal(source):
-    with pytest.raises(
-        PassError, match=r"^the chat template refuses these messages: roles must alternate$"
-    ):
-        render(source)
+def test_a_template_can_refuse_messages():
+    message = r"^the chat template refuses these messages: roles must alternate$"
+    with pytest.raises(PassError, match=message):
+        render("{{ raise_exception('roles must alternate') }}")
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ messages", "{% endfor %}"])
@@ -127,15 +113,14 @@ def test_the_sandbox_holds(source):
 @pytest.mark.parametrize(
     "source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"]
 )
-def test_innards_are_nothing_to_a_template(source):
+def test_internals_of_python_are_undefined_in_a_template(source):
     assert render(source) == ""
 
 
 @pytest.mark.parametrize(
     "source", ["{{ messages[9].content.x }}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}"]
 )
-def test_a_template_that_stumbles_is_a_pass_error(source):
-    """Not a traceback of TypeError or ZeroDivisionError: the template is data."""
+def test_an_error_in_a_template_is_a_pass_error(source):
     with pytest.raises(PassError):
         render(source)
 
@@ -174,7 +159,7 @@ def test_named_templates(tmp_path):
         template.render(USER)
 
 
-def test_a_broken_template_of_several_is_found(tmp_path):
+def test_check_names_the_broken_one_of_several_templates(tmp_path):
     (tmp_path / FILE_NAME).write_text("x")
     (tmp_path / "chat_template.tool_use.jinja").write_text("{% if %}")
     template = load_chat_template(tmp_path, TOKENS)
@@ -233,7 +218,7 @@ def _interrupt_while_busy(template: ChatTemplate) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_no_template_file(tmp_path):
+def test_a_template_file_may_be_missing_and_is_utf8(tmp_path):
     assert load_chat_template(tmp_path, TOKENS) is None
     (tmp_path / FILE_NAME).write_text("é{{ bos_token }}", encoding="utf-8")
     template = load_chat_template(tmp_path, TOKENS)
@@ -241,16 +226,12 @@ def test_no_template_file(tmp_path):
     assert template.render(USER) == "é<s>"
 
 
-def test_session_renders_with_the_models_own_tokens(tiny_bundle):
+def test_a_session_with_and_without_a_template(tiny_bundle):
     session = load(tiny_bundle, "cpu", threads=1)
     ids = session.encode_chat(TALK)
-    expected = "[system]Be brief.\n[user]Hi\n[assistant]"
-    assert ids[0] == 0  # <bos>, once: the template writes it, the tokenizer adds none
-    assert session.tokenizer.decode(ids) == expected
-
-
-def test_session_without_a_template(tiny_bundle):
-    session = load(tiny_bundle, "cpu", threads=1)
+    # The template writes <bos>, and the tokenizer adds no second one.
+    assert ids[0] == 0
+    assert session.tokenizer.decode(ids) == "[system]Be brief.\n[user]Hi\n[assistant]"
     session.chat_template = None
     with pytest.raises(PassError, match="has no chat template"):
         session.chat(USER)
@@ -263,22 +244,14 @@ def test_arguments_as_written(arguments):
     messages = [
         {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     ]
-    call = "{%- set c = messages[0].tool_calls[0].function -%}"
-    written = f'{{"name": "f", "arguments": {arguments}}}'
-    assert render(call + "{{ c | tojson }}", messages) == written
-    assert (
-        render(call + '{"name": "f", "arguments": {{ c.arguments | tojson }}}', messages) == written
-    )
-    assert (
-        render(call + '{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', messages)
-        == written
-    )
-    either = (
-        "{% if c.arguments is string %}{{ c.arguments }}{% else %}{{ c.arguments | tojson "
-        "}}{% endif %}"
-    )
-    assert render(call + either, messages) == arguments
-    for pairs in ("c.arguments.items()", "c.arguments | items"):
-        assert render(
-            call + f"{{% for k, v in {pairs} %}}{{{{ k }}}}={{{{ v }}}}{{% endfor %}}", messages
-        ) == (f"arguments={arguments}")
+    written, pair = f'{{"name": "f", "arguments": {arguments}}}', f"arguments={arguments}"
+    for source, expected in (
+        ("{{ c | tojson }}", written),
+        ('{"name": "f", "arguments": {{ c.arguments | tojson }}}', written),
+        ('{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', written),
+        ("{{ c.arguments if c.arguments is string else c.arguments | tojson }}", arguments),
+        ("{% for k, v in c.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", pair),
+        ("{% for k, v in c.arguments | items %}{{ k ~ '=' ~ v }}{% endfor %}", pair),
+    ):
+        call = "{%- set c = messages[0].tool_calls[0].function -%}"
+        assert render(call + source, messages) == expected

@@ -11,15 +11,8 @@ import pytest
 
 import pass_runtime
 
-FORBIDDEN = {
-    "torch",
-    "transformers",
-    "onnx",
-    "onnx_ir",
-    "onnxscript",
-    "safetensors",
-    "pass_exporter",
-}
+FRAMEWORKS = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"}
+FORBIDDEN = FRAMEWORKS | {"pass_exporter"}
 ROOT = Path(pass_runtime.__file__).parent
 SERVER = ROOT.parent / "pass_server"
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -50,17 +43,19 @@ def imported_modules(source: str) -> set[str]:
     return found
 
 
+def loaded_by(module: str) -> set[str]:
+    """Top-level packages that a process has loaded after `import module`."""
+    code = f"import {module}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     "module",
     ["", ".cli.main", ".measuring.real_use", ".measuring.lossless", ".cli.batch", ".cli.bench"],
 )
 def test_importing_the_runtime_imports_no_framework(module):
-    code = (
-        f"import pass_runtime{module}, sys; print(*sorted({{m.partition('.')[0] for m in "
-        f"sys.modules}}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = loaded_by(f"pass_runtime{module}")
     assert "pass_runtime" in loaded
     assert not loaded & FORBIDDEN
 
@@ -96,36 +91,24 @@ def not_public(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [
-                alias.name for alias in node.names if alias.name.partition(".")[0] == "pass_runtime"
-            ]
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.partition(".")[0] == "pass_runtime"
-        ):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
             public = PUBLIC_NAMES if node.module == "pass_runtime" else ()
-            found += [
-                f"{node.module}.{alias.name}" for alias in node.names if alias.name not in public
-            ]
-    return found
+            names = [alias.name for alias in node.names if alias.name not in public]
+            found += [f"{node.module}.{name}" for name in names]
+    return [name for name in found if name.partition(".")[0] == "pass_runtime"]
 
 
 PUBLIC_NAMES = set(pass_runtime.__all__)
-
-
 OF_THE_COMMAND = ("pass_runtime.cli.flags", "pass_runtime.commands.errors.")
 """What `pass-run serve` and its flags share with the other commands."""
 
 
 @pytest.mark.parametrize("path", SERVER_SOURCES, ids=lambda path: path.name)
 def test_the_server_uses_public_names_only(path):
-    found = not_public(path.read_text(encoding="utf-8"))
-    assert [
-        name
-        for name in found
-        if path.name not in ("command.py", "flags.py") or not name.startswith(OF_THE_COMMAND)
-    ] == []
+    allowed = OF_THE_COMMAND if path.name in ("command.py", "flags.py") else ()
+    for name in not_public(path.read_text(encoding="utf-8")):
+        assert name.startswith(allowed), name
 
 
 def test_every_public_name_is_there_and_documented():
@@ -135,35 +118,24 @@ def test_every_public_name_is_there_and_documented():
 
 
 def test_the_runtime_never_imports_the_server():
-    assert [
-        path
-        for path in SOURCES
-        if "pass_server" in imported_modules(path.read_text(encoding="utf-8"))
-    ] == []
+    for path in SOURCES:
+        assert "pass_server" not in imported_modules(path.read_text(encoding="utf-8")), path
 
 
 def test_the_model_for_triton_needs_nothing_of_the_extra_serve():
-    code = (
-        "import pass_server.triton.model, sys; print(*sorted({m.partition('.')[0] for m in "
-        "sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"fastapi", "starlette", "uvicorn", "prometheus_client"}
+    of_serve = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
+    assert not loaded_by("pass_server.triton.model") & of_serve
 
 
 def test_the_scan_sees_every_form_of_import():
-    source = (
-        "import os, torch.nn\ndef f():\n    from onnx.helper import x\n    import "
-        "transformers as t\n"
-    )
-    assert imported_modules(source) == {"os", "torch", "onnx", "transformers"}
+    function = "def f():\n    from onnx.helper import x\n    import transformers as t\n"
+    found = imported_modules("import os, torch.nn\n" + function)
+    assert found == {"os", "torch", "onnx", "transformers"}
     assert len(SOURCES) > 10  # the glob found the package
     sources = [
         "import pass_runtime.session",
         "import os, pass_runtime as p",
         "from pass_runtime import Runner",
-    ]
-    sources += [
         "def f():\n    from pass_runtime.errors import PassError",
         "from pass_runtime import PassError, load",
     ]

@@ -19,18 +19,19 @@ def real(tiny_bundle):
     return load(tiny_bundle, "cpu", threads=1)
 
 
-def test_options_are_refused_by_name():
-    with pytest.raises(PassError, match="max-new-tokens"):
-        GenerateOptions(0)
-    with pytest.raises(PassError, match="unknown plan 'fast'"):
-        GenerateOptions(plan="fast")
-    with pytest.raises(PassError, match="unknown draft source 'model'"):
-        GenerateOptions(draft="model")
-    with pytest.raises(PassError, match="stop_token_ids"):
-        GenerateOptions(stop=(3,))  # type: ignore[arg-type]
-    for logprobs in (-1, 21):
-        with pytest.raises(PassError, match="logprobs must be 0 to 20"):
-            GenerateOptions(logprobs=logprobs)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_new_tokens": 0}, "max-new-tokens"),
+        ({"plan": "fast"}, "unknown plan 'fast'"),
+        ({"draft": "model"}, "unknown draft source 'model'"),
+        ({"stop": (3,)}, "stop_token_ids"),
+        *(({"logprobs": count}, "logprobs must be 0 to 20") for count in (-1, 21)),
+    ],
+)
+def test_options_are_refused_by_name(wrong, message):
+    with pytest.raises(PassError, match=message):
+        GenerateOptions(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -98,78 +99,48 @@ def test_what_is_of_another_type_is_refused_by_name(kind: type, wrong: dict, nam
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_numpy_numbers_are_the_numbers_that_they_hold():
+def test_numpy_numbers_become_those_of_python():
     sampling = SamplingParams(
         np.float32(0.5), np.int64(3), np.float64(0.5), np.uint64(2**64 - 1), np.float16(0.25)
     )
     assert sampling == SamplingParams(0.5, 3, 0.5, 2**64 - 1, 0.25)
     assert {type(value) for value in vars(sampling).values()} == {int, float, dict}
     options = GenerateOptions(
-        np.int64(5),
-        lookahead=np.int8(2),
-        stop_token_ids=np.array([7, 8]),
-        logprobs=np.uint8(1),
-        ignore_eos=np.True_,
+        np.int64(5), stop_token_ids=np.array([7, 8]), logprobs=np.uint8(1), ignore_eos=np.True_
     )
-    assert options == GenerateOptions(
-        5, lookahead=2, stop_token_ids=(7, 8), logprobs=1, ignore_eos=True
-    )
-    assert {
-        type(value) for value in (options.max_new_tokens, options.lookahead, options.logprobs)
-    } == {int}
+    assert options == GenerateOptions(5, stop_token_ids=(7, 8), logprobs=1, ignore_eos=True)
+    assert type(options.max_new_tokens) is type(options.logprobs) is int
     assert LoadOptions(capacity=np.int32(64)).capacity == 64
 
 
 @pytest.mark.parametrize(
     "call", [Session.generate, Session.generate_ids], ids=["generate", "generate_ids"]
 )
-def test_prompts_are_token_ids_and_nothing_that_looks_like_it(tiny_bundle, call: Callable):
-    """Bytes are not; and a request that is refused costs its neighbours nothing."""
+def test_prompts_that_are_no_token_ids_are_refused(tiny_bundle, call: Callable):
+    """A refused request does not disturb its neighbours."""
     session = reciting_session(tiny_bundle, slots=2)
     beside = session.generate_ids([5], GenerateOptions(30, plan="two-pass", ignore_eos=True))
-    wrong = [
-        b"Hello",
-        bytearray(b"Hello"),
-        memoryview(b"Hello"),
-        5,
-        None,
-        {5: 6},
-        {5},
-        [5, 6.0],
-        [5, True],
-        ["5"],
-        [[5]],
-    ]
+    wrong = [b"Hello", bytearray(b"Hello"), memoryview(b"Hello"), 5, None, {5: 6}, {5}]
+    wrong += [[5, 6.0], [5, True], ["5"], [[5]]]
+    message = r"^(every one of )?the prompt's token ids must be "
     for prompt in (*wrong, np.array(5), np.array([5.0]), np.array([[5]]), np.array([True])):
-        with pytest.raises(
-            PassError, match=r"^(every one of )?the prompt's token ids must be "
-        ) as error:
+        with pytest.raises(PassError, match=message) as error:
             call(session, prompt)
         assert len(str(error.value).splitlines()) == 1
     assert beside.result().token_ids == [words(position) for position in range(1, 31)]
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        (5, 6),
-        range(5, 7),
-        np.array([5, 6]),
-        np.array([5, 6], np.uint16),
-        [np.int64(5), np.int32(6)],
-    ],
-    ids=repr,
-)
+PROMPTS_5_6 = ((5, 6), range(5, 7), np.array([5, 6], np.uint16), [np.int64(5), np.int32(6)])
+
+
+@pytest.mark.parametrize("prompt", PROMPTS_5_6, ids=repr)
 def test_prompts_of_numpy_are_reported_as_json(tiny_bundle, prompt):
     session = reciting_session(tiny_bundle)
     options = GenerateOptions(
         np.int64(3), SamplingParams(seed=np.int64(4)), plan="ar", stop_token_ids=np.array([300])
     )
-    for generation in (
-        session.generate(prompt, options).result(),
-        session.generate_ids(prompt, options).result(),
-    ):
-        found = json.loads(json.dumps(generation.as_dict()))
+    for generate in (session.generate, session.generate_ids):
+        found = json.loads(json.dumps(generate(prompt, options).result().as_dict()))
         assert (found["prompt_ids"], found["seed"]) == ([5, 6], 4)
         assert found["token_ids"] == [words(2), words(3), words(4)]
 
@@ -185,17 +156,14 @@ def test_one_string_is_one_stop(tiny_bundle):
     assert GenerateOptions(stop="the").stop_strings == ("the",)
     assert GenerateOptions(stop=["a", "", "b"]).stop_strings == ("a", "b")
     ids = Tokenizer.from_file(str(tiny_bundle / "tokenizer.json")).encode("eh, hot: the end").ids
-    generation = (
-        reciting_session(tiny_bundle, recite(ids))
-        .generate([0], GenerateOptions(50, stop="the"))
-        .result()
-    )
+    session = reciting_session(tiny_bundle, recite(ids))
+    generation = session.generate([0], GenerateOptions(50, stop="the")).result()
     assert (generation.text, generation.stop_reason) == ("eh, hot: ", "the")
 
 
 @pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
 def test_a_stop_string_that_is_a_special_token(tiny_bundle, plan):
-    """It stands in no text, and ends it all the same; ids of the model's own ends come first."""
+    """It ends the text, although it is not part of the text."""
     script = recite([5, 6, 0, 7])  # 0 is <bos>
     options = GenerateOptions(50, plan=plan, stop="<bos>")
     generation = reciting_session(tiny_bundle, script).generate([0], options).result()
@@ -210,10 +178,8 @@ def test_a_stop_string_that_is_a_special_token(tiny_bundle, plan):
 @pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_stop_tokens(tiny_bundle, plan, at):
-    session = reciting_session(tiny_bundle)
-    stream = session.generate_ids(
-        [5], GenerateOptions(50, plan=plan, stop_token_ids=[words(at), 300])
-    ).result()
+    options = GenerateOptions(50, plan=plan, stop_token_ids=[words(at), 300])
+    stream = reciting_session(tiny_bundle).generate_ids([5], options).result()
     assert stream.token_ids == [words(position) for position in range(1, at + 1)]
     assert (stream.finish_reason, stream.stop_reason) == ("stop", words(at))
 
@@ -221,12 +187,8 @@ def test_stop_tokens(tiny_bundle, plan, at):
 def test_stop_tokens_beside_an_ignored_end(tiny_bundle):
     script = recite([5, 6, EOS, 7, 8])
     options = GenerateOptions(50, plan="two-pass", stop_token_ids=(7,), ignore_eos=True)
-    assert reciting_session(tiny_bundle, script).generate_ids([0], options).result().token_ids == [
-        5,
-        6,
-        EOS,
-        7,
-    ]
+    stream = reciting_session(tiny_bundle, script).generate_ids([0], options).result()
+    assert stream.token_ids == [5, 6, EOS, 7]
     with pytest.raises(PassError, match="token id 320"):
         reciting_session(tiny_bundle).generate_ids([0], GenerateOptions(stop_token_ids=(320,)))
 
@@ -247,17 +209,13 @@ def test_seeds_are_random_reported_and_repeat_the_text(real):
 
 
 def test_min_p_keeps_likely_tokens_only(real):
-    """Of every token, the probability is at least a tenth of the likeliest one's."""
-    options = GenerateOptions(
-        40, SamplingParams(1.5, seed=3, min_p=0.1), plan="two-pass", logprobs=1, ignore_eos=True
-    )
-    hot = GenerateOptions(
-        40, SamplingParams(1.5, seed=3), plan="two-pass", logprobs=1, ignore_eos=True
-    )
-    behind = []
-    for asked in (options, hot):
-        stream = real.generate_ids([5, 6], asked).result()
-        told = [token.logprobs for token in stream.tokens]
+    """Each token's probability is at least a tenth of the likeliest token's."""
+    distances = []
+    for min_p in (0.1, 0.0):
+        sampling = SamplingParams(1.5, seed=3, min_p=min_p)
+        options = GenerateOptions(40, sampling, plan="two-pass", logprobs=1, ignore_eos=True)
+        stream = real.generate_ids([5, 6], options).result()
+        logprobs = [token.logprobs for token in stream.tokens]
         # Log-probabilities are those before temperature 1.5.
-        behind.append(max((one.top[0][1] - one.logprob) / 1.5 for one in told))
-    assert behind[0] <= 2.3026 < behind[1]
+        distances.append(max((one.top[0][1] - one.logprob) / 1.5 for one in logprobs))
+    assert distances[0] <= -np.log(0.1) < distances[1]

@@ -43,14 +43,12 @@ def recited(start: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_perfect_drafter(tiny_bundle, lookahead):
+def test_drafts_that_are_all_right(tiny_bundle, lookahead):
     """A cycle: 1 token of the draft pass, then L accepted drafts and the bonus token."""
-    cycles = 5
-    stream = run(
-        reciting_session(tiny_bundle), [7, 8, 9], options(cycles * (lookahead + 2), lookahead)
-    )
+    cycles, tokens = 5, 5 * (lookahead + 2)
+    stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(tokens, lookahead))
     stats = stream.stats
-    assert stream.token_ids == recited(3, cycles * (lookahead + 2))
+    assert stream.token_ids == recited(3, tokens)
     assert stats.passes == 2 * cycles
     assert stats.tau == (1 + lookahead + 1) / 2
     assert stats.draft_acceptance_rate == 1
@@ -60,7 +58,7 @@ def test_perfect_drafter(tiny_bundle, lookahead):
 
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_hostile_drafter(tiny_bundle, lookahead):
+def test_drafts_that_are_all_wrong(tiny_bundle, lookahead):
     stream = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], options(20, lookahead))
     assert stream.token_ids == recited(3, 20)
     assert stream.stats.tau == 1
@@ -69,7 +67,7 @@ def test_hostile_drafter(tiny_bundle, lookahead):
 
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_perfect_drafter_fused(tiny_bundle, lookahead):
+def test_drafts_that_are_all_right_or_all_wrong_in_fused_passes(tiny_bundle, lookahead):
     """The first pass has no drafts yet; every other accepts L and adds the bonus."""
     passes = 6
     tokens = 1 + (passes - 1) * (lookahead + 1)
@@ -104,25 +102,21 @@ def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
 @pytest.mark.parametrize("draft", ["ngram", "both"])
 def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
     """Nine words repeat: once they have been seen, every n-gram draft is right."""
-    session = reciting_session(
-        tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong
-    )
+
+    def nine(position: int) -> int:
+        return 10 + position % 9
+
+    session = reciting_session(tiny_bundle, target=nine, drafter=wrong)
     stream = run(session, [9], GenerateOptions(200, plan=mode, draft=draft))
-    assert stream.token_ids == [10 + position % 9 for position in range(1, 201)]
-    late = list(
-        session.generate_ids(
-            [10 + position % 9 for position in range(60)],
-            GenerateOptions(70, plan=mode, draft=draft),
-        )
-    )
-    assert [len(tokens) for tokens in late] == [7] * 10
+    assert stream.token_ids == [nine(position) for position in range(1, 201)]
+    repeated, options = [*map(nine, range(60))], GenerateOptions(70, plan=mode, draft=draft)
+    assert [len(tokens) for tokens in session.generate_ids(repeated, options)] == [7] * 10
 
 
 @pytest.mark.parametrize(
     ("lookahead", "misses", "accepted"),
     [
-        # From a root at r the drafts are for r+2 .. r+1+L, and the next root is r+2+accepted. The
-        # prompt's is at 0.
+        # From a root at r the drafts are for r+2 ... r+1+L, and the next root is r+2+accepted.
         (3, lambda p: p % 7 == 0, [3, 0] * 4),  # r = 0, 5, 7, 12, 14, ...
         (4, lambda p: p % 5 == 4, [2, 3, 3, 3, 3]),  # r = 0, 4, 9, 14, ...
         (6, lambda p: p % 4 == 0, [2] * 6),  # r = 0, 4, 8, ...
@@ -131,7 +125,7 @@ def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
         (5, lambda p: p == 9, [5, 0, 5, 5]),  # r = 0, 7, 9, 16
     ],
 )
-def test_drafter_right_at_some_positions(tiny_bundle, lookahead, misses, accepted):
+def test_drafts_that_are_right_at_some_positions(tiny_bundle, lookahead, misses, accepted):
     session = reciting_session(tiny_bundle, drafter=right_unless(misses))
     emitted = sum(count + 2 for count in accepted)
     stream = run(session, [5], options(emitted, lookahead))
@@ -214,39 +208,32 @@ def test_end_of_sequence_anywhere_in_a_window(tiny_bundle, end, temperature):
     assert (ignoring.finish_reason, ignoring.stop_reason) == ("length", None)
 
 
-@pytest.mark.parametrize("tokens", range(1, 12))
-def test_max_new_tokens_cuts_a_window(tiny_bundle, tokens):
-    stream = run(reciting_session(tiny_bundle), [5, 6], options(tokens, 6))
-    assert stream.token_ids == recited(2, tokens)
-    assert (stream.finish_reason, stream.stop_reason) == ("length", None)
-
-
-@pytest.mark.parametrize(("tokens", "reason"), [(3, "length"), (4, "stop"), (5, "stop")])
-def test_end_of_sequence_at_the_limit(tiny_bundle, tokens, reason):
-    """An end beyond max_new_tokens was never reached; one at it was."""
+@pytest.mark.parametrize("tokens", range(1, 9))
+def test_max_new_tokens_cuts_a_window_and_an_end_after_it(tiny_bundle, tokens):
+    """The end of the sequence is at position 5, the fourth new token."""
     session = reciting_session(
         tiny_bundle, lambda position: EOS if position == 5 else words(position)
     )
     stream = run(session, [5, 6], options(tokens, 6))
     assert stream.token_ids == [*recited(2, 3), EOS][:tokens]
-    assert stream.finish_reason == reason
-    assert stream.stop_reason == (EOS if reason == "stop" else None)
+    end = ("stop", EOS) if tokens >= 4 else ("length", None)
+    assert (stream.finish_reason, stream.stop_reason) == end
+    stream = run(reciting_session(tiny_bundle), [5, 6], options(tokens, 6))
+    assert stream.token_ids == recited(2, tokens)
+    assert (stream.finish_reason, stream.stop_reason) == ("length", None)
 
 
-def test_pieces_are_those_of_the_passes(tiny_bundle):
+@pytest.mark.parametrize(
+    ("lookahead", "plans", "sizes"),
+    [(6, ["draft-6", "verify-6"] * 2, [1, 7, 1, 7]), (0, ["ar"] * 6, [1] * 6)],
+)
+def test_each_pass_writes_a_piece_and_lookahead_0_is_plain(tiny_bundle, lookahead, plans, sizes):
     session = reciting_session(tiny_bundle)
     names = plans_run(session)
-    pieces = list(session.generate_ids([5], options(16, 6)))
-    assert [len(piece) for piece in pieces] == [1, 7, 1, 7]
-    assert names == ["draft-6", "verify-6"] * 2
-
-
-def test_lookahead_0_is_plain_decoding(tiny_bundle):
-    session = reciting_session(tiny_bundle)
-    names = plans_run(session)
-    stream = run(session, [5], options(6, 0))
-    assert names == ["ar"] * 6
-    assert stream.stats.plan == "ar"
+    stream = session.generate_ids([5], options(sum(sizes), lookahead))
+    assert [len(piece) for piece in stream] == sizes
+    assert names == plans
+    assert stream.stats.plan == ("two-pass" if lookahead else "ar")
 
 
 @pytest.mark.parametrize("lookahead", [-1, 7])
@@ -257,16 +244,16 @@ def test_lookahead_beyond_the_bundle_is_refused(tiny_bundle, lookahead):
         reciting_session(tiny_bundle).generate_ids([5], options(6, lookahead))
 
 
-def test_every_request_begins_a_round(tiny_bundle):
-    """Also behind one that ended between a draft pass and its verification."""
+def test_every_request_begins_with_a_draft_pass(tiny_bundle):
+    """Also after a request that ended between a draft pass and its verify pass."""
     session = reciting_session(tiny_bundle)
     runs = [run(session, [7, 8, 9], options(tokens, 2)).stats.as_dict() for tokens in (8, 1, 8)]
     assert runs[0]["passes"] == runs[2]["passes"] == 4
     assert runs[0]["acceptance_histogram"] == runs[2]["acceptance_histogram"] == [0, 0, 2]
 
 
-def test_decoding_time_is_the_engines_or_the_hosts(tiny_bundle, monkeypatch):
-    """The engine's is also what it spends on a neighbour's prompt; reading tokens is the host's."""
+def test_decoding_time_is_split_into_the_engines_and_the_hosts(tiny_bundle, monkeypatch):
+    """The engine's includes reading a neighbour's prompt; reading tokens as text is the host's."""
     session = reciting_session(tiny_bundle, slots=2)
     monkeypatch.setattr(session.backend, "run", _delayed(0.004, session.backend.run))
     monkeypatch.setattr(session.backend, "prefill", _delayed(0.050, session.backend.prefill))

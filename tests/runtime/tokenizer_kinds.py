@@ -9,28 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 SPECIAL = ["<s>", "</s>"]
 WORDS = ["a", "b", "ab", "(ab", ".", "n't", "é", "世", "\ufffd", "x"]
-BYTES = [
-    0x20,
-    0x41,
-    0x61,
-    0x80,
-    0x81,
-    0x82,
-    0x9F,
-    0xAC,
-    0xBD,
-    0xBF,
-    0xC0,
-    0xC3,
-    0xE2,
-    0xE3,
-    0xED,
-    0xEF,
-    0xF0,
-    0xF4,
-    0xFF,
-]
-"""With them come whole characters, beginnings of some, and bytes that begin none."""
+BYTES = list(bytes.fromhex("20 41 61 80 81 82 9F AC BD BF C0 C3 E2 E3 ED EF F0 F4 FF"))
+"""They make whole characters, beginnings of characters, and bytes that begin none."""
 
 
 def _alphabet() -> dict[int, str]:
@@ -53,14 +33,8 @@ def _finished(tokenizer: Tokenizer, decoder: object) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     of_byte = _alphabet()
-    texts = [bytes([byte]) for byte in range(256)] + [
-        b" a",
-        b"b\xe2",
-        b"\x82\xac",
-        b"\xe2\x82",
-        b" \xf0\x9f",
-        b"\xbd b",
-    ]
+    texts = [bytes([byte]) for byte in range(256)]
+    texts += [b" a", b"b\xe2", b"\x82\xac", b"\xe2\x82", b" \xf0\x9f", b"\xbd b"]
     vocabulary = {"".join(of_byte[byte] for byte in text): i for i, text in enumerate(texts)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -138,12 +112,10 @@ def is_character(found: bytes) -> bool:
 
 
 def whole(name: str, tokens: list[int], *, cut: bool) -> str:
-    """What the tokenizers library makes of all tokens. cut: without a character that is not
-    complete at the end.
+    """Decode all tokens with the tokenizers library. cut: without an incomplete last character.
 
-    In its decoder for byte fallback one stray byte spoils the whole run of bytes around it. So runs
-    are made shorter: an empty token stands after every character, and after every byte that is part
-    of none.
+    Its decoder for byte fallback turns a whole run of bytes into U+FFFD if one of them is stray. So
+    an empty token ends the run after every character, and after every byte that is part of none.
     """
     tokenizer = TOKENIZERS[name]
     if name == "byte-level":
