@@ -1,4 +1,4 @@
-"""Sessions on engines of a fake device, and what the CPU writes in their place."""
+"""Sessions on engines of a fake device, compared with what the CPU writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from fake_gpu import FakeCuda, FakeTensorRT, FakeTensorRTX, add_fake_engines
 from tokenizers import Tokenizer
 
-from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.library import LIBRARIES, LibraryName
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
@@ -27,18 +27,12 @@ Asked = tuple[Sequence[int], GenerateOptions]
 
 
 class Gpu:
-    """A fake device, its library, and a bundle with engines for it."""
+    """A fake device, a bundle with engines for it, and the library that runs them."""
 
-    def __init__(
-        self,
-        bundle: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        library: LibraryName = "tensorrt",
-        **device: object,
-    ) -> None:
+    def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
         self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
         self.manifest: Manifest = read_manifest(bundle)
-        self.library = LIBRARIES[library]
+        self.library = LIBRARIES[self.manifest.engines[0].library]
         self.trt = (FakeTensorRTX if self.library.compiles_kernels else FakeTensorRT)(self.cuda)
         monkeypatch.setitem(__import__("sys").modules, self.library.module, self.trt)
 
@@ -51,7 +45,13 @@ class Gpu:
             self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE))
         )
 
+    def counts(self) -> tuple[int, ...]:
+        """Memory, allocations, captures and contexts so far."""
+        cuda = self.cuda
+        return cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), self.trt.contexts
+
     def assert_empty(self) -> None:
+        """Everything on the device was freed."""
         cuda = self.cuda
         assert not cuda.blocks and not cuda.pinned and not cuda.streams and not cuda.graphs
         assert cuda.undestroyed == 0 and cuda.capturing is None
@@ -59,7 +59,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Of the importing file's `engine_bundle`."""
+    """A device for the importing file's `engine_bundle`."""
     return Gpu(engine_bundle, monkeypatch)
 
 
@@ -70,12 +70,16 @@ def session(gpu: Gpu) -> Iterator[Session]:
 
 
 def with_engines(
-    bundle: Path, directory: Path, least_width: int = 1, max_batch_size: int = 1
+    bundle: Path,
+    directory: Path,
+    least_width: int = 1,
+    max_batch_size: int = 1,
+    library: LibraryName = "tensorrt",
 ) -> Path:
     """A copy of `bundle` in `directory`; its engines' windows have at least `least_width` rows."""
     copy = directory / "bundle"
     shutil.copytree(bundle, copy)
-    add_fake_engines(copy, CAPACITY, least_width, max_batch_size)
+    add_fake_engines(copy, CAPACITY, least_width, max_batch_size, library)
     return copy
 
 
@@ -95,13 +99,30 @@ def submit_together(session: Session, asked: Sequence[Asked]) -> list[TokenStrea
     return session._worker.call(lambda: [session.generate_ids(*one) for one in asked])
 
 
+def count_failures(
+    session: Session, asked: Sequence[Asked], expected: Sequence[Sequence[int]], message: str
+) -> int:
+    """Run the requests together and return how many failed, with one line that holds `message`. The
+    others wrote the expected tokens, and those that failed the first of them."""
+    failed = 0
+    for stream, right in zip(submit_together(session, asked), expected, strict=True):
+        try:
+            assert stream.result().token_ids == right
+        except PassError as error:
+            assert message in str(error) and "\n" not in str(error)
+            assert stream.finish_reason == "error"
+            assert stream.token_ids == right[: len(stream.token_ids)]
+            failed += 1
+    return failed
+
+
 @cache
 def cpu_session(bundle: Path) -> Session:
     return load(bundle, "cpu", threads=1)
 
 
 def assert_cpu_writes(bundle: Path, asked: Asked, written: Sequence[int]) -> None:
-    """Plain decoding of that request alone, on ONNX Runtime, but for near-ties."""
+    """Plain decoding of that request alone, on ONNX Runtime, writes the same but for near-ties."""
     prompt, options = asked
     cpu = cpu_session(bundle)
     plain = replace(options, plan="ar", draft=None, lookahead=None, logprobs=None)

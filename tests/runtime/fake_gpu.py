@@ -282,6 +282,23 @@ class FakeCuda:
         return (Code.SUCCESS,)
 
 
+def driver(
+    version: int, answer: tuple[int, int | None] = (35, None), library: int = 13040
+) -> SimpleNamespace:
+    """CUDA without a usable GPU, with a driver for this version; 0 is none, which is error 35 too.
+
+    answer: that of cudaGetDeviceCount.
+    """
+    return SimpleNamespace(
+        cudaGetDeviceCount=lambda: answer,
+        cudaDriverGetVersion=lambda: (0, version),
+        cudaRuntimeGetVersion=lambda: (0, library),
+        cudaGetDevice=lambda: (0, 0),
+        cudaStreamCreateWithFlags=lambda _: (35, None),
+        cudaGetLastError=lambda: (35,),
+    )
+
+
 class FakeTensorRT:
     """The module `tensorrt`, running against `cuda`. Counters say how many contexts were made, and
     how often one was given a shape.

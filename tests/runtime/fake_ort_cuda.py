@@ -1,11 +1,10 @@
-"""ONNX Runtime on the CPU that treats graphs as its CUDA provider does with `enable_cuda_graph`, by
-the numbers that runs give them (`gpu_graph_id`).
+"""ONNX Runtime on the CPU that captures as its CUDA provider does with `enable_cuda_graph`: a run
+gives the captured graph its number (`gpu_graph_id`).
 
-The first run of a number in a thread is two runs of the graph, for what they allocate, then the
-capture, which computes nothing, and a launch of what was captured (`InferenceSession::Run`, "Start
-another run for necessary memory allocation or graph capture", and
-`CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the thread (`PerThreadContext`). A run
-with the number -1 is one run of the graph.
+The first run with a number in a thread runs the graph twice, which allocates memory, captures it,
+which computes nothing, and launches the captured graph (`InferenceSession::Run`, "Start another run
+for necessary memory allocation or graph capture", and `CUDAExecutionProvider::OnRunEnd`). Captured
+graphs belong to the thread (`PerThreadContext`). With the number -1 the graph just runs.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ BACKENDS = "pass_runtime.backends.ort"
 
 
 class FakeCaptures:
-    """captured: (session, thread, number) of what was captured, of which a session counts by what
-    it is. refused: what is in names of files whose captures fail. replays: how many runs were
-    launches of something captured before."""
+    """captured: (id of the session, thread, number) of every captured graph. refused: captures fail
+    of graphs whose file names contain one of these. replays: how many runs only launched a captured
+    graph; eager: how many ran without one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured: set[tuple[int, threading.Thread, int]] = set()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from machines import DEAR, FREE, timed, times_of
 from reciting import plans_run, reciting_session, right_unless, words, wrong
 
-from pass_runtime.bundle.manifest import LookaheadInfo
 from pass_runtime.bundle.plan import ar_plan, make_cycle
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.options import GenerateOptions
@@ -25,7 +22,7 @@ def slow_passes(monkeypatch):
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 100.0)
 
 
-def test_dear_rows_mean_plain_decoding():
+def test_expensive_rows_mean_plain_decoding():
     tuner = Tuner(DEAR, 4, GOOD)
     assert tuner.decide(4).cycle.name == "ar"
     assert tuner.candidates(4)[0].cycle.name == "ar"
@@ -45,13 +42,8 @@ def test_rows_at_a_price_mean_pruned_groups():
 
 
 def test_two_pass_where_only_narrow_windows_are_cheap():
-    times = times_of({1: 1.0, 5: 1.0, 7: 50.0})
-    assert Tuner(times, 4, (0.9, 0.8, 0.7, 0.6)).decide(4).cycle.name in (
-        "two-pass",
-        "fused:1,0",
-        "fused-1",
-        "fused",
-    )
+    decided = Tuner(times_of({1: 1.0, 5: 1.0, 7: 50.0}), 4, (0.9, 0.8, 0.7, 0.6)).decide(4)
+    assert decided.cycle.name in ("two-pass", "fused:1,0", "fused-1", "fused")
 
 
 def test_a_requests_lookahead_is_a_limit():
@@ -79,7 +71,7 @@ def test_a_plan_that_takes_longer_than_it_promised_is_given_up():
         assert (tuner.decide(4).cycle == first) is kept
 
 
-def test_one_pause_says_nothing():
+def test_one_pause_changes_no_estimate():
     tuner = Tuner(timed({1: 1.0, 25: 1.0}), 4, GOOD)
     tuner.observe(ar_plan(), 1, 1.0)
     tuner.observe(ar_plan(), 1, 500.0)
@@ -87,7 +79,7 @@ def test_one_pause_says_nothing():
     assert tuner.plan_seconds(ar_plan()) < 1.07
 
 
-def test_it_stays_with_its_choice_until_another_is_clearly_better():
+def test_auto_keeps_its_plan_until_another_is_clearly_better():
     tuner = Tuner(times_of({1: 1.0, 25: 3.0}), 4, GOOD)
     first = tuner.decide(4)
     for _ in range(3):
@@ -96,13 +88,13 @@ def test_it_stays_with_its_choice_until_another_is_clearly_better():
     for _ in range(400):  # text that cannot be drafted
         tuner.lookahead_acceptance.record(first.cycle.depth, 0)
     assert tuner.decide(4).cycle.name == "ar"
-    for _ in range(20_000):  # long after, what the bundle states is believed again
+    for _ in range(20_000):  # with time, the bundle's acceptance counts again
         tuner.lookahead_acceptance.forget()
     assert tuner.decide(4).cycle.plans[0].is_fused
 
 
-def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
-    """If it promises as much as the plan in use; and plain decoding, whatever it promises."""
+def test_a_plan_that_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
+    """If it promises as much as the plan in use. Plain decoding is tried whatever it promises."""
     tuner, names = Tuner(FREE, 4, GOOD), []
 
     def run(lookahead, passes):
@@ -112,7 +104,7 @@ def test_what_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
             tuner.observe(plan, 1, 1.0)
 
     run(3, 1)
-    run(4, 40)  # four drafts promise 2 % more than three, which is not enough to take them up
+    run(4, 40)  # four drafts promise 2 % more than three, which is not enough for a change
     expected = ["fused-3"] + ["fused-4"] * 4 + ["fused-3"] * 8 + ["ar"] * 4 + ["fused-3"] * 24
     assert names == expected
     run(4, 1955)
@@ -128,13 +120,12 @@ def test_a_plan_that_does_better_than_expected_is_found(slow_passes):
     tuner.next_candidate(3, 1, [])
     for _ in range(200):
         plan = tuner.next_candidate(4, 1, []).cycle.plans[0]
-        tuner.observe(
-            plan, 1, truth.seconds(shape_of(plan)) * (0.8 if plan.name == "fused-4" else 1.0)
-        )
+        factor = 0.8 if plan.name == "fused-4" else 1.0
+        tuner.observe(plan, 1, truth.seconds(shape_of(plan)) * factor)
     assert tuner.decided.cycle == make_cycle("fused", 4)
 
 
-def test_observed_rates_come_to_be_the_true_ones():
+def test_observed_rates_converge_to_the_true_ones():
     drafts = Tuner(FREE, 4, GOOD).lookahead_acceptance
     for step in range(3000):
         drafts.record(4, (0, 1, 1, 4)[step % 4])
@@ -149,54 +140,36 @@ def test_a_sequence_learns_by_itself_what_its_ngrams_are_worth():
     for drafted, accepted in ((4, 0), (3, 0), (4, 1)):
         tuner.ngram(3, own).record(drafted, accepted)
     tuner.ngram(3, own).forget()
-    assert tuner.ngram(3).rates == pytest.approx(
-        [0.6150567217, 0.6668061951, 0.6668061951, 0.5835077438]
-    )
-    assert tuner.ngram(3, own).rates == pytest.approx(
-        [0.4467939632, 0.4446763813, 0.6668061951, 0.5835077438]
-    )
+    of_all = [0.6150567217, 0.6668061951, 0.6668061951, 0.5835077438]
+    assert tuner.ngram(3).rates == pytest.approx(of_all)
+    assert tuner.ngram(3, own).rates == pytest.approx([0.4467939632, 0.4446763813, *of_all[2:]])
     assert tuner.ngram(2, own).rates == pytest.approx([0.6] * 4)
 
 
-def test_each_kind_starts_from_what_is_stated_for_it():
-    stated = LookaheadInfo(
-        length=4,
-        trained=True,
-        source="",
-        adapter_rank=0,
-        acceptance_per_position=(0.5, 0.4, 0.3),
-        acceptance_per_position_sampled=(0.4, 0.1),
-    )
-    assert stated_acceptance(stated, "greedy") == (0.5, 0.4, 0.3)
-    assert (
-        stated_acceptance(stated, "sample") == stated_acceptance(stated, "truncated") == (0.4, 0.1)
-    )
-    greedy_alone = stated.model_copy(update={"acceptance_per_position_sampled": ()})
-    derived = Tuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).lookahead_acceptance.rates
-    assert derived[:3] == pytest.approx(
-        [0.6 * rate for rate in Tuner(FREE, 4, (0.5, 0.4, 0.3)).lookahead_acceptance.rates[:3]]
-    )
-
-
-def test_a_session_has_a_tuner_for_each_kind_that_starts_so(tiny_bundle):
+def test_each_sampler_starts_from_the_acceptance_stated_for_it(tiny_bundle):
     session = reciting_session(tiny_bundle)
     shares = {"acceptance_per_position": (0.5, 0.4), "acceptance_per_position_sampled": (0.3, 0.03)}
-    lookahead = session.manifest.lookahead.model_copy(update=shares)
-    manifest = session.manifest.model_copy(update={"lookahead": lookahead})
+    stated = session.manifest.lookahead.model_copy(update=shares)
+    assert stated_acceptance(stated, "greedy") == (0.5, 0.4)
+    for sampler in ("sample", "truncated"):
+        assert stated_acceptance(stated, sampler) == (0.3, 0.03)
+    greedy_alone = stated.model_copy(update={"acceptance_per_position_sampled": ()})
+    derived = Tuner(FREE, 4, stated_acceptance(greedy_alone, "sample")).lookahead_acceptance.rates
+    greedy = Tuner(FREE, 4, (0.5, 0.4)).lookahead_acceptance.rates
+    assert derived[:2] == pytest.approx([0.6 * rate for rate in greedy[:2]])
+    manifest = session.manifest.model_copy(update={"lookahead": stated})
     tuners = Tuners(manifest, session.backend.capabilities, lambda kind: (1.0, 1.0), lambda: 1000)
     assert tuners.get("greedy").lookahead_acceptance.rates[:2] == pytest.approx([0.5, 0.8])
     assert tuners.get("truncated").lookahead_acceptance.rates[:2] == pytest.approx([0.3, 0.1])
 
 
 def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
-    """What a request decodes, the plans it ran, and its tuner."""
+    """Return the finished stream of a request by `auto`, the plans it ran, and its tuner."""
     names = plans_run(session)
     tuner = Tuner(times, 6, acceptance)
     session._tuners._tuners["greedy"] = tuner
-    stream = session.generate_ids(
-        [5, 6], GenerateOptions(tokens, ignore_eos=True, draft=draft)
-    ).result()
-    return stream, names, tuner
+    options = GenerateOptions(tokens, ignore_eos=True, draft=draft)
+    return session.generate_ids([5, 6], options).result(), names, tuner
 
 
 @pytest.mark.parametrize(
@@ -205,43 +178,40 @@ def auto_run(session, times: PassTimes, tokens: int, acceptance=(), draft=None):
 @pytest.mark.parametrize(
     "times", [FREE, DEAR, times_of({1: 1.0, 25: 1.6}, lambda rows: 0.1 + 0.0125 * (rows - 1))]
 )
-def test_it_never_changes_the_text(tiny_bundle, drafter, times):
+def test_auto_never_changes_the_text(tiny_bundle, drafter, times):
     stream, _, _ = auto_run(reciting_session(tiny_bundle, drafter=drafter), times, 200, GOOD)
     assert stream.token_ids == [words(position) for position in range(2, 202)]
 
 
-def test_it_gives_up_drafts_that_are_always_wrong(tiny_bundle, slow_passes):
-    times = times_of({1: 1.0, 49: 4.0})
-    stream, names, _ = auto_run(
-        reciting_session(tiny_bundle, drafter=wrong), times, 300, GOOD, draft="lookahead"
-    )
+def test_auto_gives_up_drafts_that_are_always_wrong(tiny_bundle, slow_passes):
+    session, times = reciting_session(tiny_bundle, drafter=wrong), times_of({1: 1.0, 49: 4.0})
+    stream, names, _ = auto_run(session, times, 300, GOOD, draft="lookahead")
     assert names[0].startswith("fused") and names[-1] == "ar"
     assert stream.stats.accepted == 0
 
 
-def test_it_takes_up_drafts_that_are_better_than_stated(tiny_bundle, slow_passes):
-    times = times_of({1: 1.0, 49: 4.0})
-    stream, names, _ = auto_run(
-        reciting_session(tiny_bundle), times, 600, (0.6, 0.4, 0.2), draft="lookahead"
-    )
+def test_auto_uses_more_drafts_if_they_are_better_than_stated(tiny_bundle, slow_passes):
+    session, times = reciting_session(tiny_bundle), times_of({1: 1.0, 49: 4.0})
+    stream, names, _ = auto_run(session, times, 600, (0.6, 0.4, 0.2), draft="lookahead")
     assert names[-1] not in names[:10] and stream.stats.tau > 2.5
 
 
 def test_text_that_repeats_is_drafted_from_the_text(tiny_bundle):
-    session = reciting_session(
-        tiny_bundle, target=lambda position: 10 + position % 9, drafter=wrong
-    )
+    def nine(position: int) -> int:
+        return 10 + position % 9
+
+    session = reciting_session(tiny_bundle, target=nine, drafter=wrong)
     stream, names, tuner = auto_run(session, times_of({1: 1.0, 49: 4.0}), 100, draft="ngram")
-    assert stream.token_ids == [10 + position % 9 for position in range(2, 102)]
+    assert stream.token_ids == [nine(position) for position in range(2, 102)]
     assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
     assert stream.stats.tau > 3 and max(tuner.ngram_acceptance[4].rates) > 0.8
 
 
 NARROW = times_of({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})
-"""Up to eight rows cost nothing; behind them a pass takes as long as it has rows."""
+"""Up to eight rows cost about the same; beyond, the time grows with the rows."""
 
 
-def test_rows_of_a_batch_are_dear_where_rows_are():
+def test_drafts_of_a_batch_cost_more_where_rows_do():
     """Eight slots already fill the rows that cost nothing."""
     tuner = Tuner(NARROW, 4, GOOD)
     assert tuner.decide(4, batch=1).cycle.depth > 0
@@ -250,14 +220,14 @@ def test_rows_of_a_batch_are_dear_where_rows_are():
     assert rates == sorted(rates, reverse=True)
 
 
-def test_a_batch_that_was_measured_counts_as_measured():
+def test_a_batch_that_was_timed_is_decided_by_its_own_times():
     tuner = Tuner(times_of({1: 1.0, 50: 1.0}), 4, GOOD)
     tuner.times_by_batch[8] = times_of({8: 1.0, 200: 25.0})
     assert tuner.decide(4, batch=8).cycle.name == "ar"
     assert tuner.decide(4, batch=2).cycle.depth == 4
 
 
-def test_modes_are_kept_by_request_and_batch():
+def test_decisions_are_kept_by_lookahead_and_batch():
     tuner = Tuner(NARROW, 4, GOOD)
     one, eight = tuner.next_candidate(4, 1, []), tuner.next_candidate(4, 8, [])
     assert (one.cycle.depth > 0, eight.cycle.name) == (True, "ar")
@@ -271,22 +241,18 @@ def test_every_sequence_has_an_acceptance_of_its_own():
     for _ in range(300):
         good.record(4, 4)
         bad.record(4, 0)
-    assert (
-        bad.rates[0] < 0.2 < 0.9 < good.rates[0]
-        and tuner.lookahead_acceptance.rates == tuner.new_acceptance().rates
-    )
+    assert bad.rates[0] < 0.2 < 0.9 < good.rates[0]
+    assert tuner.lookahead_acceptance.rates == tuner.new_acceptance().rates
     assert tuner.decide(4, 1, [bad]).cycle.name == "ar"
     assert tuner.decide(4, 1, [good]).cycle.depth == 4
-    alone = {
-        c.cycle.name: c.tokens for c in tuner.candidates(4, 2, cumulative_acceptance(good.rates))
-    }
+    alone = [c.tokens for c in tuner.candidates(4, 2, cumulative_acceptance(good.rates))]
     tuner.decide(4, 2, [good, bad])
-    assert 1 < tuner.decided.tokens < max(alone.values())
+    assert 1 < tuner.decided.tokens < max(alone)
 
 
 @pytest.mark.parametrize("lookahead", [1, 4, 8])
 def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
-    """Passes of a millisecond, and decisions of 25 of them: fewer and fewer are made."""
+    """A pass takes 1 ms and a decision 25 ms, so that decisions become rarer."""
     clock = [0.0]
     monkeypatch.setattr(tuner_module.time, "perf_counter", lambda: clock[0])
     times = times_of({1: 1e-3, 81: 2e-3})
@@ -305,40 +271,21 @@ def test_decisions_take_a_hundredth_of_the_time(monkeypatch, lookahead):
         tuner.observe(plan, 1, times.seconds(shape_of(plan)))
         decoding += times.seconds(shape_of(plan))
     assert len(decided) > 5
-    assert clock[0] <= 0.01 * decoding + 0.025  # the first one is made before there was any time
+    assert clock[0] <= 0.01 * decoding + 0.025  # the first decision precedes all passes
 
 
-@pytest.mark.parametrize("lookahead", [4, 8])
-def test_decisions_measured(lookahead):
-    """The same by the clock: passes of a millisecond, in this machine's own time of decisions."""
-    times = times_of({1: 1e-3, 81: 2e-3})
-    tuner = Tuner(times, lookahead, (*GOOD, 0.05, 0.04, 0.03, 0.02)[:lookahead])
-    decoding, deciding, longest = 0.0, 0.0, 0.0
-    for _ in range(20_000):
-        passes, started = tuner._passes, time.thread_time()
-        plan = tuner.next_candidate(lookahead, 1, []).cycle.plans[0]
-        if tuner._passes < passes or not deciding:  # it decided; asking costs a look into a table
-            seconds = time.thread_time() - started
-            deciding, longest = deciding + seconds, max(longest, seconds)
-        decoding += times.seconds(shape_of(plan))
-        tuner.observe(plan, 1, times.seconds(shape_of(plan)))
-    assert 0 < deciding <= 0.01 * decoding + longest
-
-
-def test_warm_sessions_time_nothing_while_somebody_waits(tiny_bundle):
-    """Greedy and sampled, alone and in batches of every size."""
+def test_after_a_warm_up_no_request_waits_for_timing(tiny_bundle):
+    """Greedy or sampled, in batches of every size; truncated sampling is timed at its first use."""
     session = reciting_session(tiny_bundle, slots=5)
     session.warm_up()
     timed, idle_pass = [], session._tuners._idle_pass
     session._tuners._idle_pass = lambda kind: (timed.append(kind), idle_pass(kind))[1]  # type: ignore[method-assign]
     for temperature in (0.0, 1.0):
+        options = GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)
         for count in range(1, 6):
-            asked = [
-                GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)
-            ] * count
-            for generation in session.generate_all([5, 6, 7], asked):
+            for generation in session.generate_all([5, 6, 7], [options] * count):
                 generation.result()
     assert timed == []
-    asked = GenerateOptions(8, SamplingParams(1.0, top_k=5, seed=1), ignore_eos=True)
-    session.generate([5, 6, 7], asked).result()  # of a kind that is rarer
+    options = GenerateOptions(8, SamplingParams(1.0, top_k=5, seed=1), ignore_eos=True)
+    session.generate([5, 6, 7], options).result()
     assert timed

@@ -165,9 +165,7 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
 
 
 @pytest.mark.timeout(600)
-def test_any_interleaving(
-    sessions: dict[int, Session], alone: Alone, monkeypatch: pytest.MonkeyPatch
-):
+def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatch):
     # Decide as often as possible, whatever time that takes.
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)
     run_state_machine_as_test(

@@ -70,9 +70,7 @@ def test_only_what_no_pass_leaves_to_the_next_is_shared(tiny_bundle: Path):
 
 
 @pytest.mark.parametrize("kept", [256, 2], ids=["all is kept", "two are kept"])
-def test_memory_and_bound_graphs_stay_bounded(
-    random_bundle: Path, monkeypatch: pytest.MonkeyPatch, kept: int
-):
+def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, kept: int):
     """With every plan, sampler and batch; the plan changes no text."""
     graphs: dict[str, Counter[int]] = {}
     bind = ort_backend.bind

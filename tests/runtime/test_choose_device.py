@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from types import SimpleNamespace
 
 import onnxruntime as ort
 import pytest
-from fake_gpu import FakeCuda
+from fake_gpu import FakeCuda, driver
 
 from pass_runtime import packages
 from pass_runtime.backends.ort import engine
@@ -16,22 +16,12 @@ from pass_runtime.backends.ort.engine import choose_device
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 
-
-def driver(version: int, answer: tuple[int, int]) -> SimpleNamespace:
-    """CUDA with a driver for this version (0: none), and the answer of cudaGetDeviceCount."""
-    return SimpleNamespace(
-        cudaGetDeviceCount=lambda: answer,
-        cudaDriverGetVersion=lambda: (0, version),
-        cudaRuntimeGetVersion=lambda: (0, 13040),
-    )
-
-
-NO_DRIVER, OLD_DRIVER, NO_GPU = driver(0, (35, 0)), driver(12040, (35, 0)), driver(13040, (0, 0))
+NO_DRIVER, OLD_DRIVER, NO_GPU = driver(0), driver(12040), driver(13040, (0, 0))
 REPAIR = "run: pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> None:
-    """This machine has these GPUs, and an onnxruntime with or without CUDA."""
+    """Pretend that CUDA answers as `api`, and that onnxruntime has or lacks CUDA."""
     providers = [*(["CUDAExecutionProvider"] if has_cuda else []), "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: api)
@@ -39,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("api", "has_cuda", "device", "level", "told"),
+    ("api", "has_cuda", "device", "level", "logged"),
     [
         (FakeCuda(), True, "cuda", None, ""),
         (FakeCuda(), False, "cpu", logging.WARNING, REPAIR),
@@ -49,66 +39,56 @@ def machine(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> 
         (NO_DRIVER, False, "cpu", None, ""),
     ],
 )
-def test_auto_is_the_gpu_if_all_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_auto_is_the_gpu_if_nothing_is_missing(
+    monkeypatch,
+    caplog,
     api: object,
     has_cuda: bool,
     device: str,
     level: int | None,
-    told: str,
+    logged: str,
 ):
-    """If only a part is there, the log says what is missing."""
+    """If only a part is missing, the log says which."""
     machine(monkeypatch, api, has_cuda=has_cuda)
     with caplog.at_level(logging.INFO):
         assert choose_device("auto") == device
-    assert [(record.levelno, told in record.getMessage()) for record in caplog.records] == [
-        (level, True)
-    ] * bool(level)
+    found = [(record.levelno, logged in record.getMessage()) for record in caplog.records]
+    assert found == [(level, True)] * bool(level)
 
 
 @pytest.mark.parametrize(
-    ("name", "api", "has_cuda", "told"),
+    ("name", "api", "has_cuda", "message"),
     [
         ("cuda", FakeCuda(), False, "this onnxruntime has no CUDAExecutionProvider; " + REPAIR),
-        (
-            "cuda",
-            NO_DRIVER,
-            True,
-            "there is no NVIDIA driver here: is the GPU visible to nvidia-smi",
-        ),
+        ("cuda", NO_DRIVER, True, "no NVIDIA driver here: is the GPU visible to nvidia-smi"),
         ("cuda", OLD_DRIVER, True, "update to a driver for CUDA 13, 580 or newer"),
         ("cuda", NO_GPU, True, "there is no GPU 0: no GPU is visible"),
         ("cuda:1", FakeCuda(), True, "there is no GPU 1: 1 GPU is visible"),
     ],
 )
-def test_cuda_that_cannot_be_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, api: object, has_cuda: bool, told: str
+def test_an_impossible_cuda_device_is_refused(
+    monkeypatch, name: str, api: object, has_cuda: bool, message: str
 ):
     machine(monkeypatch, api, has_cuda=has_cuda)
-    with pytest.raises(PassError) as raised:
+    with pytest.raises(PassError, match=re.escape(message)):
         choose_device(name)
-    assert told in str(raised.value)
 
 
-def test_both_packages_are_named(monkeypatch: pytest.MonkeyPatch):
-    """The last one that pip wrote has no CUDA."""
+def test_two_installed_packages_of_onnxruntime_are_named(monkeypatch):
+    """The one that pip wrote last has no CUDA."""
     machine(monkeypatch, FakeCuda(), has_cuda=False)
     monkeypatch.setattr(packages, "installed", lambda: dict.fromkeys(packages.PACKAGES, "1.31.1"))
-    with pytest.raises(
-        PassError,
-        match="onnxruntime and onnxruntime-gpu are both installed, and share files; run: ",
-    ):
+    message = "onnxruntime and onnxruntime-gpu are both installed, and share files; run: "
+    with pytest.raises(PassError, match=message):
         choose_device("cuda")
 
 
-def test_an_environment_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
+def test_an_environment_without_onnxruntime(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("pass_runtime.backends.ort")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(
-        PassError, match=r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
-    ):
+    message = r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
+    with pytest.raises(PassError, match=message):
         import pass_runtime.backends.ort.engine  # noqa: F401
     # as commands do
     with pytest.raises(PassError, match="onnxruntime is not installed"), importing():

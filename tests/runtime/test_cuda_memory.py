@@ -8,11 +8,17 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from engine_sessions import SAMPLINGS, Asked, assert_cpu_writes, cpu_session, submit_together
-from fake_gpu import FakeCuda
+from engine_sessions import (
+    SAMPLINGS,
+    Asked,
+    assert_cpu_writes,
+    count_failures,
+    cpu_session,
+    submit_together,
+)
+from fake_gpu import FakeCuda, driver
 from tokenizers import Tokenizer
 
 from pass_runtime import GenerateOptions, Session
@@ -26,7 +32,7 @@ from pass_runtime.errors import PassError
 LONG = [2 + i % 300 for i in range(500)]
 ASKED: list[Asked] = [
     ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
-    # The KV capacity grows to 512.
+    # This one needs a KV capacity of 512.
     (LONG[:200], GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),
     (LONG[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
 ]
@@ -50,30 +56,18 @@ def expected(adapter_bundle: Path) -> list[list[int]]:
     return [cpu_session(adapter_bundle).generate_ids(*one).result().token_ids for one in ASKED]
 
 
-def attempt(session: Session, expected: list[list[int]]) -> int:
-    """Run all of ASKED and return how many failed; the others wrote the expected tokens."""
-    failed = 0
-    for stream, right in zip(submit_together(session, ASKED), expected, strict=True):
-        try:
-            assert stream.result().token_ids == right
-        except PassError as error:
-            assert "MiB left" in str(error) and stream.token_ids == right[: len(stream.token_ids)]
-            failed += 1
-    return failed
-
-
-def test_device_memory_holds_what_the_hosts_does(adapter_bundle: Path, open_on: Open):
-    """Growing moves what is cached; so does a smaller batch."""
+def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Path, open_on: Open):
+    """Also when the KV cache is moved, because it grows or the batch becomes smaller."""
     device = FakeCuda()
     with open_on(device) as session:
         for _ in range(2):
             for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
                 assert_cpu_writes(adapter_bundle, one, stream.result().token_ids)
-        assert device.mallocs > len(device.blocks)  # some were given back
+        assert device.mallocs > len(device.blocks)  # some were freed
     assert not device.blocks and not device.streams
 
 
-def test_a_forgotten_session_gives_device_memory_back(open_on: Open):
+def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
     device = FakeCuda()
     session = open_on(device)
     session.generate_ids(*ASKED[0]).result()
@@ -89,19 +83,19 @@ def test_every_allocation_may_fail(open_on: Open, expected: list[list[int]]):
         device = FakeCuda()
         with open_on(device) as session:
             device.fail_malloc = number
-            now = attempt(session, expected)
-            assert device.fail_malloc <= 0 or not now
+            failures = count_failures(session, ASKED, expected, "MiB left")
+            assert device.fail_malloc <= 0 or not failures
             device.fail_malloc = 0
-            assert attempt(session, expected) == 0
+            assert count_failures(session, ASKED, expected, "") == 0
         assert not device.blocks and not device.streams
-        failed += bool(now)
-        if not now:
+        if not failures:
             break
-    assert failed > 10 and not now
+        failed += 1
+    assert failed > 10 and not failures
 
 
-def test_a_cache_that_cannot_grow_is_what_it_was(open_on: Open, expected: list[list[int]]):
-    """There is room for 256 columns, and not for 256 and 512 at a time."""
+def test_a_cache_that_cannot_grow_stays_as_it_was(open_on: Open, expected: list[list[int]]):
+    """Memory suffices for a KV cache of 256 entries, but not for one of 512 beside it."""
     device = FakeCuda()
     with open_on(device) as session:
         session.generate_ids(*ASKED[0]).result()
@@ -109,55 +103,37 @@ def test_a_cache_that_cannot_grow_is_what_it_was(open_on: Open, expected: list[l
         stream = session.generate_ids(*ASKED[1])
         with pytest.raises(PassError, match=r"GPU has no .* MiB left"):
             stream.result()
-        assert (
-            0 < len(stream.token_ids) < 100
-            and stream.token_ids == expected[1][: len(stream.token_ids)]
-        )
+        assert 0 < len(stream.token_ids) < 100
+        assert stream.token_ids == expected[1][: len(stream.token_ids)]
         assert session.backend.capacity == 256
         assert session.generate_ids(*ASKED[2]).result().token_ids == expected[2]
         device.limit = 1 << 30
         assert session.generate_ids(*ASKED[1]).result().token_ids == expected[1]
 
 
-def test_without_cuda_python_the_command_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_cuda_python_the_error_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    for attempt in (import_api, lambda: open_memory("cuda")):
-        with pytest.raises(
-            PassError, match=r"cannot be imported .*; run: pip install cuda-python$"
-        ):
-            attempt()
+    message = r"cannot be imported .*; run: pip install cuda-python$"
+    for call in (import_api, lambda: open_memory("cuda")):
+        with pytest.raises(PassError, match=message):
+            call()
 
 
-def driver_of(driver: int, library: int = 13040) -> SimpleNamespace:
-    """cuda.bindings.runtime with a driver that is too old, or 0 for none: both are error 35."""
-    return SimpleNamespace(
-        cudaGetDeviceCount=lambda: (35, None),
-        cudaDriverGetVersion=lambda: (0, driver),
-        cudaRuntimeGetVersion=lambda: (0, library),
-        cudaGetDevice=lambda: (0, 0),
-        cudaStreamCreateWithFlags=lambda _: (35, None),
-        cudaGetLastError=lambda: (35,),
-    )
+def test_an_old_driver_is_named_with_the_one_that_is_needed():
+    message = why_no_device(driver(12040))
+    assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in message
+    assert "a driver for CUDA 13, 580 or newer" in message
+    assert "install" not in message.replace("installed", "")
+    assert "a driver for CUDA 12, 525 or newer" in why_no_device(driver(11080, library=12090))
+    message = r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"
+    with pytest.raises(PassError, match=message):
+        Cuda(driver(12040))
 
 
-def test_an_old_driver_is_named_with_what_is_needed():
-    told = why_no_device(driver_of(12040))
-    assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in told
-    assert "a driver for CUDA 13, 580 or newer" in told and "install" not in told.replace(
-        "installed", ""
-    )
-    assert "a driver for CUDA 12, 525 or newer" in why_no_device(driver_of(11080, 12090))
-    with pytest.raises(
-        PassError, match=r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"
-    ):
-        Cuda(driver_of(12040))
-
-
-def test_no_driver_is_not_an_old_one():
-    told = why_no_device(driver_of(0))
-    assert "there is no NVIDIA driver" in told and "older" not in told
-    nothing = SimpleNamespace(cudaGetDeviceCount=lambda: (0, 0))
-    assert "CUDA_VISIBLE_DEVICES" in why_no_device(nothing)
+def test_no_driver_and_no_gpu_have_their_own_messages():
+    message = why_no_device(driver(0))
+    assert "there is no NVIDIA driver" in message and "older" not in message
+    assert "CUDA_VISIBLE_DEVICES" in why_no_device(driver(13040, (0, 0)))
 
 
 def test_the_gpu_extra_holds_what_the_device_needs():

@@ -85,9 +85,7 @@ def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
     two.assert_empty()
 
 
-def test_a_number_that_does_not_exist_is_refused_with_the_count(
-    two: Gpu, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkeypatch):
     FakeSession.install(monkeypatch, FakeSession(0))
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     for device in ("tensorrt:2", "cuda:2"):
@@ -98,7 +96,7 @@ def test_a_number_that_does_not_exist_is_refused_with_the_count(
     assert find_device(two.cuda, 1) is not None and find_device(two.cuda, 2) is None
 
 
-def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch: pytest.MonkeyPatch):
+def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch):
     """Sessions, what is bound to them, and the memory that they work in."""
     session = FakeSession.install(monkeypatch, FakeSession(1))
     open_session(Path("x"), "cuda:1")

@@ -85,7 +85,7 @@ def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Except
 
 
 def test_no_request_fails_where_the_prefix_store_has_no_memory(
-    tiny_bundle: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, alone: Alone, monkeypatch
 ):
     fuse = Fuse(out_of_memory(1 << 20))
     session = session_of(FaultyBackend(tiny_bundle, slots=1, memory=FaultyMemory(fuse)))
@@ -141,7 +141,7 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_pass_counts_for_all_of_its_slots_or_for_none(
-    tiny_bundle: Path, alone: Alone, number: int, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, alone: Alone, number: int, monkeypatch
 ):
     """What comes of the sequence `number` of a pass cannot be read. The account is as before, so
     that the pass can be had again: the texts of all slots are what they would have been."""
@@ -178,7 +178,7 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
 
 @pytest.mark.parametrize("requests", [1, 2])
 def test_what_fails_after_a_pass_was_counted_ends_its_requests(
-    tiny_bundle: Path, alone: Alone, requests: int, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, alone: Alone, requests: int, monkeypatch
 ):
     """Their tokens were not written yet, so they neither decode nor read a prompt."""
     session = session_of(FaultyBackend(tiny_bundle))
@@ -261,7 +261,7 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
 @pytest.mark.parametrize("goes_on", [False, True], ids=["close", "go-on"])
 @pytest.mark.parametrize("launched", [False, True], ids=["before", "after"])
 def test_an_interrupt_while_the_thread_starts_leaves_the_session_usable(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, launched: bool, goes_on: bool
+    tiny_bundle: Path, monkeypatch, launched: bool, goes_on: bool
 ):
     """Whether Ctrl-C comes just before or just after the thread of the session began to run."""
     start = threading.Thread.start

@@ -39,7 +39,7 @@ def pretend(patch: pytest.MonkeyPatch, found: Kernels) -> None:
         patch.setattr(module, "find_kernels", lambda _manifest: found)
 
 
-def test_a_probes_graph_is_the_product(monkeypatch: pytest.MonkeyPatch):
+def test_a_probes_graph_is_the_product(monkeypatch):
     random = np.random.default_rng(0)
     rows, weights = (
         random.integers(0, 100, (3, 64), np.uint8),
@@ -56,7 +56,7 @@ def test_a_probes_graph_is_the_product(monkeypatch: pytest.MonkeyPatch):
 def test_a_bundle_needs_what_its_formats_need(
     rounding_bundle: Path,
     tiny_bundle: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
     sums: bool,
     rows: dict[int, int | None],
 ):
@@ -79,9 +79,7 @@ def test_blocks_of_older_bundles(tiny_bundle: Path):
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_padded_rows_change_nothing(
-    adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, slots: int
-):
+def test_padded_rows_change_nothing(adapter_bundle: Path, monkeypatch, slots: int):
     """Texts and K/V, with the whole capacity."""
 
     def found() -> list[object]:
@@ -106,9 +104,7 @@ def test_padded_rows_change_nothing(
     backend.close()
 
 
-def test_without_rows_that_agree_nothing_is_shared(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_without_rows_that_agree_nothing_is_shared(tiny_bundle: Path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     pretend(monkeypatch, DIFFERING)
     options = GenerateOptions(4, plan="ar", ignore_eos=True)
@@ -121,7 +117,7 @@ def test_without_rows_that_agree_nothing_is_shared(
     assert "numbers of rows never equal" in caplog.text and "the prefix cache is off" in caplog.text
 
 
-def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch):
     """One slot has the trunk for batches then, whose softmax is over a multiple of 64 entries."""
     opened: list[str] = []
     plain = trunks.open_session
@@ -138,9 +134,7 @@ def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch: py
     assert opened == ["trunk.cpu.one.onnx", "trunk.cpu.onnx"]
 
 
-def test_where_sums_saturate(
-    rounding_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch):
     """ONNX Runtime makes the weights unsigned and computes the same, or the bundle is refused."""
     manifest = read_manifest(rounding_bundle)
     assert all(each.weight_zero_points for each in manifest.derived)

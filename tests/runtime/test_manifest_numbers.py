@@ -49,19 +49,17 @@ def refusal_of(bundle: Path, document: dict) -> str:
     return refusal(load, bundle, "cpu", verify=False)
 
 
-LATER = {"drafts", "groups", "constants", "tails"}
-"""What follows from a plan's name, which the runtime derives (test_bundle.py of the exporter holds
-the list equal), and what is compared with a graph when a request opens it."""
-
-
 def numbers(document: dict) -> list[tuple]:
-    later = {
-        path for path in paths(document) if path[0] == "plans" and path[2:3] and path[2] in LATER
-    }
-    later |= {path for path in paths(document) if path[0] in ("logprobs", "processors")}
-    return [
-        path for path in paths(document) if type(at(document, path)) is int and path not in later
-    ]
+    """Paths of the numbers that are checked at load. Of plans, the runtime derives drafts, groups
+    and constants from the name (the exporter's test_bundle.py compares them), and it compares tails
+    with their graphs when a request opens one."""
+
+    def is_checked_later(path: tuple) -> bool:
+        of_plan = path[0] == "plans" and path[2] in ("drafts", "groups", "constants", "tails")
+        return of_plan or path[0] in ("logprobs", "processors")
+
+    whole = [path for path in paths(document) if type(at(document, path)) is int]
+    return [path for path in whole if not is_checked_later(path)]
 
 
 def harmless(path: tuple, value: int) -> bool:
@@ -70,7 +68,7 @@ def harmless(path: tuple, value: int) -> bool:
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(data=st.data())
-def test_any_other_number_is_refused(original: Path, bundle: Path, data: st.DataObject):
+def test_a_changed_number_is_refused(original: Path, bundle: Path, data: st.DataObject):
     document = real_document(original)
     path = data.draw(st.sampled_from(numbers(document)))
     old = at(document, path)
@@ -85,22 +83,22 @@ def test_any_other_number_is_refused(original: Path, bundle: Path, data: st.Data
 
 
 def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
-    """The examples above are drawn; here is one of each place, wherever in a list it is."""
+    """The test above draws its examples; this one has an example of each field."""
     document = real_document(original)
     kinds = {
         tuple("*" if isinstance(key, int) else key for key in path): path
         for path in numbers(document)
-    }
-    kinds = {
-        kind: path
-        for kind, path in kinds.items()
-        if kind[0] != "files" or kind[1] in ("trunk.onnx",)
+        if path[0] != "files" or path[1] == "trunk.onnx"
     }
     assert len(kinds) > 15
     for path in kinds.values():
         for value in (at(document, path) + 1, at(document, path) + 4, 2**40):
             if not harmless(path, value):
                 refusal_of(bundle, changed(document, path, value))
+
+
+PLAIN_EMITTED = ("plans", 0, "tails", "greedy", "outputs", 0, "shape", 1)
+TAIL, TAIL_FILE = ("plans", 2, "tails", "sample"), "tail.verify-1.sample.onnx"
 
 
 @pytest.mark.parametrize(
@@ -119,28 +117,14 @@ def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
         (("model", "weights"), "int8", "model.weights int8"),
         (("model", "eos_token_ids"), [320], "token 320"),
         (("lookahead", "length"), 5, "lookahead.length 5"),
-        (("lookahead", "acceptance_per_position"), [0.5] * 9, "lookahead.acceptance_per_position"),
-        (
-            ("lookahead", "acceptance_per_position_sampled"),
-            [0.5] * 9,
-            "lookahead.acceptance_per_position_sampled",
+        *(
+            (("lookahead", name), [0.5] * 9, f"lookahead.{name}")
+            for name in ("acceptance_per_position", "acceptance_per_position_sampled")
         ),
         (("rule",), "rejection", "rule rejection"),
-        (
-            ("plans", 2, "tails", "sample", "inputs", 0, "dtype"),
-            "float16",
-            "logits of tail.verify-1.sample.onnx",
-        ),
-        (
-            ("plans", 2, "tails", "sample", "inputs", 0, "shape", 2),
-            328,
-            "logits of tail.verify-1.sample.onnx",
-        ),
-        (
-            ("plans", 2, "tails", "sample", "outputs", 0, "shape"),
-            [3],
-            "emitted of tail.verify-1.sample.onnx",
-        ),
+        ((*TAIL, "inputs", 0, "dtype"), "float16", f"logits of {TAIL_FILE}"),
+        ((*TAIL, "inputs", 0, "shape", 2), 328, f"logits of {TAIL_FILE}"),
+        ((*TAIL, "outputs", 0, "shape"), [3], f"emitted of {TAIL_FILE}"),
         (("logprobs", "inputs", 0, "shape", 1), "rows", "unknown size rows"),
         (("trunk", "inputs", 0, "dtype"), "float32", "input_ids"),
         (("noise", "bits"), 29, "noise"),
@@ -155,29 +139,26 @@ def test_what_is_wrong_is_named(tiny_bundle: Path, tmp_path: Path, path: tuple, 
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (
-            ("plans", 0, "tails", "greedy", "outputs", 0, "shape", 1),
-            3,
-            "tail.ar.greedy.onnx differ in emitted",
-        ),
+        (PLAIN_EMITTED, 3, "tail.ar.greedy.onnx differ in emitted"),
         (("logprobs", "outputs", 1, "shape", 2), 21, "tail.logprobs.onnx differ in top_ids"),
     ],
 )
-def test_a_tail_that_is_not_what_is_listed_fails_its_first_request(
+def test_a_tail_that_differs_from_the_manifest_fails_its_first_request(
     tiny_bundle: Path, tmp_path: Path, path: tuple, value: int, named: str
 ):
-    bundle = linked(tiny_bundle, tmp_path)
-    replace(
-        bundle / FILE_NAME, json.dumps(changed(real_document(tiny_bundle), path, value)).encode()
+    bundle, document = (
+        linked(tiny_bundle, tmp_path),
+        changed(real_document(tiny_bundle), path, value),
     )
+    replace(bundle / FILE_NAME, json.dumps(document).encode())
     with load(bundle, "cpu", threads=1, verify=False) as session:
         with pytest.raises(PassError, match=named):
             session.generate_ids([5, 6, 7], GenerateOptions(2, plan="ar", logprobs=0)).result()
         assert not session.closed
 
 
-def test_what_follows_from_names_is_derived(tiny_bundle: Path, tmp_path: Path):
-    """A manifest lists these for other languages; this runtime does not read them."""
+def test_what_follows_from_the_names_of_plans_is_not_read(tiny_bundle: Path, tmp_path: Path):
+    """A manifest lists it for runtimes in other languages."""
     document, bundle = real_document(tiny_bundle), linked(tiny_bundle, tmp_path)
     for info in document["plans"]:
         info |= {"drafts": 7, "groups": [1], "next": "other"}
@@ -201,14 +182,14 @@ def test_a_plan_that_is_left_out_is_refused(tiny_bundle: Path, tmp_path: Path):
 def test_a_manifest_of_another_model_is_refused(
     tiny_bundle: Path, adapter_bundle: Path, tmp_path: Path
 ):
-    """Consistent in itself, and not what the graphs are."""
+    """It is consistent, but differs from the graphs."""
     linked(adapter_bundle, tmp_path)
     replace(tmp_path / FILE_NAME, (tiny_bundle / FILE_NAME).read_bytes())
     with pytest.raises(PassError):
         load(tmp_path, "cpu", verify=False)
 
 
-def test_bundles_of_before_the_sampled_acceptance_was_stated(tiny_bundle: Path, tmp_path: Path):
+def test_older_bundles_state_no_sampled_acceptance(tiny_bundle: Path, tmp_path: Path):
     document, bundle = real_document(tiny_bundle), linked(tiny_bundle, tmp_path)
     del document["lookahead"]["acceptance_per_position_sampled"]
     replace(bundle / FILE_NAME, json.dumps(document).encode())

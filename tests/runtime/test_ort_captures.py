@@ -1,11 +1,12 @@
-"""CUDA graphs that ONNX Runtime captures: the run that captures runs a graph several times, each
-thread has its own, and what cannot be captured is run all the same."""
+"""CUDA graphs that ONNX Runtime captures: a run that captures runs the graph several times, every
+thread has its own captured graphs, and a graph that cannot be captured runs without."""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,7 @@ ASKED: list[Asked] = [
         [5 + i, 6, 7],
         GenerateOptions(24, sampling, plan=plan, ignore_eos=True, logprobs=i % 2 or None),
     )
-    for i, (plan, sampling) in enumerate(
-        (plan, sampling) for plan in PLANS for sampling in SAMPLINGS
-    )
+    for i, (plan, sampling) in enumerate(product(PLANS, SAMPLINGS))
 ]
 LOGGED = "runs without a CUDA graph"
 
@@ -50,7 +49,7 @@ def expected(adapter_bundle: Path) -> list[list[int]]:
 
 @pytest.fixture
 def captures(expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> FakeCaptures:
-    """From here on every session that is opened captures; what is expected was written before."""
+    """Sessions that are opened from now on capture; the expected tokens were written before."""
     return FakeCaptures(monkeypatch)
 
 
@@ -62,10 +61,10 @@ def session(adapter_bundle: Path, captures: FakeCaptures) -> Iterator[Session]:
     assert not device.blocks and not device.streams
 
 
-def test_the_run_that_captures_counts_once(
+def test_a_run_that_captures_writes_its_tokens_once(
     session: Session, captures: FakeCaptures, expected: list[list[int]]
 ):
-    """A tail that was run three times would have moved the window on by three tokens."""
+    """Although it runs the tail three times, and each run moves the window on."""
     assert [session.generate_ids(*asked).result().token_ids for asked in ASKED] == expected
     assert captures.replays > 50 and captures.eager == 0
     files = {captures.files[number] for number, _, _ in captures.captured}
@@ -80,9 +79,9 @@ def test_batches(session: Session, expected: list[list[int]]):
 
 
 @pytest.mark.slow
-def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Draft probabilities are written over those that the tail reads. As the rule writes other
-    texts than plain decoding, the text is compared with that of the same plan without captures."""
+def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch):
+    """Its tail overwrites the draft probabilities that it reads. Compared without captures, because
+    the rule writes other texts than plain decoding."""
     bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, rule="rejection")
     options = [
         GenerateOptions(24, SamplingParams(1.0, seed=3), plan=plan, ignore_eos=True)
@@ -98,29 +97,27 @@ def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch: pytes
     assert written() == expected
 
 
-def test_all_runs_are_in_one_thread(session: Session, captures: FakeCaptures):
+def test_the_session_runs_all_graphs_in_one_thread(session: Session, captures: FakeCaptures):
     """The decoding thread ends when idle, and captured graphs would be lost with it."""
     for _ in range(2):
         session.generate_ids(*ASKED[0]).result()
     before = len(captures.captured)
-    callers = [
-        threading.Thread(target=lambda: session.generate_ids(*ASKED[0]).result()) for _ in range(3)
-    ]
-    for caller in callers:
+    for _ in range(3):
+        caller = threading.Thread(target=lambda: session.generate_ids(*ASKED[0]).result())
         caller.start()
         caller.join()
     assert len(captures.captured) == before and len(captures.threads) == 1
 
 
 @pytest.mark.parametrize("refused", ["trunk", "tail"])
-def test_a_capture_that_fails_ends_nothing(
+def test_a_failed_capture_fails_no_request(
     session: Session,
     captures: FakeCaptures,
     expected: list[list[int]],
-    caplog: pytest.LogCaptureFixture,
+    caplog,
     refused: str,
 ):
-    """What the failed runs have overwritten is put back, and the reason is told."""
+    """What the failed runs overwrote is restored, and the reason is logged."""
     captures.refused = (refused,)
     assert [session.generate_ids(*asked).result().token_ids for asked in ASKED] == expected
     uncaptured = session.backend.uncaptured
@@ -131,8 +128,8 @@ def test_a_capture_that_fails_ends_nothing(
     assert sorted(logged) == sorted(uncaptured)
 
 
-def test_a_device_that_is_lost_in_a_capture_is_lost(
-    adapter_bundle: Path, captures: FakeCaptures, monkeypatch: pytest.MonkeyPatch
+def test_a_device_error_in_a_capture_closes_the_session(
+    adapter_bundle: Path, captures: FakeCaptures, monkeypatch
 ):
     device = FakeCuda()
     session = open_on(adapter_bundle, device)
@@ -148,7 +145,9 @@ def test_a_device_that_is_lost_in_a_capture_is_lost(
     session.close()
 
 
-def test_the_thread_ends_with_the_session(adapter_bundle: Path, captures: FakeCaptures):
+def test_the_thread_for_the_device_ends_with_the_session(
+    adapter_bundle: Path, captures: FakeCaptures
+):
     def threads() -> int:
         return sum(thread.name == "pass-device" for thread in threading.enumerate())
 

@@ -42,9 +42,7 @@ class Cuda:
 
 
 @pytest.mark.parametrize("refused", [0, 1])
-def test_a_graph_that_cannot_be_captured_runs_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: int
-):
+def test_a_graph_that_cannot_be_captured_runs_without(monkeypatch, caplog, refused: int):
     """The reason is what ONNX Runtime said first; it is logged and kept."""
     cuda = Cuda.install(monkeypatch, Cuda(refused))
     assert open_session(Path("x"), "cuda") is cuda
@@ -55,9 +53,7 @@ def test_a_graph_that_cannot_be_captured_runs_without(
     assert all(settings["use_tf32"] == "0" for settings in cuda.tried)
 
 
-def test_a_backend_lists_graphs_that_cannot_be_captured(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monkeypatch):
     """The trunk when it is opened, a tail when it is first used."""
 
     def opened(path: Path, *arguments: object, **options: object) -> ort.InferenceSession:
@@ -74,13 +70,13 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(
         assert found == {file: f"no capture of {file}" for file in (trunk, "tail.ar.greedy.onnx")}
 
 
-def test_what_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_loaded_is_one_line(monkeypatch):
     Cuda.install(monkeypatch, Cuda(2))
     with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
         open_session(Path("x"), "cuda")
 
 
-def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
+def test_too_little_memory_is_told_in_words(monkeypatch):
     def create(*_: object) -> None:
         raise RuntimeError("Exception during initialization: std::bad_alloc")
 
@@ -92,9 +88,7 @@ def test_too_little_memory_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
         open_session(Path("x"), "cpu")
 
 
-def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(monkeypatch, capsys):
     """By default InferenceSession prints such an error and opens the file on the CPU."""
     opened = []
 
@@ -115,7 +109,7 @@ def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(
     assert capsys.readouterr().out == ""
 
 
-def test_a_gpu_that_did_not_start_is_said(monkeypatch: pytest.MonkeyPatch):
+def test_a_gpu_that_did_not_start_is_said(monkeypatch):
     Cuda.install(monkeypatch, Cuda(0, "CPUExecutionProvider"))
     with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
         open_session(Path("x"), "cuda")

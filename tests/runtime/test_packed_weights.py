@@ -93,9 +93,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_mapped_weights_compute_the_same_bits(
-    bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, slots: int
-):
+def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog, slots: int):
     graphs = 1 + bool(read_manifest(verified(bundle)).lookahead.adapter_rank)
     expected = logits(bundle, None, slots)
     assert (
@@ -111,7 +109,7 @@ def test_mapped_weights_compute_the_same_bits(
 
 
 def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
-    adapter_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture
+    adapter_bundle: Path, cache: Path, caplog
 ):
     """Also where its entry is gone by then: from the bundle, with the same bits."""
     expected = logits(verified(adapter_bundle))
@@ -158,7 +156,7 @@ def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path
 
 @pytest.mark.parametrize("what", ["version", "build", "cpu", "trunk", "weights"])
 def test_anything_that_matters_makes_another_entry(
-    tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+    tiny_bundle: Path, cache: Path, monkeypatch, tmp_path: Path, what: str
 ):
     logits(verified(tiny_bundle))
     [before], bundle = entries(cache), tiny_bundle
@@ -186,7 +184,7 @@ def test_anything_that_matters_makes_another_entry(
     assert before in entries(cache) and len(entries(cache)) == 2
 
 
-def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
     assert packing.describe_cpu() is None and packing.weight_key("0", "1", EXACT) is None
     big, little = (
@@ -212,9 +210,7 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "truncated", "changed"])
 @pytest.mark.parametrize("name", [NOTE_FILE, GRAPH_FILE, WEIGHTS_FILE])
-def test_a_damaged_entry_is_made_again(
-    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, name: str, how: str
-):
+def test_a_damaged_entry_is_made_again(tiny_bundle: Path, cache: Path, caplog, name: str, how: str):
     expected = logits(verified(tiny_bundle))
     logits(tiny_bundle)  # its hashes are remembered
     [entry] = cache.iterdir()
@@ -228,8 +224,8 @@ def test_a_damaged_entry_is_made_again(
 def test_wrong_weights_are_never_used_nor_made_twice(
     tiny_bundle: Path,
     cache: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    caplog,
+    monkeypatch,
 ):
     """As if ONNX Runtime had written other weights than it uses."""
     expected = logits(verified(tiny_bundle), None)
@@ -299,9 +295,7 @@ def test_of_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
     assert len(entries(cache)) == 1
 
 
-def test_what_a_killed_process_left_is_not_used(
-    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture
-):
+def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, caplog):
     process = opening(verified(tiny_bundle), KILLED)
     process.communicate("\n", timeout=120)
     assert process.returncode == -signal.SIGKILL
@@ -324,8 +318,8 @@ def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
 def test_one_that_waited_too_long_packs_for_itself(
     tiny_bundle: Path,
     cache: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    caplog,
+    monkeypatch,
 ):
     logits(verified(tiny_bundle))
     [entry] = cache.iterdir()
@@ -364,13 +358,13 @@ def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cach
     ids=["small", "too large"],
 )
 def test_weights_that_are_not_worth_it_or_do_not_fit(
-    tiny_bundle: Path, cache: Path, caplog: pytest.LogCaptureFixture, settings: dict, reason: str
+    tiny_bundle: Path, cache: Path, caplog, settings: dict, reason: str
 ):
     logits(verified(tiny_bundle), WeightCache(**settings))
     assert reason in caplog.text and not cache.exists()
 
 
-def test_a_full_disk(tiny_bundle: Path, cache: Path, caplog, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk(tiny_bundle: Path, cache: Path, caplog, monkeypatch):
     monkeypatch.setattr(packed_weights, "RESERVED_BYTES", 1 << 62)
     logits(verified(tiny_bundle))
     assert "too little room" in caplog.text and entries(cache) == []
@@ -378,7 +372,7 @@ def test_a_full_disk(tiny_bundle: Path, cache: Path, caplog, monkeypatch: pytest
 
 @pytest.mark.parametrize("where", ["not a directory", "no home"])
 def test_a_cache_that_cannot_be_written_is_no_error(
-    tiny_bundle: Path, tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch, where: str
+    tiny_bundle: Path, tmp_path: Path, caplog, monkeypatch, where: str
 ):
     verified(tiny_bundle)
     if where == "no home":
@@ -395,7 +389,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 
 
 def test_only_content_that_is_known_to_be_the_manifests(
-    tiny_bundle: Path, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+    tiny_bundle: Path, tmp_path: Path, cache: Path, caplog
 ):
     """What nobody verified may be anything: it must not be opened as something else."""
     bundle = linked(tiny_bundle, tmp_path)
@@ -412,9 +406,7 @@ def test_only_content_that_is_known_to_be_the_manifests(
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-weight-cache"]])
-def test_the_option_of_commands(
-    tiny_bundle: Path, caplog: pytest.LogCaptureFixture, flags: list[str]
-):
+def test_the_option_of_commands(tiny_bundle: Path, caplog, flags: list[str]):
     done = CliRunner().invoke(
         main, ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags]
     )
@@ -428,9 +420,7 @@ def test_the_parameter_of_triton():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_option_of_a_session(
-    tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
-):
+def test_the_option_of_a_session(tiny_bundle: Path, cache: Path, monkeypatch, wanted: bool):
     monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))
     verified(tiny_bundle)
     with load(tiny_bundle, "cpu", weight_cache=wanted) as session:

@@ -32,12 +32,10 @@ def test_known_answers(counter, key, answer):
     assert words.tolist() == list(answer)
 
 
-def test_vectorised_over_counters():
-    counters = np.array([counter for counter, _, _ in KNOWN_ANSWERS], np.uint32)
-    keys = np.array([key for _, key, _ in KNOWN_ANSWERS], np.uint32)
-    assert noise.philox4x32(counters, keys).tolist() == [
-        list(answer) for _, _, answer in KNOWN_ANSWERS
-    ]
+def test_known_answers_of_several_counters_at_once():
+    counters, keys, answers = zip(*KNOWN_ANSWERS, strict=True)
+    words = noise.philox4x32(np.array(counters, np.uint32), np.array(keys, np.uint32))
+    assert words.tolist() == [list(answer) for answer in answers]
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -66,22 +64,8 @@ def test_offsets_are_in_range_and_belong_to_the_position_alone(seed, start):
 def test_offsets_use_their_whole_range_evenly():
     offsets = noise.noise_offsets(7, np.arange(200_000, dtype=np.int64))
     for column in offsets.T:
-        for bins in (
-            np.bincount(column >> 7, minlength=256),
-            np.bincount(column & 255, minlength=256),
-        ):
-            assert chisquare(bins).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("flipped", [0, 1, 31, 32, 33, 63])
-def test_every_bit_of_the_seed_matters(flipped):
-    positions = np.arange(1000, dtype=np.int64)
-    seed = 0x0123456789ABCDEF
-    same = (
-        noise.noise_offsets(seed, positions)
-        == noise.noise_offsets(seed ^ (1 << flipped), positions)
-    ).mean()
-    assert same < 0.01  # by chance: 2^-15
+        for bits in (column >> 7, column & 255):
+            assert chisquare(np.bincount(bits, minlength=256)).pvalue > 1e-3
 
 
 def test_positions_have_offsets_of_their_own():
@@ -90,23 +74,13 @@ def test_positions_have_offsets_of_their_own():
     assert len(np.unique(offsets, axis=0)) >= 9_999
 
 
-def test_positions_beyond_32_bits_do_not_wrap():
-    low, high = noise.noise_offsets(3, np.array([5, 5 + 2**32], np.int64))
-    assert low.tolist() != high.tolist()
-
-
 @pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])
-def test_tables_reach_every_number_from_every_offset(vocab_size):
-    blocks = -(-vocab_size // 8)
+def test_tables_hold_a_number_of_its_own_for_every_use(vocab_size):
     for table in noise.noise_tables(vocab_size):
         assert table.dtype == np.int32
         # From the last offset, the last block's number is in the last row.
-        last = (2**15 - 1) * 16 + 16 + blocks - 1
+        last = (2**15 - 1) * 16 + 16 - (-vocab_size // 8) - 1
         assert last // 16 == len(table) - 1
-
-
-@pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])
-def test_no_number_is_used_twice(vocab_size):
     (blocks, count), (tokens, size) = noise.entries_per_position(vocab_size)
     assert size == 8 and count * 8 >= vocab_size > (count - 1) * 8
     entries = [*range(blocks, blocks + count), *range(tokens, tokens + size)]

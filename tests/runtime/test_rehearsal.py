@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from engine_sessions import CAPACITY, PROMPT, Gpu, assert_cpu_writes, submit_together
-from fake_gpu import add_fake_engines
+from engine_sessions import PROMPT, Gpu, assert_cpu_writes, submit_together, with_engines
 
 from pass_runtime import GenerateOptions, SamplingParams
 from pass_runtime.backends.trt.backend import RUNTIME_CACHE_FILE
-from pass_runtime.bundle.read import read_manifest
 
 SLOTS = 2
 GREEDY = SamplingParams()
@@ -24,16 +21,13 @@ LONG = ([7 + i % 90 for i in range(560)], ASKED[1][1])
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt-rtx"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = tmp_path_factory.mktemp("rehearsal") / "bundle"
-    shutil.copytree(adapter_bundle, bundle)
-    add_fake_engines(bundle, CAPACITY, 2, SLOTS, request.param)
-    return bundle
+    return with_engines(
+        adapter_bundle, tmp_path_factory.mktemp("rehearsal"), 2, SLOTS, request.param
+    )
 
 
-def test_nothing_is_captured_under_a_request_after_a_warm_up(
-    engine_bundle: Path, monkeypatch: pytest.MonkeyPatch
-):
-    gpu = Gpu(engine_bundle, monkeypatch, read_manifest(engine_bundle).engines[0].library)
+def test_after_a_warm_up_no_request_waits_for_a_capture(engine_bundle: Path, monkeypatch):
+    gpu = Gpu(engine_bundle, monkeypatch)
     with gpu.open(max_batch_size=SLOTS) as session:
         session.warm_up(GREEDY)
         captures, contexts = gpu.cuda.captures, gpu.trt.contexts
@@ -47,7 +41,7 @@ def test_nothing_is_captured_under_a_request_after_a_warm_up(
                 assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
         assert (gpu.cuda.captures, gpu.trt.contexts) == (captures, contexts)
         begun = submit_together(session, ASKED)
-        session.warm_up(GREEDY)  # beside requests, whose text stays the same
+        session.warm_up(GREEDY)  # while requests decode, whose text stays the same
         for one, stream in zip(ASKED, begun, strict=True):
             assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
     gpu.assert_empty()

@@ -25,7 +25,7 @@ def chunked(text: str, cuts: list[int]) -> list[str]:
 
 
 def run_filter(pieces: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    """-> (everything shown, piece by piece; the stop that ended it)."""
+    """Return the text that is shown, piece by piece, and the stop that ended it."""
     filter_, shown = StopFilter(stops), []
     for piece in pieces:
         text, stop = filter_.push(piece)
@@ -38,14 +38,14 @@ def run_filter(pieces: list[str], stops: list[str]) -> tuple[list[str], str | No
 @QUICK
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
 def test_shows_the_text_before_the_earliest_stop(text, stops, cuts):
-    # A stop inside another can end before the outer one does: see the test below.
+    # A stop inside another may be complete first: see the test below.
     assume(not any(inner in outer[1:-1] for inner in stops for outer in stops))
     shown, stop = run_filter(chunked(text, cuts), stops)
     at = min((text.index(s) for s in stops if s in text), default=None)
     assert "".join(shown) == text[:at]
     assert (stop is None) == (at is None)
     assert stop is None or text.startswith(stop, at)
-    # Nothing is taken back, so no prefix of what was shown may hold a stop either.
+    # Shown text is never taken back, so it may hold no stop.
     assert not any(s in "".join(shown) for s in stops)
 
 
@@ -94,13 +94,7 @@ def test_examples(pieces, stops, shown):
     assert "".join(run_filter(pieces, stops)[0]) == shown
 
 
-def test_without_stops_nothing_waits():
-    filter_ = StopFilter([])
-    assert [filter_.push(piece) for piece in ("a", "bc")] == [("a", None), ("bc", None)]
-    assert filter_.flush() == ""
-
-
-def test_flush_gives_what_was_held_once():
+def test_flush_returns_held_text_once():
     filter_ = StopFilter(["END"])
     assert filter_.push("the EN") == ("the ", None)
     assert filter_.flush() == "EN"
@@ -110,7 +104,7 @@ def test_flush_gives_what_was_held_once():
 @QUICK
 @given(text=TEXT, stops=STOPS, early=st.integers(0, 24))
 def test_a_stop_that_is_complete_too_early_is_text(text, stops, early):
-    """It neither ends the text nor hides another one that ends later."""
+    """It neither ends the text nor hides a stop that is complete later."""
     filter_, shown, stop = StopFilter(stops), "", None
     for place, character in enumerate(text):
         piece, stop = filter_.push(character, may_end=place >= early)
@@ -142,8 +136,8 @@ class CountedLookups(dict):
 
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("length", [4, 58_000])
-def test_each_character_costs_the_same_whatever_the_stops(monkeypatch, count, length):
-    """Text that always is the beginning of every stop, and now and then of none."""
+def test_each_character_costs_at_most_two_lookups_whatever_the_stops(monkeypatch, count, length):
+    """Spaces begin every stop, and each `x` begins none."""
     stops = [" " * length + chr(ord("a") + i) for i in range(count)]
     automaton = Automaton(stops)
     automaton._next = counted = CountedLookups(automaton._next)
@@ -155,8 +149,8 @@ def test_each_character_costs_the_same_whatever_the_stops(monkeypatch, count, le
     assert filter_.flush() == " " * length
 
 
-def test_making_an_automaton_costs_its_characters(monkeypatch):
-    """Words whose ends begin others again and again."""
+def test_an_automaton_is_made_with_two_lookups_a_character(monkeypatch):
+    """Of words whose ends are beginnings of others."""
     lookups = []
     step = Automaton.step
 
@@ -177,8 +171,7 @@ def test_making_an_automaton_costs_its_characters(monkeypatch):
 
 def test_stops_are_bounded():
     assert GenerateOptions(stop=["x" * (MAX_STOP_BYTES // MAX_STOPS)] * MAX_STOPS).stop_strings
+    message = "stop must be at most 64 strings, of 4096 bytes together"
     for stops in (["x"] * (MAX_STOPS + 1), ["x" * MAX_STOP_BYTES, "y"], "\u4e16" * MAX_STOP_BYTES):
-        with pytest.raises(
-            PassError, match="stop must be at most 64 strings, of 4096 bytes together"
-        ):
+        with pytest.raises(PassError, match=message):
             GenerateOptions(stop=stops)

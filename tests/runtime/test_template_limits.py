@@ -130,7 +130,7 @@ def brief() -> Limits:
     ],
 )
 @pytest.mark.timeout(60)
-def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytest.MonkeyPatch):
+def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch):
     """From any thread: signals would only reach the first."""
     monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
     template = ChatTemplate(ATTACKS[case])
@@ -146,7 +146,7 @@ def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch: pytes
         assert len(message) < 100
 
 
-def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch: pytest.MonkeyPatch):
+def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch):
     monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
     template = ChatTemplate(
         "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}"

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
+import engine_sessions
+import numpy as np
 import pytest
 from engine_sessions import (
-    CAPACITY,
     PROMPT,
     SAMPLINGS,
     Gpu,
     assert_cpu_writes,
     submit_together,
     tokens,
+    with_engines,
 )
-from fake_gpu import FakeContext, FakeCuda, FakeRuntimeCache, add_fake_engines
+from fake_gpu import FakeContext, FakeCuda, FakeRuntimeCache
 
 from pass_runtime import GenerateOptions
 from pass_runtime.backends.base import PassKind
 from pass_runtime.backends.cuda import DEVICE_LOST_ERRORS, Cuda
 from pass_runtime.backends.trt.backend import RUNTIME_CACHE_FILE
 from pass_runtime.bundle.plan import ar_plan
-from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
+
+gpu = engine_sessions.gpu
 
 SLOTS = 4
 ASKED = [
@@ -35,15 +37,9 @@ ASKED = [
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt-rtx"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = tmp_path_factory.mktemp("captures") / "bundle"
-    shutil.copytree(adapter_bundle, bundle)
-    add_fake_engines(bundle, CAPACITY, 2, SLOTS, request.param)
-    return bundle
-
-
-@pytest.fixture
-def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(engine_bundle, monkeypatch, read_manifest(engine_bundle).engines[0].library)
+    return with_engines(
+        adapter_bundle, tmp_path_factory.mktemp("captures"), 2, SLOTS, request.param
+    )
 
 
 def test_batches_that_take_turns_are_replayed(gpu: Gpu):
@@ -56,7 +52,7 @@ def test_batches_that_take_turns_are_replayed(gpu: Gpu):
         assert gpu.cuda.launches > 50
 
 
-def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch):
     given: list[tuple[int, int]] = []
     set_memory = FakeContext.set_device_memory
 
@@ -78,10 +74,8 @@ def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch: py
 @pytest.mark.parametrize(
     "function", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"]
 )
-def test_a_capture_that_fails_ends_nothing(
-    gpu: Gpu, function: str, caplog: pytest.LogCaptureFixture
-):
-    """Every program says so once, and runs as it did before."""
+def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
+    """Every program logs it once, and runs without a graph."""
     with gpu.open(max_batch_size=SLOTS) as session:
         gpu.cuda.fail_capture = function
         for _ in range(3):
@@ -96,16 +90,15 @@ def test_a_capture_that_fails_ends_nothing(
         assert len(logged) == len(set(logged)) > 5
         assert all(f"{function} failed with CUDA error 901" in message for message in logged)
         assert any(message.startswith("pass ar 4 ") for message in logged)
-        assert {message.split(" runs without")[0] for message in logged} == set(
-            session.backend.uncaptured
-        )
+        names = {message.split(" runs without")[0] for message in logged}
+        assert names == set(session.backend.uncaptured)
         gpu.cuda.fail_capture = ""
-        tokens(session, plan="two-pass", logprobs=1)  # which did not run before
+        tokens(session, plan="two-pass", logprobs=1)  # a pass with logprobs is new
         assert gpu.cuda.captures > 0
     gpu.assert_empty()
 
 
-def test_a_device_that_is_lost_in_a_capture_is_lost(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+def test_a_device_error_in_a_capture_closes_the_session(gpu: Gpu, monkeypatch):
     def lose(cuda: FakeCuda, _stream: int, _mode: int) -> tuple[int]:
         cuda.sticky = 719
         return (719,)
@@ -118,9 +111,7 @@ def test_a_device_that_is_lost_in_a_capture_is_lost(gpu: Gpu, monkeypatch: pytes
     assert session.closed
 
 
-def test_what_the_library_refuses_is_logged_in_its_words(
-    gpu: Gpu, caplog: pytest.LogCaptureFixture
-):
+def test_the_librarys_own_messages_are_logged(gpu: Gpu, caplog):
     functions = {
         "deserialize_cuda_engine": "cannot be loaded",
         "create_execution_context": "gets no execution context",
@@ -149,9 +140,7 @@ def test_what_the_library_refuses_is_logged_in_its_words(
         assert levels[logging.WARNING] == f"{name}: {function} has been asked for"
 
 
-def test_an_engine_that_says_nothing_is_explained_by_cuda(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failure_that_the_library_does_not_log_names_cudas_error(gpu: Gpu, monkeypatch):
     def fail(context: FakeContext, _stream: int) -> bool:
         context.cuda.failed(2)  # type: ignore[arg-type]
         return False
@@ -167,8 +156,8 @@ def test_an_engine_that_says_nothing_is_explained_by_cuda(
         assert tokens(session).token_ids == expected
 
 
-def test_no_error_is_left_for_later_calls(gpu: Gpu):
-    """Whatever failed was logged, so that a launch is not taken for its cause."""
+def test_cudas_last_error_is_reset_after_a_failure(gpu: Gpu):
+    """Otherwise the next launch would be taken for its cause."""
     cuda = Cuda(gpu.cuda)
     gpu.cuda.limit = 1000
     for fail in (lambda: cuda.allocate(1 << 20), lambda: cuda.capture(cuda.synchronize)):
@@ -180,7 +169,7 @@ def test_no_error_is_left_for_later_calls(gpu: Gpu):
     cuda.close()
 
 
-def test_the_errors_that_stay_are_those_of_cudas_documentation():
+def test_the_errors_that_lose_the_device_are_those_of_cudas_documentation():
     errors = pytest.importorskip("cuda.bindings.runtime").cudaError_t
     documented = {int(e): e.name for e in errors if "must be terminated" in (e.__doc__ or "")}
     if not documented:
@@ -189,9 +178,7 @@ def test_the_errors_that_stay_are_those_of_cudas_documentation():
     assert {code: errors(code).name for code in DEVICE_LOST_ERRORS} == DEVICE_LOST_ERRORS
 
 
-def test_what_is_written_between_passes_is_not_waited_for(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_written_between_passes_is_not_waited_for(gpu: Gpu, monkeypatch):
     """Each pass waits once, however many windows it was given, and reads none of them too late."""
     waits: list[int] = []
     synchronize = FakeCuda.cudaStreamSynchronize
@@ -221,9 +208,7 @@ def test_what_is_written_between_passes_is_not_waited_for(
         assert len(waits) == 3
 
 
-def test_more_than_the_staging_memory_holds(gpu: Gpu):
-    import numpy as np
-
+def test_uploads_larger_than_the_staging_memory(gpu: Gpu):
     cuda = Cuda(gpu.cuda, staging_bytes=256)
     address = cuda.allocate(1 << 12)
     for size in (8, 100, 256, 257, 1 << 12):
@@ -238,7 +223,7 @@ def test_more_than_the_staging_memory_holds(gpu: Gpu):
 
 
 class TestRuntimeCache:
-    """Of TensorRT-RTX."""
+    """TensorRT-RTX keeps the kernels that it compiles."""
 
     @pytest.fixture
     def path(self, gpu: Gpu) -> Path:
@@ -249,7 +234,7 @@ class TestRuntimeCache:
         return path
 
     def compiled(self, gpu: Gpu) -> int:
-        """How many kernels a new process compiles."""
+        """How many kernels a new session compiles."""
         gpu.trt.compiled = 0
         with gpu.open() as session:
             tokens(session, plan="two-pass")
@@ -262,13 +247,13 @@ class TestRuntimeCache:
         assert path.stat().st_mtime_ns == written  # nothing new, nothing written
         assert not list(path.parent.glob(f".{path.name}*"))
 
-    def test_one_that_is_not_for_this_gpu_is_replaced(self, gpu: Gpu, path: Path):
+    def test_an_unreadable_cache_is_replaced(self, gpu: Gpu, path: Path):
         path.write_bytes(b"of another one")
         assert self.compiled(gpu) > 3
         assert self.compiled(gpu) == 0
 
     def test_where_it_cannot_be_written_kernels_are_compiled_again(
-        self, gpu: Gpu, path: Path, monkeypatch: pytest.MonkeyPatch
+        self, gpu: Gpu, path: Path, monkeypatch
     ):
         path.mkdir()
         try:
@@ -286,8 +271,8 @@ class TestRuntimeCache:
             tokens(session)
         session.close()
 
-    def test_what_it_says_cannot_be_captured_is_not(
-        self, gpu: Gpu, path: Path, caplog: pytest.LogCaptureFixture
+    def test_a_stream_that_it_calls_uncapturable_is_not_captured(
+        self, gpu: Gpu, path: Path, caplog
     ):
         gpu.trt.refuses = {"is_stream_capturable"}
         assert self.compiled(gpu) > 3

@@ -80,7 +80,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_engines_read_them(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_engines_read_them(bundle: Path, monkeypatch):
     """The warm-up captures them for every slot; while others decode, chunks are narrow as ever."""
     read: list[int] = []
     prefill = TrtBackend.prefill
@@ -116,7 +116,7 @@ def test_engines_read_them(bundle: Path, monkeypatch: pytest.MonkeyPatch):
         assert read.count(32) > 20 and max(read) == 32, read
 
 
-def test_onnx_runtime_offers_them_on_cuda_alone(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_onnx_runtime_offers_them_on_cuda_alone(bundle: Path, monkeypatch):
     def widths(device: str, capacity: int | None = None) -> tuple[int, ...]:
         monkeypatch.setattr(ort_backend, "choose_device", lambda _: device)
         monkeypatch.setattr(ort_backend.OrtBackend, "_open_trunks", lambda *_: None)
