@@ -267,12 +267,14 @@ def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Pat
 
 @pytest.fixture(scope="session")
 def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable[[str], Path]:
-    """Give the tiny Llama with the weights of `adapter_bundle`, L=4, in a format of --weights."""
+    """Return a function: a format of --weights, or "fp16" -> the tiny Llama in it, with the weights
+    of `adapter_bundle` and L=4."""
 
-    def bundle(weights: str) -> Path:
-        options = {"weights": weights, "lookahead_weights": adapter_weights}
+    def bundle(name: str) -> Path:
+        options = {"dtype": name} if name == "fp16" else {"weights": name}
+        options["lookahead_weights"] = adapter_weights
         return made_once(
-            shared / f"in-{weights}", lambda output: export_bundle(tiny_model, output, **options)
+            shared / f"in-{name}", lambda output: export_bundle(tiny_model, output, **options)
         )
 
     return bundle
@@ -304,6 +306,14 @@ def subset_bundle(shared: Path, traces: None) -> Path:
         export_bundle(model, directory / "bundle", lookahead=4, lookahead_weights=weights)
 
     return made_once(shared / "subset", make) / "bundle"
+
+
+@pytest.fixture(scope="session")
+def rejection_bundle(subset_bundle: Path, shared: Path) -> Path:
+    """As `subset_bundle`, with the rejection rule."""
+    model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
+    options = {"lookahead": 4, "lookahead_weights": weights, "rule": "rejection"}
+    return made_once(shared / "rejection", lambda output: export_bundle(model, output, **options))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""Tiny random models of every family: their configurations, tokenizers, and directories and .gguf
-files of them."""
+"""Random configurations and tokenizers of every family, and the tiny models made from them as
+directories and as .gguf files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ import gguf
 import numpy as np
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import generate_merges
 
 from conftest import CORPUS, make_model, randomize_vectors
 from pass_exporter.model.families import SUPPORTED_FAMILIES
 
 KINDS = ("byte-level", "byte-fallback", "metaspace", "wordpiece")
 GGUF_KINDS = KINDS[:2]
-"""Tokenizers that are restored from .gguf files; the others are refused."""
+"""Tokenizers that an export reads from .gguf files; it refuses the others."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 GGUF_NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}
-"""Families -> the architecture of their .gguf files, if it has another name."""
+"""The architecture in .gguf files of a family, if it has another name."""
 NO_GGUF = ("gemma", "olmo2")
-"""Families whose .gguf files transformers does not read; tests/exporter/test_gguf.py has the
-refusal."""
+"""Families whose .gguf files transformers does not read (refused: tests/exporter/test_gguf.py)."""
 HEAD_SIZES = ("llama", "mistral", "qwen3", "gemma", "gemma3_text")
-"""Families with a size of heads of its own; it is hidden_size / num_attention_heads in the
-others."""
+"""Families whose `head_dim` is free; in the others it is hidden_size / num_attention_heads."""
 BIASED = ("llama", "qwen3", "gemma", "gemma3_text", "olmo2")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu", "relu")
 ACTIVATION = {"gemma": "hidden_act", "gemma3_text": "hidden_activation"}
@@ -39,7 +48,7 @@ ACTIVATION = {"gemma": "hidden_act", "gemma3_text": "hidden_activation"}
 
 @dataclass(frozen=True)
 class Case:
-    """A model to make. prefix_space: whether a byte-fallback tokenizer puts a space before a
+    """A model to make. prefix_space: whether a byte-fallback tokenizer adds a space before a
     text."""
 
     family: str
@@ -122,20 +131,9 @@ def rotations(draw: st.DrawFn, family: str, positions: int) -> dict[str, Any]:
 
 
 def tokenizer_of(case: Case) -> Any:
-    """A tokenizer with the ids of SPECIAL, which begins a text with <s>, and a chat template."""
+    """Return a tokenizer with the special tokens SPECIAL, which begins a text with <s>, and with a
+    chat template."""
     kind = case.tokenizer
-    from tokenizers import (
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-        trainers,
-    )
-    from transformers import LlamaTokenizer, PreTrainedTokenizerFast
-    from transformers.tokenization_utils_base import generate_merges
-
     options = {"vocab_size": 360, "special_tokens": list(SPECIAL), "show_progress": False}
     if kind == "byte-level":
         tokenizer = Tokenizer(models.BPE())
@@ -147,25 +145,15 @@ def tokenizer_of(case: Case) -> Any:
         tokenizer.train_from_iterator(CORPUS, trainer)
     elif kind == "byte-fallback":
         letters = sorted(set("▁" + "".join(CORPUS).replace(" ", "▁")) - set("ÜßäéÜ12345"))
-        words = [
-            *SPECIAL[:3],
-            *(f"<0x{byte:02X}>" for byte in range(256)),
-            "▁t",
-            "he",
-            "▁the",
-            "in",
-            *letters,
-        ]
-        words += SPECIAL[3:]
+        words = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256))]
+        words += ["▁t", "he", "▁the", "in", *letters, *SPECIAL[3:]]
         vocab = {word: token for token, word in enumerate(words)}
         merges = generate_merges(vocab, {word: -float(token) for word, token in vocab.items()})
         tokenizer = LlamaTokenizer(
             vocab=vocab, merges=merges, add_prefix_space=case.prefix_space
         ).backend_tokenizer
         tokenizer.add_special_tokens(list(SPECIAL))
-        if (
-            case.family == "phi3" and case.prefix_space
-        ):  # the published ones put it behind special tokens, too
+        if case.family == "phi3" and case.prefix_space:  # after special tokens, too, as published
             tokenizer.normalizer = normalizers.Sequence(
                 [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
             )
@@ -196,28 +184,21 @@ def tokenizer_of(case: Case) -> Any:
 def save(case: Case, directory: Path) -> Path:
     """Save the model as transformers does; return its directory."""
     tokenizer = tokenizer_of(case)
-    given = {
+    config = {
         name: value
         for name, value in case.config.items()
         if value is not None or name == "sliding_window"
     }
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-    }
-    if "head_dim" not in given:
-        sizes["head_dim"] = case.config["hidden_size"] // case.config["num_attention_heads"]
-    make_model(directory, case.family, **(sizes | given))
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    make_model(directory, case.family, vocab_size=len(tokenizer), **ids, **config)
     randomize_vectors(directory)
     tokenizer.save_pretrained(directory)
     return directory
 
 
 def save_gguf(case: Case, model: Path, path: Path) -> Path:
-    """Write the saved model in float32, under the keys and names that llama.cpp's converter gives
-    it."""
+    """Write the saved model in float32 with the keys and names of llama.cpp's converter."""
     config, arch = case.config, GGUF_NAMES.get(case.family, case.family)
     writer = gguf.GGUFWriter(path, arch)
     heads = config["num_attention_heads"]
@@ -276,9 +257,7 @@ def _add_rotation(writer: gguf.GGUFWriter, arch: str, rope: dict[str, Any], size
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if (
-        rope["rope_type"] == "dynamic"
-    ):  # the converter leaves it out, and with it what the model computes
+    if rope["rope_type"] == "dynamic":  # llama.cpp's converter leaves this key out
         writer.add_string(f"{arch}.rope.scaling.type", "dynamic")
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
@@ -317,10 +296,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, case: Case, model: Path) -> None:
 
 
 def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp's order of the rows of q and k, and of their biases: the two halves of a head in
+    """Return the rows (or biases) of q or k in llama.cpp's order: from the two halves of a head in
     turn."""
-    return (
-        rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
-        .swapaxes(1, 2)
-        .reshape(rows.shape)
-    )
+    halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -1,9 +1,8 @@
-"""Tokens of requests in a busy session are those of plain decoding in a fresh one, whatever happens
-beside them.
+"""Requests in a busy session write the tokens of plain decoding in a session of their own.
 
-Random plans, samplings, processors, salts, neighbours, cancellations and moves, with the prefix
-cache. The scheduler's steps are driven by hand, so that a seed that fails can be had again; only
-`auto` also depends on the speed of passes.
+Plans, samplings, processors, salts, neighbours and cancellations are random, with the prefix cache.
+The test calls the steps of the scheduler, so that a seed repeats a failure. Only `auto` also
+depends on the speed of passes.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import pytest
 from conftest import export_bundle, make_model, write_random_weights
 from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.decode.prefix_cache import common_prefix
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import SequenceState
@@ -44,21 +44,25 @@ CONSTRAINTS = (
     ),
 )
 PLANS = ("ar", "two-pass", "two-pass", "fused", "fused", "fused:2,1,1", "auto", "auto")
+EVENTS = (
+    *("moves", "passes of several", "accepted", "cancelled", "found in the cache", "processed"),
+)
 TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1")
 
 
 @dataclass
-class Found:
-    """What was compared. noted: how often what the test is about has happened."""
+class Comparison:
+    """Results of a comparison. tokens: how many were compared. events: how often each of the events
+    happened that the test is about."""
 
     tokens: int = 0
     differences: list[str] = field(default_factory=list)
-    noted: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
 
 
 class Requests:
-    """Draws requests: prompts that often begin alike, and options that decide the text, and how it
-    is decoded. Where there are trees, all requests of some sessions take one."""
+    """Draws requests: prompts that often begin alike, and options of the text and of its decoding.
+    If the bundle has trees, all requests of some sessions take one."""
 
     def __init__(self, session: Session, chance: random.Random) -> None:
         self._chance, self._session = chance, session
@@ -87,9 +91,8 @@ class Requests:
             reuse_prefix=often() < 0.2,
             cache_salt=one(["", "", "a"]),
         )
-        return (
-            options if self._only_trees or often() < 0.5 else replace(options, **self._processors())
-        )
+        plain = self._only_trees or often() < 0.5
+        return options if plain else replace(options, **self._processors())
 
     def _sampling(self) -> SamplingParams:
         sampling = SamplingParams(
@@ -122,39 +125,37 @@ class Requests:
 
 
 class WatchedRunner(Runner):
-    """Counts what happens."""
+    """Counts events."""
 
-    def __init__(self, session: Session, noted: Counter[str]) -> None:
+    def __init__(self, session: Session, events: Counter[str]) -> None:
         super().__init__(session.backend)
-        self.noted = noted
+        self.events = events
 
     def _move(self, source, target):
-        self.noted["moves"] += 1
+        self.events["moves"] += 1
         super()._move(source, target)
 
     def run(self, plan, drafts):
         results, seconds = super().run(plan, drafts)
-        self.noted["trees"] += bool(plan.parents)
-        self.noted["passes of several"] += len(results) > 1
-        self.noted["accepted"] += sum(len(result.tokens) - 1 for result in results)
+        self.events["trees"] += bool(plan.parents)
+        self.events["passes of several"] += len(results) > 1
+        self.events["accepted"] += sum(len(result.tokens) - 1 for result in results)
         return results, seconds
 
 
 def plain(session: Session, sequence: SequenceState, options: GenerateOptions) -> list[int]:
-    alone = replace(
-        options, plan="ar", draft=None, lookahead=None, logprobs=None, reuse_prefix=False
-    )
+    changes = {"draft": None, "lookahead": None, "logprobs": None, "reuse_prefix": False}
+    alone = replace(options, plan="ar", **changes)
     return session.generate_ids(sequence.request.prompt_ids, alone).result().token_ids
 
 
-def compare(
-    bundle: Path, slots: int, tokens: int, seed: int, found: Found, threads: int = 1
-) -> None:
-    """Decode requests until `tokens` tokens are written, and every one of them again, alone."""
-    chance, asked = random.Random(seed), list[tuple[SequenceState, GenerateOptions]]()
-    with load(bundle, "cpu", threads=threads, verify=False, max_batch_size=slots) as session:
+def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Comparison) -> None:
+    """Decode requests until `tokens` tokens are written. Then decode each of them again, alone."""
+    chance, sequences = random.Random(seed), list[tuple[SequenceState, GenerateOptions]]()
+    options = {"threads": 1, "verify": False, "max_batch_size": slots}
+    with load(bundle, "cpu", **options) as session:
         requests = Requests(session, chance)
-        runner = WatchedRunner(session, found.noted)
+        runner = WatchedRunner(session, found.events)
         tuners = Tuners(
             session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room
         )
@@ -162,68 +163,50 @@ def compare(
         written = 0
         while written < tokens or not scheduler.idle:
             if written < tokens and len(scheduler.waiting) < 2 and chance.random() < 0.5:
-                options, prompt = requests.options(), requests.prompt()
-                sequence = SequenceState(
-                    session.request(prompt, options), TextStream(session.tokenizer, prompt, ())
-                )
+                request, prompt = requests.options(), requests.prompt()
+                text = TextStream(session.tokenizer, prompt, ())
+                sequence = SequenceState(session.request(prompt, request), text)
                 scheduler.reserve(1)
                 scheduler.add(sequence)
-                asked.append((sequence, options))
-            if asked and chance.random() < 0.02:
-                chance.choice(asked[-slots:])[0].cancelled = True
+                sequences.append((sequence, request))
+            if sequences and chance.random() < 0.02:
+                chance.choice(sequences[-slots:])[0].cancelled = True
             scheduler.step()
-            written = sum(sequence.written for sequence, _ in asked)
-    with load(
-        bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, prefix_cache=False
-    ) as fresh:
-        for number, (sequence, options) in enumerate(asked):
-            got, expected = (
-                sequence.tokens[len(sequence.request.prompt_ids) :],
-                plain(fresh, sequence, options),
-            )
-            assert sequence.finished is not None and sequence.finished.error is None, (
-                sequence.finished
-            )
-            cancelled = sequence.finished.reason == "cancelled"
-            found.noted["cancelled"] += cancelled
-            found.noted["found in the cache"] += sequence.stats.cached_tokens
-            found.noted["processed"] += sequence.processors is not None
-            found.tokens += len(got)
-            if got != (expected[: len(got)] if cancelled else expected):
-                at = next(
-                    (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), -1
-                )
-                found.differences.append(
-                    f"seed {seed}, {slots} slots, request {number}, token {at}: {options}"
-                )
+            written = sum(sequence.written for sequence, _ in sequences)
+    with load(bundle, "cpu", **options, prefix_cache=False) as fresh:
+        for number, (sequence, request) in enumerate(sequences):
+            busy = sequence.tokens[len(sequence.request.prompt_ids) :]
+            expected = plain(fresh, sequence, request)
+            end = sequence.finished
+            assert end is not None and end.error is None, end
+            cancelled = end.reason == "cancelled"
+            found.events["cancelled"] += cancelled
+            found.events["found in the cache"] += sequence.stats.cached_tokens
+            found.events["processed"] += sequence.processors is not None
+            found.tokens += len(busy)
+            if busy != (expected[: len(busy)] if cancelled else expected):
+                where = f"seed {seed}, {slots} slots, request {number}"
+                at = common_prefix(busy, expected)
+                found.differences.append(f"{where}, token {at}: {request}")
 
 
-def compared(bundle: Path, tokens: int, seed: int = 0) -> Found:
-    found = Found()
-    for number in range(max(3, tokens // 1000)):
+def compared(bundle: Path, tokens: int, seed: int, *, trees: bool) -> Comparison:
+    """Compare `tokens` tokens of several sessions. trees: whether the bundle decodes with trees."""
+    found, sessions = Comparison(), max(3, tokens // 1000)
+    for number in range(sessions):
         slots = (2, 4, 3, 8)[number % 4]
-        compare(bundle, slots, tokens // max(3, tokens // 1000), seed + number, found)
+        compare(bundle, slots, tokens // sessions, seed + number, found)
     assert not found.differences, "\n".join(found.differences)
+    for name in (*EVENTS, *(["trees"] if trees else [])):
+        assert found.events[name], f"{name}: it has not happened"
+    assert trees or not found.events["trees"]
     return found
-
-
-def check_noted(found: Found, *, trees: bool) -> None:
-    for name in (
-        "moves",
-        "passes of several",
-        "accepted",
-        "cancelled",
-        "found in the cache",
-        "processed",
-    ):
-        assert found.noted[name], f"{name}: it has not happened, so that this test shows little"
-    assert bool(found.noted["trees"]) == trees
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Exports a model that soon repeats itself, so that drafts of every kind are accepted, with
-    these weights."""
+    """Return a function: a format of --weights -> a bundle of a model that soon repeats itself, so
+    that drafts of every kind are accepted."""
     directory = tmp_path_factory.mktemp("busy")
     model = make_model(directory / "model", vocab_size=1024, initializer_range=0.06)
     drafting = write_random_weights(
@@ -241,18 +224,16 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("weights", ["full", "w8a8"])
 def test_no_token_differs(bundles: Callable[[str], Path], weights: str):
-    check_noted(compared(bundles(weights), 1500), trees=weights == "full")
+    compared(bundles(weights), 1500, seed=0, trees=weights == "full")
 
 
 @pytest.mark.slow
 @pytest.mark.seldom
 def test_no_token_of_many_differs(bundles: Callable[[str], Path]):
     """PASS_BUSY_BUNDLE names another bundle, PASS_BUSY_TOKENS says how many tokens to compare."""
-    tokens, given = (
-        int(os.environ.get("PASS_BUSY_TOKENS", "7000")),
-        os.environ.get("PASS_BUSY_BUNDLE"),
-    )
+    tokens = int(os.environ.get("PASS_BUSY_TOKENS", "7000"))
+    given = os.environ.get("PASS_BUSY_BUNDLE")
     for bundle in (Path(given),) if given else map(bundles, ("full", "w8a8")):
-        found = compared(bundle, tokens, seed=100)
-        print(f"{bundle}: {found.tokens} tokens, no difference; {dict(found.noted)}")
-        check_noted(found, trees=read_manifest(bundle).model.weights == "full")
+        trees = read_manifest(bundle).model.weights == "full"
+        found = compared(bundle, tokens, seed=100, trees=trees)
+        print(f"{bundle}: {found.tokens} tokens, no difference; {dict(found.events)}")

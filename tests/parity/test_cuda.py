@@ -1,12 +1,14 @@
-"""The same bundle on ONNX Runtime's CUDA provider: run with `-m gpu` on a machine that has one."""
+"""A bundle on ONNX Runtime's CUDA provider writes what it writes on the CPU (`-m gpu`)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime as ort
 import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
+from same_text import assert_same_text
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,36 +23,29 @@ pytestmark = [
 )
 def test_cuda_writes_what_the_cpu_writes(random_bundle: Path, sampling: SamplingParams):
     cpu, prompt = load(random_bundle, "cpu", threads=1), list(range(2, 60))
-    expected = run_tokens(
-        cpu, prompt, GenerateOptions(80, sampling, plan="ar", ignore_eos=True)
-    ).token_ids
+    plain = GenerateOptions(80, sampling, plan="ar", ignore_eos=True)
+    expected = run_tokens(cpu, prompt, plain).token_ids
     with load(random_bundle, "cuda") as cuda:
-        for plan in ("ar", "two-pass"):
-            options = GenerateOptions(80, sampling, plan=plan, ignore_eos=True)
+        for options in (plain, replace(plain, plan="two-pass")):
             tokens = run_tokens(cuda, prompt, options).token_ids
-            difference = first_difference(cpu, prompt, options, expected, tokens)
-            assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
+            assert_same_text(cpu, prompt, options, expected, tokens)
 
 
-def test_requests_side_by_side(random_bundle: Path):
-    """Growing past the first capacity, too."""
+def test_requests_of_one_batch_write_what_they_write_alone(random_bundle: Path):
+    """The longest ones need a larger KV capacity than the first."""
     cpu = load(random_bundle, "cpu", threads=1)
-    asked = [
-        (
+    requests = []
+    for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar")):
+        prompt, sampling = (
             [2 + (7 * i + k) % 300 for k in range(5 + 60 * i)],
-            GenerateOptions(
-                40 + 10 * i, SamplingParams(0.9 * (i % 2), seed=i), plan=plan, ignore_eos=True
-            ),
+            SamplingParams(0.9 * (i % 2), seed=i),
         )
-        for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar"))
-    ]
+        requests.append(
+            (prompt, GenerateOptions(40 + 10 * i, sampling, plan=plan, ignore_eos=True))
+        )
     with load(random_bundle, "cuda", max_batch_size=4) as cuda:
-        streams = [cuda.generate_ids(*one) for one in asked]
+        streams = [cuda.generate_ids(*request) for request in requests]
         written = [stream.result().token_ids for stream in streams]
-    for (prompt, options), tokens in zip(asked, written, strict=True):
-        alone = GenerateOptions(
-            options.max_new_tokens, options.sampling, plan="ar", ignore_eos=True
-        )
-        expected = run_tokens(cpu, prompt, alone).token_ids
-        difference = first_difference(cpu, prompt, alone, expected, tokens)
-        assert difference is None or difference.is_near_tie, f"{options.plan}: {difference}"
+    for (prompt, options), tokens in zip(requests, written, strict=True):
+        plain = replace(options, plan="ar")
+        assert_same_text(cpu, prompt, plain, run_tokens(cpu, prompt, plain).token_ids, tokens)

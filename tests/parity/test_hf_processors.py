@@ -1,4 +1,4 @@
-"""Penalties, biases and forbidden tokens are Hugging Face's, token for token, greedily."""
+"""Greedy text with penalties, biases and forbidden tokens is that of transformers' processors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from conftest import VOCAB_SIZE
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 
 PROMPT = "The quick brown fox jumps over"
@@ -24,14 +25,14 @@ NEAR_TIE = 2e-3
 
 
 class OpenAiPenalties:
-    """Frequency and presence penalties by the formula of OpenAI's API reference, over what was
-    written."""
+    """Frequency and presence penalties of the tokens after the prompt, by the formula of OpenAI's
+    API reference."""
 
-    def __init__(self, prompt: int, frequency: float, presence: float) -> None:
-        self._prompt, self._frequency, self._presence = prompt, frequency, presence
+    def __init__(self, prompt_length: int, frequency: float, presence: float) -> None:
+        self._prompt_length, self._frequency, self._presence = prompt_length, frequency, presence
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        count = torch.bincount(ids[0, self._prompt :], minlength=scores.shape[-1])
+        count = torch.bincount(ids[0, self._prompt_length :], minlength=scores.shape[-1])
         return scores - self._frequency * count - self._presence * (count > 0)
 
 
@@ -55,7 +56,7 @@ def bundle_session(random_bundle: Path) -> Session:
     banned=st.sampled_from([(), (11, 40), (7,)]),
     plan=st.sampled_from(["ar", "two-pass", "fused"]),
 )
-def test_token_for_token(
+def test_every_token_has_the_highest_processed_score(
     model: torch.nn.Module,
     bundle_session: Session,
     frequency: float,
@@ -68,23 +69,11 @@ def test_token_for_token(
 ):
     prompt = bundle_session.encode(PROMPT)
     end = bundle_session.manifest.model.eos_token_ids[0]
-    sampling = SamplingParams(
-        frequency_penalty=frequency,
-        presence_penalty=presence,
-        repetition_penalty=repetition,
-        logit_bias=bias,
-    )
-    options = GenerateOptions(
-        32,
-        sampling,
-        plan=plan,
-        ignore_eos=True,
-        min_tokens=minimum,
-        stop_token_ids=[end],
-        allowed_token_ids=[
-            t for t in range(bundle_session.manifest.model.vocab_size) if t not in banned
-        ],
-    )
+    penalties = {"frequency_penalty": frequency, "presence_penalty": presence}
+    sampling = SamplingParams(repetition_penalty=repetition, logit_bias=bias, **penalties)
+    allowed = [t for t in range(VOCAB_SIZE) if t not in banned]
+    limits = {"min_tokens": minimum, "stop_token_ids": [end], "allowed_token_ids": allowed}
+    options = GenerateOptions(32, sampling, plan=plan, ignore_eos=True, **limits)
     written = bundle_session.generate_ids(prompt, options).result().token_ids
     processors = LogitsProcessorList()
     if bias:
@@ -107,9 +96,5 @@ def test_token_for_token(
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[:, -1].float()
         scores = processors(torch.tensor([ids]), logits)[0]
-        assert scores.max() - scores[token] < NEAR_TIE, (
-            len(ids) - len(prompt),
-            token,
-            int(scores.argmax()),
-        )
+        assert scores.max() - scores[token] < NEAR_TIE, (ids, token, int(scores.argmax()))
         ids.append(token)

@@ -1,5 +1,5 @@
-"""Whatever a draft head does, the text is plain decoding's: with candidates that are a part of the
-vocabulary, and by either rule. (`test_lossless` has a head that sees all of a small one.)"""
+"""With a draft head that chooses from a part of the vocabulary, every plan writes the text of plain
+decoding. (In `test_lossless` the head chooses from a whole small vocabulary.)"""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
+from same_text import assert_same_text
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 PLANS = [
@@ -25,13 +25,8 @@ def session(subset_bundle: Path) -> Session:
 
 
 @pytest.fixture(scope="module")
-def by_rejection(subset_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    source, output = subset_bundle.parent, tmp_path_factory.mktemp("rejection") / "bundle"
-    weights = source / "lookahead.safetensors"
-    export_bundle(
-        source / "model", output, lookahead=4, lookahead_weights=weights, rule="rejection"
-    )
-    return load(output, "cpu", threads=1)
+def rejecting(rejection_bundle: Path) -> Session:
+    return load(rejection_bundle, "cpu", threads=1)
 
 
 def options(sampling: SamplingParams, plan: str, lookahead: int | None = None) -> GenerateOptions:
@@ -42,11 +37,7 @@ def check(session: Session, sampling: SamplingParams) -> None:
     prompt = session.encode("The quick brown fox jumps over")
     plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
     for plan, lookahead in PLANS:
-        fast = options(sampling, plan, lookahead)
-        difference = first_difference(
-            session, prompt, fast, plain, run_tokens(session, prompt, fast).token_ids
-        )
-        assert difference is None or difference.is_near_tie, (plan, lookahead, str(difference))
+        assert_same_text(session, prompt, options(sampling, plan, lookahead), plain)
 
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
@@ -54,16 +45,18 @@ def test_every_plan_is_plain_decoding(session: Session, sampling: SamplingParams
     check(session, sampling)
 
 
-def test_by_rejection_greedy_text_is_plain_decoding(by_rejection: Session):
-    check(by_rejection, SAMPLING[0])
+def test_greedy_text_with_the_rejection_rule_is_plain_decoding(rejecting: Session):
+    check(rejecting, SAMPLING[0])
 
 
 @pytest.mark.parametrize("sampling", SAMPLING[1:], ids=["sample", "truncated"])
-def test_by_rejection_every_plan_draws_tokens(by_rejection: Session, sampling: SamplingParams):
-    """Their distribution is tested on the tails; here their q goes from pass to pass."""
-    prompt = by_rejection.encode("The quick brown fox jumps over")
+def test_sampled_text_with_the_rejection_rule_is_repeatable(
+    rejecting: Session, sampling: SamplingParams
+):
+    """The tests of the tails compare its distribution."""
+    prompt = rejecting.encode("The quick brown fox jumps over")
     for plan, lookahead in PLANS[:-1]:
-        asked = options(sampling, plan, lookahead)
-        tokens, again = (run_tokens(by_rejection, prompt, asked).token_ids for _ in range(2))
+        request = options(sampling, plan, lookahead)
+        tokens, again = (run_tokens(rejecting, prompt, request).token_ids for _ in range(2))
         assert len(tokens) == 24 and max(tokens) < 1024
         assert tokens == again

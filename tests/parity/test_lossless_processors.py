@@ -1,5 +1,4 @@
-"""Constraints, penalties and biases: whatever the plan, the tokens are those of plain decoding with
-them."""
+"""With constraints, penalties and biases, every plan writes the text of plain decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import export_bundle
 from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import run_tokens
 
@@ -46,7 +44,7 @@ def session(request: pytest.FixtureRequest) -> Session:
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict:
-    """The fields of GenerateOptions, without the plan."""
+    """Draw the fields of GenerateOptions but the plan."""
     constraint = draw(st.sampled_from(CONSTRAINTS))
     sampling = SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.8, 1.5])),
@@ -87,10 +85,9 @@ def test_every_plan_writes_what_plain_decoding_writes(
 
 
 def check(session: Session, request: dict, tokens: list[int], reason: str) -> None:
-    """The text is what was requested."""
-    text = session.tokenizer.decode(
-        [token for token in tokens if token not in session.manifest.model.eos_token_ids]
-    )
+    """Assert that the text follows the constraint, the bad words and the allowed tokens."""
+    ends = session.manifest.model.eos_token_ids
+    text = session.tokenizer.decode([token for token in tokens if token not in ends])
     if request["allowed_token_ids"]:
         assert set(tokens) <= set(request["allowed_token_ids"])
     if request["constraint"] is None:
@@ -103,13 +100,10 @@ def check(session: Session, request: dict, tokens: list[int], reason: str) -> No
         assert reason != "stop" or text in constraint.choice
 
 
-def test_requests_of_one_batch_keep_to_themselves(session: Session):
-    """Beside a neighbour with other processors, or with none, a request writes what it writes
-    alone."""
+def test_requests_of_one_batch_do_not_share_processors(session: Session):
+    penalized = SamplingParams(0.9, seed=1, frequency_penalty=0.9)
     requests = [
-        GenerateOptions(
-            24, SamplingParams(0.9, seed=1, frequency_penalty=0.9), plan="fused", ignore_eos=True
-        ),
+        GenerateOptions(24, penalized, plan="fused", ignore_eos=True),
         GenerateOptions(24, SamplingParams(0.9, seed=2), plan="fused", constraint=CONSTRAINTS[1]),
         GenerateOptions(24, SamplingParams(0.9, seed=3), plan="fused", ignore_eos=True),
     ]
@@ -118,7 +112,7 @@ def test_requests_of_one_batch_keep_to_themselves(session: Session):
     assert [generation.result().token_ids for generation in together] == alone
 
 
-def test_what_a_grammar_leaves_no_choice_of_is_a_draft(session: Session):
+def test_a_token_that_a_grammar_forces_is_a_draft(session: Session):
     constraint = Constraint(choice=["the quick brown fox jumps over the lazy dog"])
     results = {
         plan: session.generate("a", GenerateOptions(60, plan=plan, constraint=constraint)).result()
@@ -131,9 +125,7 @@ def test_what_a_grammar_leaves_no_choice_of_is_a_draft(session: Session):
         assert "grammar" in {token.source for token in results[plan].tokens}
 
 
-def test_lists_grow_with_the_text(random_bundle: Path):
-    """Also where nothing drafts, so that nobody has looked at the newest token before a pass is
-    laid out."""
+def test_penalties_count_the_newest_token_without_drafts_too(random_bundle: Path):
     options = GenerateOptions(60, SamplingParams(frequency_penalty=1.5), ignore_eos=True)
     with load(random_bundle, "cpu", threads=1) as session:
         expected = session.generate("a", replace(options, plan="ar")).result().token_ids
@@ -142,40 +134,27 @@ def test_lists_grow_with_the_text(random_bundle: Path):
     assert len(set(expected)) > 20
 
 
-@pytest.fixture(scope="module")
-def by_rejection(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_bundle(
-        tiny_model, tmp_path_factory.mktemp("rejection") / "bundle", rule="rejection"
-    )
-
-
 @pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
-def test_the_rejection_rule_draws_from_what_is_allowed(by_rejection: Path, plan: str):
-    """Of two letters every plan draws each about as often as plain decoding does, and nothing
-    else."""
-    with load(by_rejection, "cpu", threads=1, max_batch_size=4) as session:
+def test_the_rejection_rule_draws_allowed_tokens_as_often_as_plain_decoding(
+    rejection_bundle: Path, plan: str
+):
+    with load(rejection_bundle, "cpu", threads=1, max_batch_size=4) as session:
         letters = [session.tokenizer.token_to_id(letter) for letter in ("a", "b")]
         assert None not in letters
+        bias = dict.fromkeys(letters, 60.0)
+        fixed = {"ignore_eos": True, "allowed_token_ids": letters}
         options = [
-            GenerateOptions(
-                40,
-                SamplingParams(1.0, seed=seed, logit_bias=dict.fromkeys(letters, 60.0)),
-                plan=plan,
-                ignore_eos=True,
-                allowed_token_ids=letters,
-            )
+            GenerateOptions(40, SamplingParams(1.0, seed=seed, logit_bias=bias), plan=plan, **fixed)
             for seed in range(30)
         ]
-        plain = counts_of(session, [replace(each, plan="ar") for each in options])
-        counts = counts_of(session, options)
+        plain = token_counts(session, [replace(each, plan="ar") for each in options])
+        counts = token_counts(session, options)
     assert set(counts) <= set(letters)
-    shares = [found[letters[0]] / found.total() for found in (plain, counts)]
-    assert abs(shares[0] - shares[1]) < 0.07, (
-        shares
-    )  # of 1,200 draws: 3.4 standard deviations, with fixed seeds
+    shares = [each[letters[0]] / each.total() for each in (plain, counts)]
+    assert abs(shares[0] - shares[1]) < 0.07, shares  # 3.4 standard deviations of 1200 draws
 
 
-def counts_of(session: Session, options: list[GenerateOptions]) -> Counter[int]:
-    """How often each token is written."""
+def token_counts(session: Session, options: list[GenerateOptions]) -> Counter[int]:
+    """Return how often each token is written."""
     streams = [session.generate("a b", each) for each in options]
     return Counter(token for stream in streams for token in stream.result().token_ids)

@@ -1,5 +1,4 @@
-"""Trees of drafts write plain decoding's text, and the K/V of what they accept are where plain
-decoding puts them."""
+"""With trees of drafts, the text and the KV cache are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -13,9 +12,10 @@ from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, lo
 from pass_runtime.backends.memory import KVCache
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
 from pass_runtime.options import LoadOptions
 from pass_runtime.session import load_verified
+from same_text import assert_same_text, cache_entries
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1", "tree:4,3,2,2,1,1,0,2,1")
@@ -28,16 +28,16 @@ def session(subset_bundle: Path) -> Session:
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of accepted drafts that were not where a chain has them."""
-    found: list[int] = []
+    """Return a list that grows by the window rows of accepted drafts whose K/V are moved."""
+    moved_rows: list[int] = []
     keep_rows = KVCache.keep_rows
 
-    def noted(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
-        found.extend(row for place, row in enumerate(rows) if row != place)
+    def watched(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
+        moved_rows.extend(row for index, row in enumerate(rows) if row != index)
         keep_rows(self, slot, length, rows)
 
-    monkeypatch.setattr(KVCache, "keep_rows", noted)
-    return found
+    monkeypatch.setattr(KVCache, "keep_rows", watched)
+    return moved_rows
 
 
 @pytest.mark.parametrize("draft", ["lookahead", "both"])
@@ -46,24 +46,19 @@ def test_every_tree_is_plain_decoding(
     session: Session, moved: list[int], sampling: SamplingParams, draft: str
 ):
     prompt = session.encode("The quick brown fox jumps over")
-    plain = run_tokens(
-        session, prompt, GenerateOptions(160, sampling, plan="ar", ignore_eos=True)
-    ).token_ids
+    options = GenerateOptions(160, sampling, plan="ar", ignore_eos=True)
+    plain = run_tokens(session, prompt, options).token_ids
     for plan in TREES:
-        options = GenerateOptions(160, sampling, plan=plan, draft=draft, ignore_eos=True)
-        difference = first_difference(
-            session, prompt, options, plain, run_tokens(session, prompt, options).token_ids
-        )
-        assert difference is None or difference.is_near_tie, (plan, str(difference))
-    assert moved, "no second choice was ever accepted, so that this test shows little"
+        assert_same_text(session, prompt, replace(options, plan=plan, draft=draft), plain)
+    assert moved, "no second choice was accepted"
 
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(
     subset_bundle: Path, rounded: bool
 ):
-    """The last bits of a second choice's row are not those of plain decoding, and would decide what
-    is rounded up."""
+    """The row of a second choice has other last bits than in plain decoding, so that activations
+    could be rounded to other codes."""
     manifest = read_manifest(subset_bundle)
     backend = OrtBackend(subset_bundle, manifest, "cpu", threads=1)
     backend.capabilities = replace(backend.capabilities, rounds_activations=rounded)
@@ -79,43 +74,24 @@ def test_a_named_tree_is_refused_where_activations_are_rounded_to_8_bits(roundin
             assert session.backend.capabilities.trees
             for plan in TREES:
                 with pytest.raises(
-                    PassError, match=f"{plan} could change texts: activations are rounded"
+                    PassError, match=f"{plan} could change texts: activations are r"
                 ):
                     session.generate("A", GenerateOptions(plan=plan))
-            assert (
-                session.generate("A", GenerateOptions(4, plan="fused", ignore_eos=True))
-                .result()
-                .token_ids
-            )
-
-
-def entries(
-    session: Session, prompt: list[int], options: GenerateOptions
-) -> tuple[list[int], list[np.ndarray]]:
-    """The tokens, and every layer's cache entries [heads,n,D] of the prompt and of the tokens but
-    the last."""
-    tokens = run_tokens(session, prompt, options).token_ids
-    cache, count = session.backend.cache, len(prompt) + len(tokens) - 1
-    _, heads, capacity, size = cache.shape(1)
-    found = []
-    for _, address in cache.places():
-        whole = np.empty((heads, capacity, size), cache.dtype)
-        session.backend.memory.download(whole, address)
-        found.append(whole[:, :count].copy())
-    return tokens, found
+            fused = session.generate("A", GenerateOptions(4, plan="fused", ignore_eos=True))
+            assert fused.result().token_ids
 
 
 def test_the_cache_is_that_of_plain_decoding(session: Session, moved: list[int]):
-    prompt = session.encode("The quick brown fox jumps over")
-    plain, expected = entries(session, prompt, GenerateOptions(160, plan="ar", ignore_eos=True))
-    tokens, found = entries(session, prompt, GenerateOptions(160, plan="tree-16", ignore_eos=True))
-    assert tokens == plain and moved
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    prompt, texts, caches = session.encode("The quick brown fox jumps over"), [], []
+    for plan in ("ar", "tree-16"):
+        options = GenerateOptions(160, plan=plan, ignore_eos=True)
+        texts.append(run_tokens(session, prompt, options).token_ids)
+        caches.append(cache_entries(session.backend, len(prompt) + 159))
+    assert texts[0] == texts[1] and moved
+    np.testing.assert_allclose(caches[1], caches[0], atol=1e-5)
 
 
-def test_log_probabilities_are_read_from_a_chain(session: Session, moved: list[int]):
-    """Their graph reads the rows of a chain, so such a request is decoded with one."""
+def test_requests_for_log_probabilities_are_decoded_with_chains(session: Session, moved: list[int]):
     prompt = session.encode("A fox")
     plain, found = (
         session.generate_ids(
@@ -129,34 +105,34 @@ def test_log_probabilities_are_read_from_a_chain(session: Session, moved: list[i
 
 
 def passes_of(session: Session) -> list[tuple[bool, set[str]]]:
-    """Grows by every pass: whether it was a tree, and how the requests in it are to be decoded."""
-    runner, found = session._scheduler.runner, []
+    """Return a list that grows by every pass: whether its plan is a tree, and the modes of its
+    requests."""
+    runner, passes = session._scheduler.runner, []
     run = runner.run
 
-    def noted(plan, drafts):
-        found.append((bool(plan.parents), {slot.current.request.mode for slot in runner.decoding}))
+    def watched(plan, drafts):
+        passes.append((bool(plan.parents), {slot.current.request.mode for slot in runner.decoding}))
         return run(plan, drafts)
 
-    runner.run = noted
-    return found
+    runner.run = watched
+    return passes
 
 
 @pytest.mark.parametrize(
     "others", [["ar", "fused", "two-pass"], ["tree-16", "auto", "tree:2,1,1,0"]]
 )
-def test_a_tree_runs_only_if_all_ask_for_one(
+def test_a_pass_is_a_tree_only_if_all_its_requests_take_one(
     subset_bundle: Path, moved: list[int], others: list[str]
 ):
-    """Requests in one batch, of which some come later, some ask for another plan, and some end
-    early."""
+    """A batch of four slots decodes seven requests of different lengths, of which three have
+    `others` as their modes."""
     prompts = [f"The number {i} is" for i in range(7)]
+    plans = ["tree-5", "tree-5", others[0], "tree-16", others[1], others[2], "tree-5"]
     options = [
         GenerateOptions(
             20 + 9 * i, SamplingParams(0.8 * (i % 2), seed=i), plan=plan, ignore_eos=True
         )
-        for i, plan in enumerate(
-            ["tree-5", "tree-5", others[0], "tree-16", others[1], others[2], "tree-5"]
-        )
+        for i, plan in enumerate(plans)
     ]
     with load(subset_bundle, "cpu", threads=1, max_batch_size=4) as batched:
         passes = passes_of(batched)
@@ -165,22 +141,19 @@ def test_a_tree_runs_only_if_all_ask_for_one(
             for stream in [batched.generate(p, o) for p, o in zip(prompts, options, strict=True)]
         ]
         alone = [
-            batched.generate(
-                p, GenerateOptions(o.max_new_tokens, o.sampling, plan="ar", ignore_eos=True)
-            ).result()
+            batched.generate(p, replace(o, plan="ar")).result().token_ids
             for p, o in zip(prompts, options, strict=True)
         ]
-    assert together == [each.token_ids for each in alone]
+    assert together == alone
     trees = [names for tree, names in passes if tree]
     assert all(name.startswith(("tree", "auto")) for names in trees for name in names)
     if "auto" in others:
         assert moved and len(trees) > 10
-    assert any(not tree and {"tree-5", others[0]} <= names for tree, names in passes) == (
-        "ar" in others
-    )
+    mixed = any(not tree and {"tree-5", others[0]} <= names for tree, names in passes)
+    assert mixed == ("ar" in others)
 
 
-def test_near_the_end_of_the_capacity_a_narrower_plan_takes_over(subset_bundle: Path):
+def test_a_tree_writes_up_to_the_end_of_the_capacity(subset_bundle: Path):
     with load(subset_bundle, "cpu", threads=1, capacity=64) as small:
         prompt = small.encode("The quick brown fox")
         texts = [
@@ -191,7 +164,7 @@ def test_near_the_end_of_the_capacity_a_narrower_plan_takes_over(subset_bundle: 
     assert texts[1].finish_reason == "length"
 
 
-def test_a_bundle_without_trees_says_so(random_bundle: Path):
+def test_a_bundle_without_trees_refuses_them(random_bundle: Path):
     with (
         load(random_bundle, "cpu", threads=1) as session,
         pytest.raises(PassError, match="no tree-3 here: trees of drafts"),

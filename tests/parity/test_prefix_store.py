@@ -1,5 +1,5 @@
-"""What slots give up is kept for later prompts: the bits of it, the texts used last, and no more
-than the budget."""
+"""The prefix store keeps the cache entries of slots that another text takes: exactly, within its
+budget, and those used last."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from pass_runtime.decode.prefix_cache import (
     PrefixStore,
     common_prefix,
 )
+from same_text import cache_entries
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 400).tolist()
 CAPACITY, ROOM = 256, 400
-"""Of the slots; tokens that the budget is good for."""
+"""The capacity of a slot, and the tokens that fit into the budget."""
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +38,12 @@ def backend(tiny_bundle: Path) -> Iterator[OrtBackend]:
 
 
 def write(backend: OrtBackend, slot: int, values: np.ndarray) -> None:
-    """Fill the whole cache of `slot` with what `values` says of every entry."""
+    """Set every number of a cache entry of `slot` to its value, plus the number of its tensor."""
     _, heads, capacity, size = backend.cache.shape(1)
     for number, (_, address) in enumerate(backend.cache.places(slot)):
         entries = np.zeros((heads, capacity, size), backend.cache.dtype)
         entries[:, : len(values)] = values[:, None] + number
         backend.memory.upload(address, entries)
-
-
-def read(backend: OrtBackend, slot: int, count: int) -> np.ndarray:
-    _, heads, capacity, size = backend.cache.shape(1)
-    found = []
-    for _, address in backend.cache.places(slot):
-        entries = np.empty((heads, capacity, size), backend.cache.dtype)
-        backend.memory.download(entries, address)
-        found.append(entries[:, :count])
-    return np.stack(found)
 
 
 Salted = tuple[list[int], str]
@@ -63,14 +54,16 @@ salted = st.tuples(texts, st.sampled_from(["", "a"]))
 
 
 def entries_of(text: list[int], salt: str) -> np.ndarray:
+    """Return the values of a text's entries. As in a model, they depend on all tokens up to the
+    entry; they also depend on the salt, so that an entry of another salt is noticed."""
     return np.cumsum(text).astype(np.float32) + 1000 * len(salt)
 
 
 @settings(max_examples=60, deadline=None)
 @given(saved=st.lists(salted, max_size=8), prompts=st.lists(salted, min_size=1, max_size=4))
-def test_what_is_kept_comes_back(backend: OrtBackend, saved: list[Salted], prompts: list[Salted]):
-    """Entries are a function of the tokens up to them, as in a model, so any text that begins alike
-    has the same. They are one of the salt too, so that those of another one would be seen."""
+def test_saved_entries_are_loaded_for_prompts_that_begin_alike(
+    backend: OrtBackend, saved: list[Salted], prompts: list[Salted]
+):
     budget = backend.cache.saved_bytes(ROOM)
     store, before = PrefixStore(backend.cache, backend.memory, budget), len(backend.memory._blocks)
     for text, salt in saved:
@@ -79,7 +72,7 @@ def test_what_is_kept_comes_back(backend: OrtBackend, saved: list[Salted], promp
         assert store.used <= budget
         found, count = store.match(text, salt)
         if MIN_SAVED_TOKENS <= len(text) <= ROOM:
-            assert found is not None and count == len(text), "the text used last is kept"
+            assert found is not None and count == len(text), "the text saved last is kept"
     for prompt, salt in prompts:
         found, count = store.match(prompt, salt)
         if found is None:
@@ -87,14 +80,14 @@ def test_what_is_kept_comes_back(backend: OrtBackend, saved: list[Salted], promp
         write(backend, 1, np.zeros(1, np.float32))
         store.load(found, 1, count)
         write(backend, 0, entries_of(prompt, salt))
-        assert np.array_equal(read(backend, 1, count), read(backend, 0, count))
+        assert np.array_equal(*(cache_entries(backend, count, slot) for slot in (1, 0)))
         assert count == common_prefix(found.tokens, prompt)
     for one in list(store._saved):
         store._drop(one)
     assert len(backend.memory._blocks) == before and store.used == 0
 
 
-def test_the_text_used_last_stays(backend: OrtBackend):
+def test_the_text_used_longest_ago_is_dropped(backend: OrtBackend):
     store = PrefixStore(backend.cache, backend.memory, backend.cache.saved_bytes(ROOM))
     first, second, third = ([number] * 150 for number in (1, 2, 3))
     store.save(0, first, "")
@@ -102,9 +95,9 @@ def test_the_text_used_last_stays(backend: OrtBackend):
     store.load(store.match(first, "")[0], 1, 10)
     store.save(0, third, "")
     assert [store.match(text, "")[1] for text in (first, second, third)] == [150, 0, 150]
-    store.save(0, first[:100], "")  # begins a text that is kept already
+    store.save(0, first[:100], "")  # the beginning of a saved text is not saved again
     assert len(store._saved) == 2
-    store.save(0, [*first, 4], "")  # goes on from one, and takes its place
+    store.save(0, [*first, 4], "")  # a longer text replaces its beginning
     assert [len(saved.tokens) for saved in store._saved] == [150, 151]
     for number in range(2 * MAX_SAVED_PREFIXES):
         store.save(0, [4 + number] * MIN_SAVED_TOKENS, "")
@@ -112,14 +105,14 @@ def test_the_text_used_last_stays(backend: OrtBackend):
 
 
 def tokens_read(session: Session, prompt: list[int]) -> int:
-    """The tokens of `prompt` that had to be read."""
+    """Return how many tokens of `prompt` were not in the cache."""
     done = session.generate_ids(prompt, GenerateOptions(3, plan="ar", ignore_eos=True)).result()
     return len(prompt) - done.stats.cached_tokens
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_short_requests_do_not_cost_a_long_prompt(tiny_bundle: Path, slots: int):
-    """They take its slot, and shorten the cache: it is still there, whatever comes between."""
+    """Its entries are in the store after short requests took its slot and the cache shrank."""
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=slots) as session:
         assert tokens_read(session, [*PROMPT, 5]) == 401
         for number in range(4):
@@ -133,7 +126,9 @@ def test_short_requests_do_not_cost_a_long_prompt(tiny_bundle: Path, slots: int)
             conversation.append(turn)
 
 
-def test_without_memory_it_is_read_again(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_prompt_is_read_again_if_there_was_no_memory_to_save_it(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     with load(tiny_bundle, "cpu", threads=1) as session:
         assert tokens_read(session, [*PROMPT, 5]) == 401
         session.backend.cache.saved_bytes = lambda _: 1 << 60

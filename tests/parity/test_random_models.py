@@ -1,5 +1,5 @@
-"""Random models of every family, as directories and as .gguf files: what transformers makes of
-them, or one refusal."""
+"""Random models of every family, as directories and as .gguf files, load and decode as in
+transformers, or are refused in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from conftest import export_bundle
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import GenerateOptions, PassError, load
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
+from same_text import assert_same_text, greedy_text
 
 TEXT = "The quick brown fox in the lazy café jumps 12 times.\n"
 MESSAGES = [
@@ -30,7 +31,7 @@ MESSAGES = [
 ]
 TOKENS = 12
 STREAMED = ("metaspace", "wordpiece")
-"""Tokenizers whose texts have no stray bytes."""
+"""Tokenizers without byte tokens, so that every text can be compared while it is written."""
 REFUSALS = (
     "rope_freqs.weight",
     "rotary type 'dynamic'",
@@ -48,7 +49,7 @@ OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_
 
 @contextmanager
 def saved(case: Case) -> Iterator[tuple[Path, Path]]:
-    """The case's directory, and what is loaded: that or a .gguf file."""
+    """Save the model; give its directory, and the path to load: the directory or a .gguf file."""
     with tempfile.TemporaryDirectory() as folder:
         directory = save(case, Path(folder) / "model")
         yield (
@@ -58,21 +59,20 @@ def saved(case: Case) -> Iterator[tuple[Path, Path]]:
 
 
 def refused(error: PassError) -> str:
-    """What the refusal names. A refusal is one line, and names one of the settings that may be
-    refused."""
+    """Return the setting of REFUSALS that the error names. Assert that the error is one line."""
     found = [name for name in REFUSALS if name in str(error)]
     assert len(str(error).splitlines()) == 1 and found, error
     return found[0]
 
 
 def reference(case: Case, directory: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that the file was made from; of a directory, the one that transformers chooses
-    for its family."""
+    """Return the tokenizer of a .gguf file; for a directory, the one that transformers loads."""
     made = tokenizer_of(case)
     return made if case.as_gguf else AutoTokenizer.from_pretrained(directory)
 
 
-def loads(case: Case) -> str:
+def check_loading(case: Case) -> str:
+    """Return "equal", or the setting for which the model was refused."""
     with saved(case) as (directory, source):
         try:
             loaded = load_model(resolve(str(source)), "fp32")
@@ -91,7 +91,8 @@ def loads(case: Case) -> str:
     return "equal"
 
 
-def decodes(case: Case) -> str:
+def check_decoding(case: Case) -> str:
+    """Return "equal", or the setting for which the model was refused."""
     with saved(case) as (directory, source):
         try:
             bundle = export_bundle(source, directory.with_name("bundle"), lookahead=1)
@@ -100,15 +101,7 @@ def decodes(case: Case) -> str:
         tokenizer = reference(case, directory)
         prompt = tokenizer(TEXT).input_ids
         expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-        expected.generation_config.eos_token_id = None
-        ids = torch.tensor([prompt])
-        theirs = expected.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=TOKENS,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
+        theirs = greedy_text(expected, prompt, TOKENS)
         with load(bundle, "cpu", threads=1) as session:
             assert session.encode(TEXT) == prompt
             chat = tokenizer.apply_chat_template(
@@ -117,16 +110,13 @@ def decodes(case: Case) -> str:
             assert session.encode_chat(MESSAGES) == chat
             options = GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True)
             ours = run_tokens(session, prompt, options).token_ids
-            difference = first_difference(session, prompt, options, theirs, ours)
-            assert difference is None or difference.is_near_tie, difference
-            assert session.tokenizer.decode(ours) == tokenizer.decode(
-                ours, skip_special_tokens=True
+            assert_same_text(session, prompt, options, theirs, ours)
+            ours_as_text, before, whole = (
+                tokenizer.decode(each, skip_special_tokens=True)
+                for each in (ours, prompt, [*prompt, *ours])
             )
+            assert session.tokenizer.decode(ours) == ours_as_text
             if case.tokenizer in STREAMED:
-                before, whole = (
-                    tokenizer.decode(each, skip_special_tokens=True)
-                    for each in (prompt, [*prompt, *ours])
-                )
                 assert session.generate(prompt, options).result().text == whole.removeprefix(before)
     return "equal"
 
@@ -134,26 +124,26 @@ def decodes(case: Case) -> str:
 @settings(max_examples=20, **OPTIONS)
 @given(cases())
 def test_a_random_model_loads_as_transformers_loads_it(case: Case):
-    loads(case)
+    check_loading(case)
 
 
 @settings(max_examples=3, **OPTIONS)
 @given(cases())
 def test_a_random_model_decodes_as_in_transformers(case: Case):
-    decodes(case)
+    check_decoding(case)
 
 
 @pytest.mark.slow
 @pytest.mark.seldom
 @pytest.mark.timeout(0)
 def test_many_random_models():
-    """LOADING_EXAMPLES models; what became of them is printed."""
+    """Decode LOADING_EXAMPLES models, and print how many were refused for which setting."""
     found: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, **OPTIONS)
     @given(cases())
     def each(case: Case) -> None:
-        found[decodes(case)] += 1
+        found[check_decoding(case)] += 1
 
     each()
     print(*found.most_common(), sep="\n")

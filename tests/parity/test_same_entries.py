@@ -1,5 +1,5 @@
-"""On the CPU the K/V of a token are the same bits whatever window wrote them. So prompts share what
-they begin with."""
+"""On the CPU every window writes the same bits of a token's K/V, so prompts that begin alike share
+cache entries."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode.prefix_cache import BLOCK_TOKENS, common_prefix
+from same_text import cache_entries
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 150).tolist()
 EXAMPLES = itertools.count()
@@ -28,18 +29,8 @@ def bundle(request: pytest.FixtureRequest, in_format: Callable[[str], Path]) -> 
     return in_format(request.param)
 
 
-def entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:
-    """[tensors,heads,count,D]: the first entries of a slot."""
-    cache, found = backend.cache, []
-    _, heads, capacity, size = cache.shape(1)
-    for _, address in cache.places(slot):
-        whole = np.empty((heads, capacity, size), cache.dtype)
-        backend.memory.download(whole, address)
-        found.append(whole[:, :count].copy())
-    return np.stack(found)
-
-
-def read(bundle: Path, chunks: list[int], slots: int, slot: int) -> np.ndarray:
+def prefilled(bundle: Path, chunks: list[int], slots: int, slot: int) -> np.ndarray:
+    """Return the cache entries of a prompt that is read in chunks of these lengths."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     assert backend.capabilities.same_entries
     backend.resize(512, [0] * slots)
@@ -48,20 +39,20 @@ def read(bundle: Path, chunks: list[int], slots: int, slot: int) -> np.ndarray:
         width = min(width for width in backend.capabilities.prefill_widths if width >= count)
         backend.prefill(slot, length, PROMPT[length : length + count], width)
         length += count
-    found = entries(backend, length, slot)
+    entries = cache_entries(backend, length, slot)
     backend.close()
-    return found
+    return entries
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_chunks_of_a_prompt(bundle: Path, slots: int):
-    whole = read(bundle, [128], slots, 0)
+def test_chunks_of_every_length_write_the_same_entries(bundle: Path, slots: int):
+    whole = prefilled(bundle, [128], slots, 0)
     for name, chunks in CHUNKS.items():
-        assert np.array_equal(read(bundle, chunks, slots, slots - 1), whole), name
+        assert np.array_equal(prefilled(bundle, chunks, slots, slots - 1), whole), name
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_decoding_writes_what_reading_does(bundle: Path, slots: int):
+def test_decoding_writes_the_entries_of_a_prefill(bundle: Path, slots: int):
     for plan, sampling in (
         ("ar", SamplingParams()),
         ("fused", SamplingParams(0.9, seed=4)),
@@ -70,15 +61,15 @@ def test_decoding_writes_what_reading_does(bundle: Path, slots: int):
         with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
             options = GenerateOptions(60, sampling, plan=plan, ignore_eos=True)
             written = session.generate_ids(PROMPT[:20], options).result().token_ids
-            decoded = entries(session.backend, 79)
+            decoded = cache_entries(session.backend, 79)
         with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
             session.generate_ids([*PROMPT[:20], *written], GenerateOptions(1, plan="ar")).result()
-            assert np.array_equal(entries(session.backend, 79), decoded), plan
+            assert np.array_equal(cache_entries(session.backend, 79), decoded), plan
 
 
 @pytest.fixture(scope="module")
 def sessions(subset_bundle: Path) -> tuple[Session, Session]:
-    """With the prefix cache, and without."""
+    """Return a session with the prefix cache, and one without it."""
     return tuple(
         load(subset_bundle, "cpu", threads=1, max_batch_size=3, prefix_cache=on)
         for on in (True, False)
@@ -92,53 +83,45 @@ def written(session: Session, requests: list[tuple[list[int], GenerateOptions]])
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
-def test_texts_are_the_same_with_and_without(
+def test_texts_are_the_same_with_and_without_the_prefix_cache(
     sessions: tuple[Session, Session], data: st.DataObject
 ):
     """Prompts that begin alike, together and one after another, with any plan."""
     requests = []
     for _ in range(data.draw(st.integers(1, 6))):
-        begins, own = (
-            data.draw(st.integers(0, 100)),
-            data.draw(st.lists(st.integers(4, 200), min_size=1, max_size=8)),
-        )
+        shared = PROMPT[: data.draw(st.integers(0, 100))]
+        own = data.draw(st.lists(st.integers(4, 200), min_size=1, max_size=8))
         plan = data.draw(st.sampled_from(["ar", "fused", "two-pass", "tree-3", "auto"]))
-        sampling = SamplingParams(
-            data.draw(st.sampled_from([0.0, 0.9])), seed=data.draw(st.integers(0, 9))
-        )
-        requests.append(
-            ([*PROMPT[:begins], *own], GenerateOptions(12, sampling, plan=plan, ignore_eos=True))
-        )
+        temperature, seed = data.draw(st.sampled_from([0.0, 0.9])), data.draw(st.integers(0, 9))
+        sampling = SamplingParams(temperature, seed=seed)
+        options = GenerateOptions(12, sampling, plan=plan, ignore_eos=True)
+        requests.append(([*shared, *own], options))
     on, off = (written(session, requests) for session in sessions)
     assert on == off
 
 
-def test_what_prompts_share_is_read_once(tiny_bundle: Path):
+def test_prompts_share_whole_blocks(tiny_bundle: Path):
     options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         first = session.generate_ids([*PROMPT[:100], 5], options).result()
         second = session.generate_ids([*PROMPT[:100], 6, 7], options).result()
-        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 96)  # whole blocks
-        answered = session.generate_ids(
-            [*PROMPT[:100], 6, 7, *second.token_ids, 9], options
-        ).result()
-        assert answered.stats.cached_tokens == 96  # 105 with the answer
+        assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 96)
+        with_answer = [*PROMPT[:100], 6, 7, *second.token_ids, 9]  # 105 tokens are cached
+        answered = session.generate_ids(with_answer, options).result()
+        assert answered.stats.cached_tokens == 96
         streams = session._worker.call(
             lambda: [session.generate_ids([*PROMPT[100:148], 8, last], options) for last in (3, 4)]
         )
         assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 48]
 
 
-def test_an_answer_is_read_again_from_its_last_block(tiny_bundle: Path):
-    """Its last token was never a root, so its K/V were never written."""
+def test_the_last_token_of_an_answer_is_not_in_the_cache(tiny_bundle: Path):
+    """It was never a root, so its K/V were never written."""
     for length, reused in ((107, 96), (108, 112)):
+        prompt, options = PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)
         with load(tiny_bundle, "cpu", threads=1) as session:
-            first = session.generate_ids(
-                PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)
-            ).result()
-            again = session.generate_ids(
-                [*PROMPT[:length], *first.token_ids, 9], GenerateOptions(1)
-            ).result()
+            answer = session.generate_ids(prompt, options).result().token_ids
+            again = session.generate_ids([*prompt, *answer, 9], GenerateOptions(1)).result()
             assert again.stats.cached_tokens == reused
 
 
@@ -146,31 +129,28 @@ def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
     options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
         for _ in range(2):
-            assert (
-                session.generate_ids([*PROMPT[:100], 5], options).result().stats.cached_tokens == 0
-            )
+            done = session.generate_ids([*PROMPT[:100], 5], options).result()
+            assert done.stats.cached_tokens == 0
 
 
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(data=st.data())
-def test_requests_share_whole_blocks_with_those_of_their_salt(
+def test_requests_share_whole_blocks_with_requests_of_their_salt_alone(
     sessions: tuple[Session, Session], data: st.DataObject
 ):
-    """Together and one after another, from slots in use, free ones, and what slots gave up."""
+    """Together and one after another: from slots in use, free slots and the prefix store."""
     session, example = sessions[0], next(EXAMPLES)
     seen: dict[str, list[list[int]]] = {}
     for _ in range(data.draw(st.integers(1, 3))):
         requests = []
         for _ in range(data.draw(st.integers(1, 4))):
-            begins, salt = data.draw(st.integers(1, 100)), data.draw(st.sampled_from("ab"))
+            prompt = PROMPT[: data.draw(st.integers(1, 100))]
+            salt = f"{data.draw(st.sampled_from('ab'))} of example {example}"
             reuse, seed = data.draw(st.booleans()), data.draw(st.integers(0, 1 << 30))
             options = GenerateOptions(6, SamplingParams(1.0, seed=seed), plan="ar", ignore_eos=True)
-            salt = f"{salt} of example {example}"
-            requests.append(
-                (PROMPT[:begins], replace(options, reuse_prefix=reuse, cache_salt=salt))
-            )
+            requests.append((prompt, replace(options, reuse_prefix=reuse, cache_salt=salt)))
         streams = session._worker.call(
-            lambda asked=requests: [session.generate_ids(*request) for request in asked]
+            lambda batch=requests: [session.generate_ids(*request) for request in batch]
         )
         for stream, (prompt, options) in zip(streams, requests, strict=True):
             seen.setdefault(options.cache_salt, []).append([*prompt, *stream.result().token_ids])
@@ -178,35 +158,33 @@ def test_requests_share_whole_blocks_with_those_of_their_salt(
             own = [*prompt, *stream.token_ids]
             others = seen[options.cache_salt].copy()
             others.remove(own)
-            most = max((common_prefix(text, prompt[:-1]) for text in others), default=0)
-            assert stream.stats.cached_tokens <= most
+            longest = max((common_prefix(text, prompt[:-1]) for text in others), default=0)
+            assert stream.stats.cached_tokens <= longest
             assert stream.stats.cached_tokens % BLOCK_TOKENS == 0
 
 
-def test_a_probe_reads_no_token_of_another_prompt(tiny_bundle: Path):
-    """It knows all of a prompt but the last tokens of a block, and guesses the first of these: a
-    right guess is told from a wrong one by nothing that is counted. With another salt, whole blocks
-    are not either."""
+def test_guessing_a_token_of_another_prompt_shows_nothing(tiny_bundle: Path):
+    """A client that knows a prompt up to the middle of a block guesses its next token: the count of
+    cached tokens is the same for a right guess. With another salt, so it is for whole blocks."""
     secret = PROMPT[100:108]
     options = GenerateOptions(1, plan="ar")
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         session.generate_ids([*PROMPT[:40], *secret, 5, 6], options).result()
 
-        def found(guess: list[int], salt: str = "") -> int:
-            asked = replace(options, cache_salt=salt)
-            return (
-                session.generate_ids([*PROMPT[:40], *guess, 7], asked).result().stats.cached_tokens
-            )
+        def cached_tokens(guess: list[int], salt: str = "") -> int:
+            salted = replace(options, cache_salt=salt)
+            done = session.generate_ids([*PROMPT[:40], *guess, 7], salted).result()
+            return done.stats.cached_tokens
 
-        for known in range(8):
-            assert found([*secret[:known], 3]) == 32
-        assert found(secret) == 48
-        assert found(secret, "another") == 0
+        for right in range(8):
+            assert cached_tokens([*secret[:right], 3]) == 32
+        assert cached_tokens(secret) == 48
+        assert cached_tokens(secret, "another") == 0
 
 
-def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
-    """A short request takes the place of a long one, and the cache shrinks while another sequence
-    decodes. What that one has written can still be used again."""
+def test_a_shrinking_cache_keeps_the_sequences_that_are_decoded(tiny_bundle: Path):
+    """The cache shrinks when a short request follows a long one. Later prompts still share the
+    entries of the sequence that was decoded beside them."""
     prompt = PROMPT[50:90]
     requests = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
@@ -216,21 +194,18 @@ def test_a_shrinking_cache_forgets_no_sequence_in_progress(tiny_bundle: Path):
             capacities.append(capacity),
             resize(capacity, lengths),
         )[1]
-        texts = written(
-            session,
-            [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in requests],
-        )
+        options = [GenerateOptions(count, plan="ar", ignore_eos=True) for _, count in requests]
+        prompts = [ids for ids, _ in requests]
+        texts = written(session, list(zip(prompts, options, strict=True)))
         assert any(later < earlier for earlier, later in itertools.pairwise(capacities))
-        again = session.generate_ids(
-            [*prompt, *texts[1], 9], GenerateOptions(1, plan="ar")
-        ).result()
-        assert again.stats.cached_tokens == 96  # of 99: the last token was never a root
+        next_turn = [*prompt, *texts[1], 9]
+        again = session.generate_ids(next_turn, GenerateOptions(1, plan="ar")).result()
+        assert again.stats.cached_tokens == 96  # of 99
 
 
 @pytest.mark.parametrize("reuse_prefix", [False, True])
-def test_second_choices_are_read_again(subset_bundle: Path, reuse_prefix: bool):
-    """The K/V of a tree's second choice have other last bits, so a prompt that goes on after it
-    does not use them."""
+def test_entries_of_second_choices_are_not_shared(subset_bundle: Path, reuse_prefix: bool):
+    """The K/V of a tree's second choice have other last bits than those of a prefill."""
     after = GenerateOptions(1, plan="ar", reuse_prefix=reuse_prefix)
     with load(subset_bundle, "cpu", threads=1) as session:
         prompt = session.encode("The quick brown fox jumps over")

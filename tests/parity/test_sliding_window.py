@@ -1,9 +1,10 @@
-"""Layers with a sliding window, on texts that are longer than it: Gemma3, where they alternate with
-full ones, and Mistral, where all layers have it."""
+"""Layers with a sliding window, on texts longer than the window: some layers of Gemma3, and all of
+Mistral."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from conftest import export_bundle, make_model, randomize_vectors, write_random_
 from pass_runtime import GenerateOptions, SamplingParams, load, read_manifest
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.plan import Plan, full_tree, make_cycle, prefill_plan
-from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
+from same_text import assert_same_text, greedy_text
+from trunk_feeds import trunk_feed
 
 pytestmark = pytest.mark.slow
 
 WINDOW, TEXT, CAPACITY = 24, 90, 128
-RELATIVE_ERROR = 2e-5  # as for every family (test_families.py)
+RELATIVE_ERROR = 2e-5  # as in test_families.py
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -65,7 +67,7 @@ def bundle(model: Path) -> Path:
 
 @pytest.fixture
 def base(model: Path) -> PreTrainedModel:
-    """The same model in transformers."""
+    """Load the model with transformers."""
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
@@ -76,36 +78,20 @@ def tokens(count: int) -> np.ndarray:
 def run(
     bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.ndarray], length: int
 ) -> list[np.ndarray]:
-    """The outputs of a trunk for a window of a plan over `text` [1,Q] behind `length` entries of
-    the cache."""
-    manifest = read_manifest(bundle)
-    ids = text.copy()
-    ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(manifest.model.vocab_size)
-    feed = {
-        "input_ids": ids,
-        "row_position": plan.row_position,
-        "window_mask": plan.window_mask,
-        "length": np.array([length]),
-        "logit_rows": np.arange(plan.width),
-    }
-    if any(tensor.name == LOOKAHEAD_ROWS for tensor in manifest.trunk.inputs):
-        feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
-    names = cache_names(PAST, manifest.model.layers)
-    # ONNX Runtime's GroupQueryAttention writes over the cache that it is given.
-    return opened(bundle / file, "cpu").run(
-        None, feed | {n: p.copy() for n, p in zip(names, past, strict=True)}
-    )
+    """Return the outputs of a trunk for a window of `plan` over `text` [1,Q] after `length` cache
+    entries."""
+    session = opened(bundle / file, "cpu")
+    copies = [tensor.copy() for tensor in past]  # GroupQueryAttention overwrites its inputs
+    return session.run(None, trunk_feed(session, plan, text, [length], copies))
 
 
 def read_text(
     bundle: Path, file: str, text: np.ndarray, chunk: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits of every token, and the cache, of a text that is read in chunks."""
+    """Read a text in chunks; return the logits of every token, and the cache."""
     model = read_manifest(bundle).model
-    past = [
-        np.zeros((1, model.kv_heads, CAPACITY, model.head_dim), np.float32)
-        for _ in range(2 * model.layers)
-    ]
+    shape = (1, model.kv_heads, CAPACITY, model.head_dim)
+    past = [np.zeros(shape, np.float32) for _ in range(2 * model.layers)]
     logits = []
     for start in range(0, text.shape[1], chunk):
         part = text[:, start : start + chunk]
@@ -127,8 +113,7 @@ def test_chunks_of_a_long_text_equal_torch(
 
 
 @torch.no_grad()
-def test_the_window_matters_to_these_texts(base: PreTrainedModel):
-    """Without it torch gives other logits, from the first token that sees less on."""
+def test_the_window_changes_the_logits_of_later_tokens(base: PreTrainedModel):
     text = torch.from_numpy(tokens(TEXT))
     narrow = base(text).logits
     base.config.sliding_window = 2 * TEXT
@@ -139,27 +124,24 @@ def test_the_window_matters_to_these_texts(base: PreTrainedModel):
 @pytest.mark.parametrize("file", TRUNKS)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.name}-{plan.width}")
 @torch.no_grad()
-def test_every_window_sees_by_position(base: PreTrainedModel, bundle: Path, file: str, plan: Plan):
-    """A row of a plan is the end of a text of its own: what is cached, and the rows it follows.
-    Torch reads each such text from its beginning, so that neither masks nor positions of this
-    project are in the reference."""
+def test_every_row_of_a_window_equals_torch(
+    base: PreTrainedModel, bundle: Path, file: str, plan: Plan
+):
+    """A row's logits are those of torch for the last token of a text: the cached tokens, and the
+    rows that this row sees. So the reference needs no masks or positions of a plan."""
     text = tokens(TEXT + plan.width)
     _, past = read_text(bundle, file, text[:, :TEXT], TEXT)
     found = run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0]
     embed = base.get_input_embeddings()
     row_embeddings = embed(torch.from_numpy(text[:, TEXT:]))[0]
-    mean = embed.weight.mean(0) * getattr(
-        embed, "scalar_embed_scale", 1.0
-    )  # the untrained look-ahead row
+    scale = getattr(embed, "scalar_embed_scale", 1.0)
+    mean = scale * embed.weight.mean(0)  # the untrained look-ahead embedding
     row_embeddings[plan.width - len(plan.lookahead_rows) :] = mean
     cached = embed(torch.from_numpy(text[:, :TEXT]))
     for row in range(plan.width):
         path = torch.from_numpy(np.flatnonzero(plan.window_mask[row]))
-        expected = (
-            base(inputs_embeds=torch.cat([cached, row_embeddings[path][None]], 1))
-            .logits[0, -1]
-            .numpy()
-        )
+        read = torch.cat([cached, row_embeddings[path][None]], 1)
+        expected = base(inputs_embeds=read).logits[0, -1].numpy()
         assert np.abs(found[row] - expected).max() <= RELATIVE_ERROR * np.abs(expected).max(), row
 
 
@@ -176,24 +158,17 @@ def test_windows_of_every_width_give_the_same_bits(bundle: Path, file: str, plan
 def test_every_plan_writes_the_text_of_ar_beyond_the_window(
     model: Path, bundle: Path, weights: str
 ):
-    rounded = (
-        bundle
-        if weights == "full"
-        else export_bundle(model, model.parent / weights, weights=weights, lookahead=3)
-    )
+    if weights != "full":
+        bundle = export_bundle(model, model.parent / weights, weights=weights, lookahead=3)
     for slots in (1, 2):
-        check_plans(rounded, slots, ("two-pass", "fused", "fused:2,1,2"))
+        check_plans(bundle, slots, ("two-pass", "fused", "fused:2,1,2"))
 
 
-def test_trees_of_drafts_write_it_too(tmp_path: Path):
-    """Rows of one depth stand at one position, and accepted ones are moved to their places in the
-    cache."""
+def test_trees_write_the_text_of_ar_beyond_the_window(tmp_path: Path):
     family, config = MODELS["gemma3"]
     sizes = {"num_hidden_layers": len(LAYERS), "sliding_window": WINDOW, "vocab_size": 1024}
     model = make_model(tmp_path / "model", family, **sizes, **config)
-    weights = write_random_weights(
-        model, tmp_path / "lookahead.safetensors", lookahead=4, head_rank=12
-    )
+    weights = write_random_weights(model, tmp_path / "w.safetensors", lookahead=4, head_rank=12)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=4, lookahead_weights=weights)
     check_plans(bundle, 1, ("fused", "tree-3", "tree-5"))
 
@@ -201,32 +176,14 @@ def test_trees_of_drafts_write_it_too(tmp_path: Path):
 def check_plans(bundle: Path, slots: int, plans: Sequence[str]) -> None:
     session, prompt = load(bundle, "cpu", threads=1, max_batch_size=slots), tokens(TEXT)[0].tolist()
     for sampling in SAMPLINGS:
-        plain, *others = (
-            GenerateOptions(
-                max_new_tokens=2 * WINDOW, plan=plan, ignore_eos=True, sampling=sampling
-            )
-            for plan in ("ar", *plans)
-        )
+        plain = GenerateOptions(2 * WINDOW, sampling, plan="ar", ignore_eos=True)
         text = run_tokens(session, prompt, plain).token_ids
         assert len(text) == 2 * WINDOW
-        for fast in others:
-            difference = first_difference(
-                session, prompt, fast, text, run_tokens(session, prompt, fast).token_ids
-            )
-            assert difference is None or difference.is_near_tie, f"{fast.plan}: {difference}"
+        for plan in plans:
+            assert_same_text(session, prompt, replace(plain, plan=plan), text)
 
 
-def test_the_greedy_text_is_transformers(base: PreTrainedModel, bundle: Path):
-    session = load(bundle, "cpu", threads=1)
-    base.generation_config.eos_token_id = None
-    ids = torch.from_numpy(tokens(TEXT))
-    limits = {"max_new_tokens": 2 * WINDOW, "do_sample": False}
-    expected = base.generate(ids, attention_mask=torch.ones_like(ids), **limits)[0, TEXT:].tolist()
-    options = GenerateOptions(max_new_tokens=2 * WINDOW, ignore_eos=True)
-    found = run_tokens(session, ids[0].tolist(), options).token_ids
-    difference = first_difference(session, ids[0].tolist(), options, expected, found)
-    assert difference is None or difference.is_near_tie, str(difference)
-
-
-def test_capacity_is_the_position_limit(bundle: Path):
-    assert read_manifest(bundle).model.max_capacity == 768
+def test_greedy_text_is_that_of_transformers(base: PreTrainedModel, bundle: Path):
+    session, prompt = load(bundle, "cpu", threads=1), tokens(TEXT)[0].tolist()
+    options = GenerateOptions(2 * WINDOW, ignore_eos=True)
+    assert_same_text(session, prompt, options, greedy_text(base, prompt, 2 * WINDOW))

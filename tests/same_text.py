@@ -1,0 +1,48 @@
+"""Comparing texts token for token, with near-ties allowed, and reading the KV cache behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pass_runtime import GenerateOptions, Session
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.measuring.lossless import first_difference, run_tokens
+
+
+def assert_same_text(
+    session: Session,
+    prompt: list[int],
+    options: GenerateOptions,
+    expected: list[int],
+    written: list[int] | None = None,
+) -> None:
+    """Assert that `written` is `expected`, or that their first difference is a near-tie.
+
+    written: None for the tokens that `session` writes with `options`.
+    """
+    if written is None:
+        written = run_tokens(session, prompt, options).token_ids
+    difference = first_difference(session, prompt, options, expected, written)
+    assert difference is None or difference.is_near_tie, f"{options}: {difference}"
+
+
+def greedy_text(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Return the `count` tokens that transformers writes greedily, with end tokens ignored."""
+    import torch
+
+    model.generation_config.eos_token_id = None
+    ids, limits = torch.tensor([prompt]), {"do_sample": False, "max_new_tokens": count}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **limits)
+    return out[0, len(prompt) :].tolist()
+
+
+def cache_entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:
+    """Return the first `count` entries of a slot in the KV cache: [tensors,heads,count,D]."""
+    cache, tensors = backend.cache, []
+    _, heads, capacity, size = cache.shape(1)
+    for _, address in cache.places(slot):
+        tensors.append(np.empty((heads, capacity, size), cache.dtype))
+        backend.memory.download(tensors[-1], address)
+    return np.stack(tensors)[:, :, :count]
