@@ -104,9 +104,8 @@ def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterato
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # Before unlocking: after that, another process may hold the lock.
+        # Before unlocking: after that, another process may hold the lock.
+        path.unlink(missing_ok=True)
         os.close(fd)
 
 

@@ -41,9 +41,8 @@ class Stream(Generic[T]):
         self._end: End | None = None
         self._read_to_end = False
         self._reader_lock = threading.Lock()  # held by the reader while it waits for a piece
-        self._event_lock = (
-            threading.Lock()
-        )  # held while an event is read; a `for` loop also holds it while it waits
+        # held while an event is read; a `for` loop also holds it while it waits
+        self._event_lock = threading.Lock()
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""

@@ -99,9 +99,8 @@ class GenerateOptions:
 
     def _check_types(self) -> None:
         """Raises PassError if a field has the wrong type. numpy's numbers become Python's."""
-        set_field = partial(
-            object.__setattr__, self
-        )  # a frozen dataclass sets its own fields like this
+        # a frozen dataclass sets its own fields like this
+        set_field = partial(object.__setattr__, self)
         for each in DECODING_FIELDS:
             set_field(each.name, each.checked(getattr(self, each.name)))
         if not isinstance(self.sampling, SamplingParams):

@@ -136,10 +136,8 @@ class Session:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
         if not messages:
             raise PassError("a conversation needs at least one message")
-        given, now = (
-            [list(messages), dict(variables or {})],
-            time.time(),
-        )  # every render gets the same time
+        # every render gets the same time
+        given, now = [list(messages), dict(variables or {})], time.time()
 
         def render(parts: Sequence[Any]) -> str:
             return _checked_text(template.render_at(now, *parts))
@@ -171,9 +169,8 @@ class Session:
         Raises as `generate` does, and then starts none of them.
         """
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        ids = (
-            *ids,
-        )  # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
+        # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
+        ids = (*ids,)
         return self.begin([self.request(ids, options) for options in choices])
 
     def begin(self, requests: Sequence[Request], places: Places | None = None) -> list[Generation]:

@@ -72,9 +72,8 @@ class ExpectedRate(DraftPolicy):
         if best >= SWITCH_MARGIN * rate:
             return count
         for slot in slots:
-            if (
-                slot.ngram
-            ):  # not verified: their rates drift back, so that n-gram drafts are tried again
+            # not verified: their rates drift back, so that n-gram drafts are tried again
+            if slot.ngram:
                 for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.matched)):
                     acceptance.forget()
         return 0

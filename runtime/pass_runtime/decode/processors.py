@@ -71,9 +71,8 @@ class Processors:
         self._word_state = 0  # the bad-word matcher's state after the text
         self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
         _set(self._allowed_ids, processing.allowed_token_ids)
-        self._touched = dict.fromkeys(
-            (*processing.sampling.logit_bias, *sorted(self._seen))
-        )  # logits that may change
+        # logits that may change
+        self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
 
     def list_size(self, drafts: int) -> int:
         """T: the smallest of TOKEN_LIST_SIZES that holds all tokens whose logits may change with so

@@ -193,10 +193,8 @@ class Runner:
         started = time.perf_counter()
         for sequence in (slot.current for slot in active):
             if sequence.decoding_since is None:
-                sequence.decoding_since, sequence.engine_seconds_before = (
-                    started,
-                    self._engine_seconds,
-                )
+                sequence.decoding_since = started
+                sequence.engine_seconds_before = self._engine_seconds
         emitted = self.backend.run(kind)
         self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
@@ -322,9 +320,8 @@ class Runner:
     def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
         """The result of a pass for the sequence of a slot. Changes nothing."""
         sequence, ids = slot.current, emitted.tokens
-        chain = (
-            sum(row == i for i, row in enumerate(emitted.rows)) - 1
-        )  # row i holds the first choice at depth i
+        # row i holds the first choice at depth i
+        chain = sum(row == i for i, row in enumerate(emitted.rows)) - 1
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
         if logprobs is None:
             tokens = tuple(map(Token, ids, sources))
@@ -399,11 +396,9 @@ class Runner:
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
         target.sequence, source.sequence = sequence, None
-        target.prompt, target.salt, target.exact_prefix_len = (
-            source.prompt,
-            source.salt,
-            source.exact_prefix_len,
-        )
+        target.prompt = source.prompt
+        target.salt = source.salt
+        target.exact_prefix_len = source.exact_prefix_len
         target.num_drafts = 0  # its drafts were in the window that it left
         self._set_kept(source, [])
 
@@ -411,10 +406,8 @@ class Runner:
         """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that
         has room for the rest of the prompt if that fills three quarters of it, or if all narrower
         windows have one row. Otherwise it is the widest that the rest fills."""
-        remaining, offered = (
-            stop - start,
-            self.backend.capabilities.chunks(start, self.backend.capacity),
-        )
+        remaining = stop - start
+        offered = self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[
             -1:
         ]

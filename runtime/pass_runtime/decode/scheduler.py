@@ -170,9 +170,8 @@ class Scheduler:
         read = 0
         for slot in sorted(prefilling, key=lambda slot: slot.current.admission_number):
             try:
-                self.runner.share(
-                    slot
-                )  # an older sequence may have prefilled the same prompt by now
+                # an older sequence may have prefilled the same prompt by now
+                self.runner.share(slot)
                 while not slot.current.prefilled:
                     if read and (limit is None or read >= limit):
                         return  # end the step, so that requests can be admitted and cancelled

@@ -307,15 +307,11 @@ class Slot:
             return
         request = sequence.request
         if sequence.processors is not None and (forced := sequence.forced()):
-            self.ngram, self.matched = (
-                forced[: max(request.lookahead_drafts, request.ngram_drafts)],
-                FORCED_MATCH,
-            )
+            self.ngram = forced[: max(request.lookahead_drafts, request.ngram_drafts)]
+            self.matched = FORCED_MATCH
         if not self.ngram and sequence.ngram_index is not None:
-            self.ngram, self.matched = (
-                sequence.ngram_index.propose(request.ngram_drafts),
-                sequence.ngram_index.matched,
-            )
+            self.ngram = sequence.ngram_index.propose(request.ngram_drafts)
+            self.matched = sequence.ngram_index.matched
 
     @property
     def proposed_by(self) -> TokenSource:

@@ -102,9 +102,8 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
         self._scheduler, self._backend = scheduler, backend
-        self._lock = (
-            threading.RLock()
-        )  # reentrant: the garbage collector may end `Places` while it is held
+        # reentrant: the garbage collector may end `Places` while it is held
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
@@ -157,9 +156,8 @@ class Worker:
             return
         with self._lock:
             self.closed, thread = True, self._thread
-            if (
-                thread is threading.current_thread()
-            ):  # the garbage collector ran in the worker itself, within a pass
+            # the garbage collector ran in the worker itself, within a pass
+            if thread is threading.current_thread():
                 self._free_backend = release
                 return
         if thread is not None:
@@ -261,9 +259,8 @@ def _forget_all() -> None:
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
     libc = ctypes.CDLL(None)
-    if _live_workers and hasattr(
-        libc, "on_exit"
-    ):  # run after Python's own exit handlers, in reverse order
+    # run after Python's own exit handlers, in reverse order
+    if _live_workers and hasattr(libc, "on_exit"):
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
 

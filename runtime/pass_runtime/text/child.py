@@ -113,9 +113,8 @@ def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
 class _Child:
     def __init__(self, target: str, setup: object, limits: Limits, *, forks: bool) -> None:
         self._limits = limits
-        package = str(
-            Path(__file__).parents[2]
-        )  # may be missing in sys.path with an editable install
+        # may be missing in sys.path with an editable install
+        package = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(
             [
                 interpreter(),
@@ -213,10 +212,8 @@ def _unwrapped(answer: Any) -> Any:
 def interpreter() -> str:
     """A Python interpreter of this process's version. (If Python is embedded, as in Triton's stub,
     `sys.executable` is not one.) Raises PassError if none is found."""
-    version, prefix = (
-        f"{sys.version_info[0]}.{sys.version_info[1]}",
-        Path(sys.base_exec_prefix, "bin"),
-    )
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    prefix = Path(sys.base_exec_prefix, "bin")
     name = f"python{version}"
     names = (os.environ.get(PYTHON_VARIABLE), sys.executable, prefix / name, name, "python3")
     for each in names:
@@ -252,9 +249,8 @@ def serve(target: str) -> None:
             if exit_code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
                 _write(sink, {"signal": -exit_code})
             continue
-        signal.setitimer(
-            signal.ITIMER_PROF, seconds
-        )  # of CPU time, after which SIGPROF ends the process
+        # of CPU time, after which SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         answer = _answer(function, message[0])
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sink, answer)

@@ -84,9 +84,8 @@ class Vocabulary:
         steps = _steps(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
-        strips_end = any(
-            step["type"] == "Strip" and step["stop"] for step in steps
-        )  # a stream does not know its end
+        # a stream does not know its end
+        strips_end = any(step["type"] == "Strip" and step["stop"] for step in steps)
         if strips_end or not (self._byte_level or _TOKENWISE_DECODERS.issuperset(kinds)):
             raise PassError(
                 f"the tokenizer's decoder ({', '.join(kinds)}) is not supported; use another model"
@@ -220,9 +219,8 @@ class Detokenizer:
             found := self._shown[token].encode() if token in self._shown else self._bytes(token)
         ):
             return ""
-        if (
-            self._held and len((self._held + found[:1]).decode(errors="replace")) > 1
-        ):  # `token` does not continue it
+        # `token` does not continue it
+        if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:
             self.place += len(self._held.decode(errors=self._errors)) - len(self._shown_before)
         text = self._decode(found)
         if self._shown_before and text:

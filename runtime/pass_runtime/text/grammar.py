@@ -197,11 +197,9 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """end_tokens: the ids that end a text. They are allowed if the text is complete."""
-        self._tokenizer, self._vocab_size, self._end_tokens = (
-            tokenizer,
-            vocab_size,
-            list(end_tokens),
-        )
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_tokens = list(end_tokens)
         self._lock = threading.Lock()  # never held while something is compiled
         self._cached: OrderedDict[bytes, _CachedGrammar] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()

@@ -139,9 +139,8 @@ class ChatEncoder:
         template puts next to it. Identifiers, such as roles and names of fields, get no places at
         their ends, because templates compare them."""
         between = _unguessable(4)
-        joined = (
-            between.join(strings).encode(errors="replace").decode()
-        )  # the finder refuses lone surrogates
+        # the finder refuses lone surrogates
+        joined = between.join(strings).encode(errors="replace").decode()
         spans = iter(self._spans(joined))
         found, start, span = [], 0, next(spans, None)
         for text in strings:

@@ -48,9 +48,8 @@ class ConditionalAcceptance:
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
             self._trials[i] = (self._trials[i] + 1) * (1 - 1 / AVERAGED_PASSES)
-        if (
-            drafted == accepted < len(self._prior)
-        ):  # all were accepted, so the next one is likelier to be accepted, too
+        # all were accepted, so the next one is likelier to be accepted, too
+        if drafted == accepted < len(self._prior):
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
@@ -134,11 +133,9 @@ class PassTimes:
         shapes need be timed then."""
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
-        self.slowness, self._ratios, self._expected = (
-            1.0,
-            dict[PassShape, float](),
-            dict[PassShape, float](),
-        )
+        self.slowness = 1.0
+        self._ratios = dict[PassShape, float]()
+        self._expected = dict[PassShape, float]()
         self.passes: dict[PassShape, int] = {}  # how many ran
         if other_sampler is None:
             self.rows = sorted({shape.rows for shape in timed})
@@ -148,9 +145,8 @@ class PassTimes:
                 for s, (t, _) in drafting.items()
                 if s.rows in rows
             }
-            self._adapter = _line(
-                more or {0: 0.0}, flat=True
-            )  # extra seconds of a trunk with look-ahead rows
+            # extra seconds of a trunk with look-ahead rows
+            self._adapter = _line(more or {0: 0.0}, flat=True)
             rows = {
                 shape.rows: trunk - self._adapter(shape.rows)
                 for shape, (trunk, _) in drafting.items()
@@ -191,9 +187,8 @@ class PassTimes:
         change = 1.0 + deviation / min(self.passes[shape] + LATEST_PASSES - 1, SHAPE_PASSES)
         self._ratios[shape] = self._ratios.get(shape, 1.0) * change
         mean = change ** (1 / len(self._ratios))
-        self._ratios = {
-            ran: ratio / mean for ran, ratio in self._ratios.items()
-        }  # their product is 1
+        # their product is 1
+        self._ratios = {ran: ratio / mean for ran, ratio in self._ratios.items()}
         self.slowness *= (1.0 + deviation / LATEST_PASSES) / change * mean
 
 

@@ -94,14 +94,12 @@ def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
         else cumulative[: plan.drafts + 1]
     )
     in_depth, parents, next_depth = _layout(plan)
-    row_accepted = (
-        in_depth * accepted
-    )  # [g, a]: the probability that row a is accepted in a window of depth g
+    # [g, a]: the probability that row a is accepted in a window of depth g
+    row_accepted = in_depth * accepted
     row_is_last = row_accepted.copy()  # [g, a]: ..., and none of the drafts that follow it
     np.subtract.at(row_is_last.T, parents, row_accepted[:, 1:].T)
-    transitions = (
-        np.maximum(row_is_last, 0.0) @ next_depth
-    )  # [g, h]: the probability that depth h follows depth g
+    # [g, h]: the probability that depth h follows depth g
+    transitions = np.maximum(row_is_last, 0.0) @ next_depth
     # If half of all steps change nothing, the stationary distribution is the same, and the chain
     # has no period.
     transitions = (transitions + np.eye(len(transitions))) / 2
@@ -128,14 +126,12 @@ def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
 def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
     """[D]: the probability that each draft of a tree is accepted, in the order of its rows."""
     found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
-    for node in tree_nodes(
-        plan.drafts, plan.depth
-    ):  # node: for every step from the root, the rank of the choice
+    # node: for every step from the root, the rank of the choice
+    for node in tree_nodes(plan.drafts, plan.depth):
         accepted, penalty = 1.0, 1.0  # penalty: AFTER_LATER_RATIO for each later choice on the way
         for depth, rank in enumerate(node):
-            first = penalty * float(
-                rates[depth]
-            )  # the probability that the first choice is right here
+            # the probability that the first choice is right here
+            first = penalty * float(rates[depth])
             accepted *= first if rank == 0 else LATER_CHOICE_SHARES[rank - 1] * (1 - first)
             penalty *= 1.0 if rank == 0 else AFTER_LATER_RATIO
         found.append(accepted)
@@ -198,16 +194,13 @@ class Tuner:
             after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])
         ]
         prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
-        self.times_by_batch, self.lookahead, self._capabilities = (
-            {1: times},
-            lookahead,
-            capabilities,
-        )
+        self.times_by_batch = {1: times}
+        self.lookahead = lookahead
+        self._capabilities = capabilities
         self.lookahead_acceptance = ConditionalAcceptance(prior)
         self.ngram_acceptance: dict[int, ConditionalAcceptance] = {}
-        [self.decided] = self.candidates(
-            0
-        )  # the candidate that the last decision chose; at first plain decoding
+        # the candidate that the last decision chose; at first plain decoding
+        [self.decided] = self.candidates(0)
         # By depth limit and batch: the decided candidate, the one on trial, and the pass that ends
         # the trial.
         self._decisions: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
@@ -324,9 +317,8 @@ class Tuner:
             if promising and self._passes - last >= IDLE_PASSES:
                 self._trial = candidate
                 break
-        self._ran[self._trial.cycle.plans[0], batch] = (
-            self._passes
-        )  # even if a request's own plan runs instead
+        # even if a request's own plan runs instead
+        self._ran[self._trial.cycle.plans[0], batch] = self._passes
         return self.decided
 
 
@@ -365,12 +357,10 @@ class Tuners:
         room: Callable[[], int],
     ) -> None:
         """room: returns the tokens of KV capacity that a window may take now."""
-        self._manifest, self._capabilities, self._idle_pass, self._room = (
-            manifest,
-            capabilities,
-            idle_pass,
-            room,
-        )
+        self._manifest = manifest
+        self._capabilities = capabilities
+        self._idle_pass = idle_pass
+        self._room = room
         self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
         self._tuners: dict[Sampler, Tuner] = {}
 
@@ -392,10 +382,8 @@ class Tuners:
             if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():
                 return None
             if sampler not in self._tuners:
-                stated, length = (
-                    stated_acceptance(self._manifest.lookahead, sampler),
-                    self._manifest.lookahead.length,
-                )
+                stated = stated_acceptance(self._manifest.lookahead, sampler)
+                length = self._manifest.lookahead.length
                 self._tuners[sampler] = Tuner(
                     self._times(sampler), length, stated, self._capabilities
                 )
@@ -425,10 +413,8 @@ class Tuners:
         half the capacity, so that texts have the other half. Empty if only one width would be
         left, from which no other can be estimated: `Tuner.times` then has no times for this
         batch size."""
-        plans, half = (
-            probe_plans(self._manifest.lookahead.length, batch),
-            self._capabilities.max_capacity // 2,
-        )
+        plans = probe_plans(self._manifest.lookahead.length, batch)
+        half = self._capabilities.max_capacity // 2
         plans = [plan for plan in plans if self._capabilities.padded_width(plan.width) <= half]
         plans = [plan for plan in plans if self._capabilities.allows([plan])]
         return plans if len({plan.width for plan in plans}) > 1 else []
