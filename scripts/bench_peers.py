@@ -131,9 +131,8 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
     def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> TimedText:
         request = request_of(tokens, **options)
         if request.sampling.sampler not in warm:
-            session.warm_up(
-                request.sampling
-            )  # as servers do; otherwise `auto` would time passes later
+            # As servers do; otherwise `auto` would time passes later.
+            session.warm_up(request.sampling)
         warm.add(request.sampling.sampler)
         with ThreadPoolExecutor(clients) as pool:
             started = perf_counter()
@@ -430,9 +429,8 @@ def compare_texts(
                         continue
                     request = request_of(len(theirs.tokens), **options)
                     difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
-                    exact = (
-                        session.backend.capabilities.same_entries
-                    )  # windows of all widths give the same bits
+                    # Windows of all widths give the same bits.
+                    exact = session.backend.capabilities.same_entries
                 near_tie = difference is not None and difference.is_near_tie and not exact
                 report["near_ties" if near_tie else "differences"].append(
                     f"{each.name}, {prompt}: {difference}"

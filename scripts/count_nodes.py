@@ -34,7 +34,7 @@ class TrunkNodes:
 
 
 def count_trunk(file: Path) -> TrunkNodes:
-    """Counts the nodes of a trunk whose layers have the same nodes, two or more of them."""
+    """Count the nodes of a trunk whose layers have the same nodes, two or more of them."""
     graph = ir.load(file).graph
     run = run_nodes(graph)
     layered = _readers(run, next(node for node in run if _begins_layer(node)))
@@ -56,7 +56,7 @@ def count_trunk(file: Path) -> TrunkNodes:
 
 
 def run_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes that do not compute with constants alone."""
+    """Return the nodes that do not compute with constants alone."""
     known = {*graph.initializers.values(), None}
     nodes = []
     for node in graph:
@@ -85,7 +85,7 @@ def _readers(nodes: list[ir.Node], first: ir.Node) -> set[ir.Node]:
 
 
 def _sources(value: ir.Value) -> set[ir.Node]:
-    """All nodes that `value` is computed by."""
+    """Return all nodes that `value` is computed by."""
     found: set[ir.Node] = set()
     waiting = [value.producer()]
     while waiting:
@@ -97,8 +97,8 @@ def _sources(value: ir.Value) -> set[ir.Node]:
 
 
 def _place(product: ir.Node) -> set[ir.Node]:
-    """The adapter's nodes from the product with A, or the Gather before it, to where its result is
-    added."""
+    """Return the adapter's nodes from the product with A, or the Gather before it, to where its
+    result is added."""
     source = None if product.inputs[0] is None else product.inputs[0].producer()
     found = {product} if source is None or source.op_type != "Gather" else {product, source}
     value = product.outputs[0]

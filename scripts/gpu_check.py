@@ -130,13 +130,8 @@ def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list
             )
         )
     steps += _bundle_steps(machine, bundle, tokens)
-    flags = [
-        "-q",
-        "-m",
-        "gpu",
-        "-o",
-        "addopts=-ra",
-    ]  # the project's addopts need plugins that may be missing
+    # The project's addopts need plugins that may be missing.
+    flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]
     blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
     steps.append(Step("tests", (*PYTHON_MODULE, "pytest", *flags, *TESTS), blocked))
     group_query = _gpu_step(
@@ -172,9 +167,8 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
     lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    widths = sorted(
-        {plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans}
-    )  # engines allow these
+    # Engines allow these
+    widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})
     for name in DEVICES:
         rows = (
             f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()

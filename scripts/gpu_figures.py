@@ -15,7 +15,7 @@ LAYERS = {"Attention": "layers cuda", "GroupQueryAttention": "attention cuda"}
 
 
 def _entry(entries: str, wanted: Mapping[str, Any], data: Data) -> Data:
-    """The first entry that has all of these values. Raises LookupError if there is none."""
+    """Return the first entry that has all of these values. Raises LookupError if there is none."""
     for entry in data[entries]:
         if wanted.items() <= entry.items():
             return entry
@@ -27,7 +27,7 @@ def _value(entries: str, field: str, wanted: Mapping[str, Any], data: Data) -> f
 
 
 def _of_plan(field: str, name: str, data: Data) -> float:
-    """A field of the first plan whose name begins with `name`."""
+    """Return a field of the first plan whose name begins with `name`."""
     for plan in data["plans"]:
         if plan["plan"].startswith(name):
             return float(plan[field])
@@ -79,7 +79,7 @@ for _kind in ("ar, greedy", "ar, T=0.8", "fused, greedy", "fused, T=0.8"):
 
 
 def figures(steps: Mapping[str, Data]) -> dict[str, float]:
-    """Those of FIGURES that the steps' data have. steps: by name of the step."""
+    """Return those of FIGURES that the steps' data have. steps: by name of the step."""
     found = {}
     for name, (step, pick) in FIGURES.items():
         try:
@@ -93,7 +93,7 @@ def figures(steps: Mapping[str, Data]) -> dict[str, float]:
 
 
 def compared(before: Mapping[str, float], now: Mapping[str, float]) -> list[dict[str, str]]:
-    """The rows of a table: every figure, now and in an earlier report if there is one."""
+    """Return the rows of a table: every figure, now and in an earlier report if there is one."""
     rows = []
     for name in FIGURES:
         old, new = before.get(name), now.get(name)

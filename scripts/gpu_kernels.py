@@ -34,7 +34,7 @@ and its result."""
 
 
 def why_no_profiler() -> str:
-    """The reason why kernels cannot be timed, or ""."""
+    """Return the reason why kernels cannot be timed, or ""."""
     try:
         from torch.profiler import ProfilerActivity, supported_activities
     except ImportError as error:
@@ -48,7 +48,7 @@ def why_no_profiler() -> str:
 
 
 def profile(work: Callable[[], int]) -> tuple[list[dict[str, Any]], int]:
-    """A `Profile`, of the GPU's activity only."""
+    """Return a `Profile`, of the GPU's activity only."""
     import torch
 
     torch.cuda.init()
@@ -62,8 +62,8 @@ def profile(work: Callable[[], int]) -> tuple[list[dict[str, Any]], int]:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, parameters and template arguments, but with
-    the argument that tells what a kernel of ONNX Runtime or CUTLASS computes."""
+    """Return a kernel's name without return type, namespaces, parameters and template arguments,
+    but with the argument that tells what a kernel of ONNX Runtime or CUTLASS computes."""
     told = re.search(r"\b(OP_|cutlass_)\w+", name)
     name = name.removeprefix("void ")
     while (shorter := re.sub(r"<[^<>]*>", "", name)) != name:
@@ -77,8 +77,8 @@ def short_name(name: str) -> str:
 def kernel_rows(
     plan: str, events: Iterable[Mapping[str, Any]], passes: int
 ) -> list[dict[str, Any]]:
-    """The kernels of `passes` passes by name, those that take longest first, after a row of all of
-    them.
+    """Return the kernels of `passes` passes by name, those that take longest first, after a row of
+    all of them.
 
     Each row has the number of launches and the microseconds of a pass. Raises PassError if there
     are no kernels.
@@ -109,7 +109,7 @@ def kernel_rows(
 
 
 def time_kernels(session: Session, run: Profile = profile) -> dict[str, Any]:
-    """The kernels of passes of each of PROFILED, as `kernel_rows` has them.
+    """Return the kernels of passes of each of PROFILED, as `kernel_rows` has them.
 
     The prompt is one token, so that nothing but passes of the plan runs; each text is written once
     before, so that everything is captured.

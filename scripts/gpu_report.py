@@ -167,7 +167,7 @@ def why_not(name: str) -> str:
 
 
 def why_no_genai() -> str:
-    """The reason why onnxruntime-genai cannot be measured on the GPU, or ""."""
+    """Return the reason why onnxruntime-genai cannot be measured on the GPU, or ""."""
     install = "run: pip install onnxruntime-genai-cuda"
     try:
         genai = importlib.import_module("onnxruntime_genai")
@@ -292,7 +292,8 @@ def _cell(value: object) -> str:
 
 
 def read_figures(report: Path | None) -> Mapping[str, float]:
-    """The figures in a report.json; none without one. Raises PassError if the file has none."""
+    """Return the figures in a report.json; none without one. Raises PassError if the file has
+    none."""
     if report is None:
         return NOTHING
     try:

@@ -181,8 +181,7 @@ def time_rows(
 ) -> list[dict[str, Any]]:
     """Time the trunk by number of rows, with a KV cache that is full except for the widest window.
 
-    Returns its milliseconds, and the bytes that a pass reads for each layer and for the LM head.
-    """
+    Return its milliseconds, and the bytes that a pass reads for each layer and for the LM head."""
     widest = max(*rows, session.backend.capabilities.least_width)
     request = RowsOptions(SamplingParams(), tuple(rows), cached=capacity - widest)
     key_size, hidden = sizes["hidden"] // sizes["heads"] * sizes["kv-heads"], sizes["hidden"]

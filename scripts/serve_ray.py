@@ -127,9 +127,8 @@ def main(
         click.echo("shutting down", err=True)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # A second signal must not interrupt the shutdown.
+            # A second signal must not interrupt the shutdown.
+            signal.signal(number, signal.SIG_IGN)
         serve.shutdown()
         ray.shutdown()
 

@@ -1,2 +1,2 @@
-"""Exports a frozen Hugging Face decoder to a PaSS bundle. It needs torch; the runtime does not
-import this package."""
+"""Exports a frozen Hugging Face decoder to a PaSS bundle. The runtime does not import this package,
+which needs torch."""

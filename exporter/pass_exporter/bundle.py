@@ -89,8 +89,7 @@ def write_tails(
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Write the tables. Return the file and the offset in bytes of each, by its name in the
-    tails."""
+    """Write the tables. Return each one's file and offset in bytes, by its name in the tails."""
     locations, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
@@ -146,16 +145,14 @@ def _write_plan(
 
 
 def write_logprobs(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.logprobs.onnx, which serves all samplers and all plans but trees. Return its
-    manifest entry."""
+    """Write tail.logprobs.onnx, for all samplers and all plans but trees. Return its entry."""
     model = build_logprobs(vocab_size)
     ir.save(model, directory / LOGPROBS_FILE)
     return graph_info(model, LOGPROBS_FILE)
 
 
 def write_processors(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.processors.onnx, which serves all plans and samplers. Return its manifest
-    entry."""
+    """Write tail.processors.onnx, for all plans and samplers. Return its entry."""
     model = build_processors(vocab_size)
     ir.save(model, directory / PROCESSORS_FILE)
     return graph_info(model, PROCESSORS_FILE)
@@ -164,8 +161,8 @@ def write_processors(directory: Path, vocab_size: int) -> Graph:
 def _use_external_data(
     model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]
 ) -> None:
-    """Make `model` read initializers from files of `directory`. locations: name -> (file, offset in
-    bytes)."""
+    """Make `model` read initializers from files of `directory`. locations: name -> (file,
+    offset)."""
     for name, (file, offset) in locations.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -199,8 +196,8 @@ def _tensor(value: ir.Value) -> Tensor:
 
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write tokenizer.json, and chat templates if the model has any. Raises PassError if one does
-    not compile."""
+    """Write tokenizer.json and the chat templates. Raises PassError if a template does not
+    compile."""
     tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
@@ -227,8 +224,8 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with the hashes of
-    all other files."""
+    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with all files'
+    hashes."""
     record, head = lookahead_weights.record, lookahead_weights.head
     manifest = Manifest(
         format="pass-bundle",
@@ -268,16 +265,14 @@ def write_manifest(
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Map each output to the input that shares its memory, which the next graph or the next pass's
-    trunk reads."""
+    """Map each output to the input of the next graph that shares its memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
 
 
 def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write the model's description into the trunk's metadata, so that the runtime refuses another
-    model's manifest."""
+    """Write the model's description into the trunk, so that no other manifest fits the trunk."""
     trunk.metadata_props[METADATA_KEY] = json.dumps(
         metadata(model, lookahead, rule), sort_keys=True
     )
@@ -286,9 +281,8 @@ def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule
 def _tools() -> dict[str, str]:
     """Return the versions of the tools that made the bundle.
 
-    The package of onnxruntime has another name on GPU machines, so its version comes from the
-    module. Packages that are not installed, such as this project in a plain checkout, are left out.
-    """
+    The version of onnxruntime comes from the module, because its package has another name on GPU
+    machines. Packages that are not installed are left out. """
     found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
         with suppress(PackageNotFoundError):
@@ -319,8 +313,8 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
 
 
 def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
-    """Return the manifest entry; None without quantization. Its `grid` is the scheme of most layers
-    of the decoder."""
+    """Return the manifest entry, whose `grid` is the scheme of most layers; None without
+    quantization."""
     spec = quantized.spec
     if spec.scheme is None:
         return None

@@ -246,8 +246,8 @@ def _check_engine(engine: EngineConfig) -> None:
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
-    """Return the model's own dtype for engines, else fp32, because ONNX Runtime's CPU kernels are
-    for fp32."""
+    """Return the model's own dtype for engines, else fp32, which ONNX Runtime's CPU kernels
+    need."""
     if engine is None:
         return "fp32"
     with importing():
@@ -456,7 +456,7 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
 
 
 def _peak_memory() -> int:
-    """Return bytes. VmHWM is preferred, because getrusage may count memory of the parent
+    """Return bytes. VmHWM is better than getrusage, which may count memory of the parent
     process."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii")

@@ -156,12 +156,11 @@ class ExportConfig:
         return self.calibrate == Path(NO_CALIBRATION)
 
     def verification_text(self) -> str | None:
-        """Return the text of `verify`, or None. Raises PassError if it cannot be read or is
-        empty."""
+        """Return the text of `verify`, or None. Raises PassError if it is unreadable or empty."""
         return None if self.verify is None else _text_of(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """Return the text of `calibrate`, or None. Raises PassError if it cannot be read or is
+        """Return the text of `calibrate`, or None. Raises PassError if it is unreadable or
         empty."""
         return (
             None

@@ -25,7 +25,7 @@ def staged_directory(
     marker_file: str = FILE_NAME,
     alternative: str = "another --output",
 ) -> Iterator[Path]:
-    """Yields an empty directory that is renamed to `destination` if the block succeeds, and removed
+    """Yield an empty directory that is renamed to `destination` if the block succeeds, and removed
     otherwise.
 
     force: replace an existing directory of the same kind. marker_file: every directory of the kind

@@ -120,7 +120,7 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Returns a step that prints a line with the remaining time for every tenth of the steps, and
+    """Return a step that prints a line with the remaining time for every tenth of the steps, and
     one at the end.
 
     Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.

@@ -78,7 +78,7 @@ class RepositoryConfig:
 
 
 def write_model(config: RepositoryConfig) -> Path:
-    """Add a model to a repository atomically. Returns its directory.
+    """Add a model to a repository atomically. Return its directory.
 
     Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and is
     not replaced.
@@ -91,9 +91,8 @@ def write_model(config: RepositoryConfig) -> Path:
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
     check_load_options(config.bundle, manifest, config.device, config.capacity)
-    make_settings(
-        BUNDLE_COPY, tokens=config.tokens, **config.parameters
-    )  # raises PassError if an option is invalid
+    # Raises PassError if an option is invalid.
+    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
     _check_repository(config.output)
     model = config.output / name
     words = {"kind": "model of Triton", "alternative": "another --served-model-name"}

@@ -30,9 +30,8 @@ def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.T
     """
     order = (target - draft).detach().argsort(-1, descending=True)
     p, q = target.gather(-1, order).exp(), draft.gather(-1, order).exp()
-    others = (1 - p.sum(-1, keepdim=True)).clamp(
-        min=0
-    )  # Tokens that are not drafted have q = 0, so they sort first.
+    # Tokens that are not drafted have q = 0, so they sort first.
+    others = (1 - p.sum(-1, keepdim=True)).clamp(min=0)
     before = p.cumsum(-1) + others
     after = q.flip(-1).cumsum(-1).flip(-1) - q
     return (p * q / (before * q + after.clamp(min=0) * p + MIN_DENOMINATOR)).sum(-1)

@@ -162,8 +162,8 @@ class Distiller:
         return self.shard if end is None else min(self.shard, end - shard * self.shard)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """A shard with fewer sequences has another name, so that a run with more sequences does not
-        read it."""
+        """Return the path of a shard. One with fewer sequences has another name, so that a run with more sequences
+        does not read it."""
         part = "" if self._size(shard) == self.shard else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 

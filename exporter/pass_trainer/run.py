@@ -72,9 +72,8 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     checkpoint = make_checkpoint(config, text, accelerator, clock)
     checkpoint.check()
     check_length(config.recipe.length, source.name, loaded)
-    drafter = make_drafter(
-        config, loaded
-    )  # It may raise PassError, so it is made before hours of writing text.
+    # It may raise PassError, so it is made before hours of writing text.
+    drafter = make_drafter(config, loaded)
     loaded.model.to(accelerator.device)
     make_output(config)
     drafter.to(accelerator.device)
@@ -221,10 +220,7 @@ def make_record(
     processes: int,
     agreement: Agreement,
 ) -> TrainingRecord:
-    recipe = settings | {
-        "data": [path.name for path in config.data],
-        "processes": processes,
-    }
+    recipe = settings | {"data": [path.name for path in config.data], "processes": processes}
     return TrainingRecord(
         base=source.description,
         lookahead=config.lookahead,

@@ -90,8 +90,7 @@ class Schedule:
         self._seen, self._steps_began = times, self.now()
 
     def end_steps(self) -> None:
-        """The steps since the last look have ended: so much time is kept for those until the
-        next."""
+        """End the steps since the last look: their time is kept for those until the next look."""
         self._own = replace(
             self._own, stepping=max(self._own.stepping, self.now() - self._steps_began)
         )

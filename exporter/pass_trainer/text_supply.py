@@ -102,9 +102,8 @@ class WrittenBeside:
         is_late: Callable[[], None],
     ) -> None:
         self.distiller, self.directory, self._is_late = distiller, directory, is_late
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # a forked process could use neither the GPU nor torch's threads
+        # A forked process could use neither the GPU nor torch's threads.
+        context = multiprocessing.get_context("spawn")
         self._errors, errors = context.Pipe(duplex=False)
         self._process = context.Process(target=write_beside, args=(config, place, errors))
         self._process.start()
@@ -136,9 +135,8 @@ class WrittenBeside:
 def write_beside(config: TrainConfig, place: Place, errors: Connection) -> None:
     """Write this place's shards, one after another, until all are there or the process that started
     this one ends."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the other process, which ends this one.
+    # Ctrl-C goes to the other process, which ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         if torch.device(place.device).type == "cpu":  # The steps compute on the other cores.

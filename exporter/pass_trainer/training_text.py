@@ -40,7 +40,7 @@ class TrainingText:
         self.deck = Deck(seed)
 
     def _default_held_out(self) -> int:
-        """A sixteenth, at most MAX_HELD_OUT; an eighth of the first shard if the text has no
+        """Return a sixteenth, at most MAX_HELD_OUT; an eighth of the first shard if the text has no
         end."""
         end = self._supply.distiller.recipe.sequences
         return min(

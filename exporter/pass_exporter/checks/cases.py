@@ -24,11 +24,10 @@ from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
 LARGE_MODEL_BYTES = 300 << 20
-"""Above so many bytes of weights, memory may be too small for ONNX Runtime's packed or widened
-copies of them."""
+"""Above so many bytes of weights, ONNX Runtime's packed or widened copies may not fit into
+memory."""
 MAX_CHECKED_WINDOW = 1024
-"""Wider sliding windows, in tokens, are not checked: the text must be longer, which takes torch
-minutes."""
+"""In tokens. Wider sliding windows need a longer text, which takes torch minutes."""
 
 Array = npt.NDArray[Any]
 
@@ -60,20 +59,18 @@ def torch_cases(
     quantized: QuantizedModel | None = None,
     seed: int = 0,
 ) -> list[Case]:
-    """Runs a random window of every plan of the bundle, and one of prefill. A large model skips
-    most plans.
+    """Run a random window of every plan of the bundle, and one of prefill; of a large model, few
+    plans.
 
     If layers have a sliding window, the widest plan also runs after a text longer than that window.
-    quantized: how activations are rounded. A model is large if it would have over LARGE_MODEL_BYTES
-    in 16 bits.
+    quantized: how activations are rounded. A large model has over LARGE_MODEL_BYTES in 16 bits.
     """
     rng, plans = (
         np.random.default_rng(seed),
         bundle_plans(lookahead_weights.lookahead, trees=lookahead_weights.head is not None),
     )
-    if (
-        2 * model.num_parameters() > LARGE_MODEL_BYTES
-    ):  # All plans take minutes without kernels for the dtype.
+    # All plans take minutes without kernels for the dtype.
+    if 2 * model.num_parameters() > LARGE_MODEL_BYTES:
         plans = (plans[0], *plans[-3:])
     sliding = max(
         (window for window in layer_windows(model.config) if window is not None), default=0
@@ -104,8 +101,7 @@ def _torch_case(
     min_length: int,
     rounded: Mapping[str, QuantizedInput],
 ) -> Case:
-    """Runs one window after at least `min_length` tokens. rounded: each pass replaces the layers'
-    inputs in it."""
+    """Run one window after at least `min_length` tokens. rounded: gets the layers' inputs."""
     trunk, vocab = Trunk(model, lookahead_weights), model.config.vocab_size
     length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
@@ -129,9 +125,8 @@ def _torch_case(
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     window = _entries(cache, slice(length, None))
-    adapted = (
-        plan.lookahead_rows
-    )  # The trunk runs the adapter on these rows alone, `_adapted` on all.
+    # The trunk runs the adapter on these rows alone, `_adapted` on all.
+    adapted = plan.lookahead_rows
     compared = {
         name: QuantizedInput(each.codes[:, adapted], each.scale)
         if name.startswith(ADAPTER_PREFIX)
@@ -144,10 +139,9 @@ def _torch_case(
 def _adapted(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights, is_lookahead: torch.Tensor
 ) -> AbstractContextManager[None]:
-    """Applies the adapter to the rows with `is_lookahead` [Q].
+    """Apply the adapter to the rows with `is_lookahead` [Q].
 
-    It computes all rows and masks the others, so the check does not repeat the trunk's
-    implementation.
+    Unlike the trunk, it computes the adapter in all rows and masks the others.
     """
     adapter = lookahead_weights.adapter
     if adapter is None:
@@ -158,7 +152,7 @@ def _adapted(
 
 
 def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
-    """Copies of the cache's columns: every layer's keys, then every layer's values."""
+    """Return copies of the cache's columns: every layer's keys, then every layer's values."""
     parts = [
         getattr(layer, part)[:, :, columns] for part in ("keys", "values") for layer in cache.layers
     ]

@@ -14,11 +14,9 @@ from pass_runtime.session import Session, load
 
 PROMPT, TOKENS = "The", 4
 MAX_PACKED_BYTES = 1 << 30
-"""With at most so many bytes of float32 weights, ONNX Runtime's packed copies fit into the memory
-of an export."""
+"""The most bytes of float32 weights whose packed copies fit into the memory of an export."""
 RUNTIME_ADVICE = "; export the bundle again"
-"""The end of some of the runtime's messages. It is removed here, because exporting again would not
-help."""
+"""The end of some messages of the runtime, removed here because it would not help."""
 
 
 def check_opens(bundle: Path, checked: Manifest) -> None:
@@ -42,7 +40,7 @@ def check_opens(bundle: Path, checked: Manifest) -> None:
 
 
 def _open(bundle: Path, manifest: Manifest, checked: Manifest) -> Session | None:
-    """Opens the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or
+    """Open the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or
     quantized or in a 16-bit dtype."""
     model = manifest.model
     if (

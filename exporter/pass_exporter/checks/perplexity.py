@@ -1,5 +1,4 @@
-"""Measures the quality of an export: perplexity and greedy agreement with the full-precision torch
-model."""
+"""Measures the perplexity of an export, and its greedy agreement with the full-precision model."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ class Quality:
 
 @torch.no_grad()
 def score_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> TextScores:
-    """Scores the first MAX_WINDOWS windows of a text by the torch model. Raises PassError if it is
-    too short."""
+    """Score the first MAX_WINDOWS windows of a text in torch. Raises PassError if it is too
+    short."""
     text = text[: 16 * WINDOW_TOKENS * MAX_WINDOWS]  # 16 characters for each token
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     count = min(len(ids) // WINDOW_TOKENS, MAX_WINDOWS)
@@ -87,7 +86,7 @@ def score_tokens(
 
 
 def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
-    """Returns a function that computes the trunk's logits of one window, with an empty KV cache."""
+    """Return a function that computes the trunk's logits of one window, with an empty KV cache."""
     session = open_trunk(bundle, manifest, "cpu", 1, 0).plain
     plan, model = prefill_plan(WINDOW_TOKENS), manifest.model
     names = {value.name for value in session.get_inputs()}
@@ -111,7 +110,7 @@ def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
 
 
 def measure_quality(bundle: Path, manifest: Manifest, expected: TextScores) -> Quality:
-    """Runs the trunk over the windows of `expected`, and compares."""
+    """Run the trunk over the windows of `expected`, and compare."""
     logits = trunk_logits(bundle, manifest)
     found = _scores(expected.windows, logits)
     agreement = float((found.choice == expected.choice).mean())

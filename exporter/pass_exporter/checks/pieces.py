@@ -1,8 +1,7 @@
-"""Runs a graph in pieces, one after the other, so that ONNX Runtime copies only one piece's weights
-at a time.
+"""Runs a graph in pieces, one after the other, so that ONNX Runtime copies few weights at a time.
 
-Its CPU provider widens fp16 weights to float32 and packs others. If a model just fits into memory,
-such copies of all its weights do not.
+Its CPU provider widens fp16 weights to float32 and packs others. Copies of all weights would not
+fit into memory beside a large model.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ MAX_PIECE_ELEMENTS = 32 << 20
 
 
 def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """Returns the outputs of the graph in `path` by name, in the graph's order, for each of
-    `feeds`.
+    """Return the outputs of the graph in `path` by name, in their order, for each of `feeds`.
 
     Nodes that depend on constants alone, such as the dequantization of weights, run once for all
     feeds.
@@ -46,7 +44,7 @@ def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict
 def _run(
     model: ir.Model, path: Path, nodes: Collection[ir.Node], feeds: Sequence[Mapping[str, Array]]
 ) -> list[dict[str, Array]]:
-    """Runs `nodes` for each of `feeds`. Returns their `_results` by name."""
+    """Run `nodes` for each of `feeds`. Return their `_results` by name."""
     if not nodes:
         return [{} for _ in feeds]
     file = path.with_name(f"{path.stem}.piece.onnx")
@@ -64,8 +62,8 @@ def _run(
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Splits `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements; more only if one
-    node has more."""
+    """Split `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements, or of one
+    node."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
         new = {
@@ -81,7 +79,7 @@ def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
 
 
 def _constant(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
-    """Those of `nodes` that depend on constants alone, in order."""
+    """Return those of `nodes` that depend on constants alone, in order."""
     found: dict[ir.Node, None] = {}
     for node in nodes:
         read = [value for value in node.inputs if value is not None]
@@ -91,7 +89,7 @@ def _constant(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
 
 
 def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
-    """The values that `nodes` compute and other nodes read, or that are outputs of the model."""
+    """Return the values of `nodes` that other nodes read or that are outputs of the model."""
     inside, outputs = set(nodes), set(model.graph.outputs)
     made = (value for node in nodes for value in node.outputs)
     return [
@@ -102,8 +100,8 @@ def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
 
 
 def _piece(model: ir.Model, nodes: Collection[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """A model of `nodes` alone. Its inputs are the values of other nodes that they read; its
-    outputs are `_results`.
+    """Return a model of `nodes` alone. Its inputs are what they read of other nodes, its outputs
+    `_results`.
 
     known: the arrays computed so far; they give the inputs' dtypes.
     """

@@ -1,5 +1,4 @@
-"""Checks a trunk that rounds activations to 8 bits, for which a limit on the error of the logits is
-not enough.
+"""Checks a trunk that rounds activations to 8 bits. A limit on the logits' error is not enough:
 
 A value halfway between two codes may be rounded up in torch and down in ONNX Runtime, because its
 last bit differs. One code is about a hundredth of the tensor's largest value, and later layers add
@@ -29,8 +28,8 @@ GRAPH_PREFIX, TORCH_PREFIX = "codes.graph.", "codes.torch."
 
 @contextmanager
 def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yields a manifest of changed trunks: layers read `torch_codes_feed` instead of the inputs
-    that the graph rounds itself. These become outputs, for `codes_difference`.
+    """Yield a manifest of changed trunks: layers read `torch_codes_feed` instead of the inputs that
+    the graph rounds itself. These become outputs, for `codes_difference`.
 
     These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if
     its activations are not static.
@@ -55,8 +54,8 @@ def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def _read_torch_codes(graph: ir.Graph) -> None:
-    """Makes the readers of every rounded tensor read a new graph input, and the tensor itself a
-    graph output."""
+    """Let readers of rounded tensors read new graph inputs, and make these tensors graph
+    outputs."""
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
         own, scale = node.outputs[0], node.inputs[1]
         assert scale is not None
@@ -70,8 +69,7 @@ def _read_torch_codes(graph: ir.Graph) -> None:
 
 
 def torch_codes_feed(case: Case) -> dict[str, Array]:
-    """The inputs of a graph of `with_torch_codes`: the values of torch's codes for each layer's
-    rounded input."""
+    """Return the inputs that `with_torch_codes` adds: the values of torch's codes."""
     dtype = case.past[0].dtype
     return {
         f"{TORCH_PREFIX}{name}": rounded.values.astype(dtype)
@@ -80,8 +78,7 @@ def torch_codes_feed(case: Case) -> dict[str, Array]:
 
 
 def codes_difference(runs: Iterable[tuple[Case, Mapping[str, Array]]]) -> float:
-    """The largest of all layers' mean differences between torch's codes and the graph's; 0 if no
-    layer has codes.
+    """Return the mean difference between torch's codes and the graph's, the largest of all layers.
 
     runs: cases, and what the graph computed for each. Means are over all of them: a narrow window
     of a tiny model has so few values that a single one halfway between two codes would count for

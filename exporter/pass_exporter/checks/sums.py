@@ -1,5 +1,5 @@
 """Checks one pass of a trunk with 8-bit activations as users run it, with fused products, against
-sums of integers.
+integer sums.
 
 The other checks cannot find sums that saturate: they compare with torch within a limit that is
 meant for a correct graph, and large models run without fused products there.
@@ -23,11 +23,9 @@ from pass_runtime.errors import PassError
 
 FILE_PREFIX = "sums."
 MAX_COLUMNS = 4096
-"""The most outputs of a product that are compared: all of a layer's, and a part of the LM
-head's."""
+"""The most outputs of a product that are compared: a part of the LM head's."""
 ROUNDINGS = 8
-"""The largest accepted error of a product beyond half a unit of its sum, in float32 roundings of
-the sum."""
+"""The largest accepted error beyond half a unit of a sum, in float32 roundings of the sum."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +44,14 @@ class Product:
 
     def is_exact(self, rows: Array, result: Array) -> bool:
         """rows [...,K], result [...,N]: what the session computed."""
-        sums = (rows.astype(np.float64) - self.zero) @ self.codes.astype(
-            np.float64
-        )  # exact below 2**53
+        # Exact below 2**53
+        sums = (rows.astype(np.float64) - self.zero) @ self.codes.astype(np.float64)
         error = np.abs(result[..., : sums.shape[-1]] / self.unit.astype(np.float64) - sums)
         return bool((error <= 0.5 + ROUNDINGS * np.finfo(np.float32).eps * np.abs(sums)).all())
 
 
 def check_sums(directory: Path, manifest: Manifest, feed: Mapping[str, Array]) -> int:
-    """Compare the products of 8-bit activations and 8-bit weights in one pass of a CPU trunk with
-    their exact sums.
+    """Compare the 8-bit products in one pass of a CPU trunk with their exact sums.
 
     feed: the inputs of the pass. Returns the number of products, 0 if the bundle has no such trunk.
     Raises PassError if a sum differs.
@@ -88,8 +84,8 @@ def check_sums(directory: Path, manifest: Manifest, feed: Mapping[str, Array]) -
 
 
 def expose_products(graph: ir.Graph) -> list[Product]:
-    """The products of codes whose weights have a scale for each output. Their rows' codes and their
-    results become outputs of the graph."""
+    """Return the products of codes whose weights have a scale for each output. Their rows' codes
+    and their results become outputs of the graph."""
     found = []
     for node in [node for node in graph if node.op_type == "MatMul"]:
         rows, weights = (_dequantize(value) for value in node.inputs)
@@ -108,7 +104,7 @@ def expose_products(graph: ir.Graph) -> list[Product]:
 
 
 def _dequantize(value: ir.Value | None) -> ir.Node | None:
-    """The DequantizeLinear whose output this is."""
+    """Return the DequantizeLinear whose output this is."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == "DequantizeLinear" else None
 

@@ -1,5 +1,4 @@
-"""The exporter's own checks: the trunk against torch's results, and every decoding mode against
-plain decoding."""
+"""The exporter's own checks: the trunk against torch, and every mode against plain decoding."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Limits:
 
 
 def limits_of(sizes: ModelInfo) -> Limits:
-    """Returns the limits for a model. They hold for quantized weights too, because torch's weights
+    """Return the limits for a model. They hold for quantized weights too, because torch's weights
     have the values of the codes, and ONNX Runtime multiplies in float32."""
     least, codes = MIN_ERROR_LIMIT[sizes.dtype], CODES_LIMIT[sizes.dtype]
     if sizes.dtype != "float32":
@@ -64,8 +63,7 @@ def limits_of(sizes: ModelInfo) -> Limits:
 
 
 def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits) -> float:
-    """Runs `cases` through the trunk and the trunks derived from it. Returns the largest relative
-    error.
+    """Run `cases` through the trunk and the trunks derived from it. Return the largest error.
 
     Raises PassError if a difference exceeds `limits`.
     """
@@ -87,8 +85,7 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits:
 def _check_file(
     file: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits, keeps: bool
 ) -> float:
-    """Checks one trunk. keeps: whether the trunk copies the cache's entries after the window to its
-    outputs."""
+    """Check one trunk. keeps: whether it copies cache entries after the window to its outputs."""
     runs = run_in_pieces(
         file, [trunk_feed(case, manifest) | torch_codes_feed(case) for case in cases]
     )
@@ -111,14 +108,14 @@ def _check_file(
 
 
 def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
-    """The expected values of the outputs that precede the cache's: logits and, for a draft head,
-    the hidden rows."""
+    """Return the expected values of the outputs that precede the cache's: logits and, for a draft
+    head, the hidden rows."""
     with_hidden = any(tensor.name == HIDDEN_OUTPUT for tensor in manifest.trunk.outputs)
     return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 
 
 def trunk_feed(case: Case, manifest: Manifest) -> dict[str, Array]:
-    """The inputs of the trunk for the pass of a case."""
+    """Return the inputs of the trunk for the pass of a case."""
     feed: dict[str, Array] = {
         "input_ids": case.input_ids,
         "row_position": case.plan.row_position,
@@ -133,7 +130,7 @@ def trunk_feed(case: Case, manifest: Manifest) -> dict[str, Array]:
 
 
 def _caches(case: Case, spare: int = 24) -> list[Array]:
-    """The cache before the pass, with `spare` or more entries after the window.
+    """Return the cache before the pass, with `spare` or more entries after the window.
 
     The entries from `length` on are random, the same on every call: they must not change the
     results, and the pass must not overwrite them beyond the window.
@@ -174,9 +171,9 @@ def _error(actual: Array, expected: Array) -> float:
 
 
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
-    """Compares the greedy text of every mode and of one tree with that of `ar`.
+    """Compare the greedy text of every mode and of one tree with that of `ar`.
 
-    Returns the number of tokens on which all agree, and the near-tie after them if there is one; 0
+    Return the number of tokens on which all agree, and the near-tie after them if there is one; 0
     tokens if `session_for_checks` returns None. Raises PassError if a text differs at a token that
     is no near-tie.
     """
@@ -210,9 +207,9 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
 
 
 def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
-    """Opens a session on the CPU. A large model runs without fused kernels, which copy the weights.
+    """Open a session on the CPU. A large model runs without fused kernels, which copy the weights.
 
-    Returns None if ONNX Runtime would have to hold a large model's weights widened to float32.
+    Return None if ONNX Runtime would have to hold a large model's weights widened to float32.
     """
     large = _is_large(bundle, manifest)
     if large and (manifest.model.dtype != "float32" or manifest.model.weights == "fp8"):
@@ -222,7 +219,7 @@ def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
 
 
 def weight_bytes(bundle: Path) -> int:
-    """The size of the largest weights file of the bundle's trunks."""
+    """Return the size of the largest weights file of the bundle's trunks."""
     return max(file.stat().st_size for file in bundle.glob("trunk*.data"))
 
 

@@ -1,5 +1,4 @@
-"""Writes a trunk that ONNX Runtime's CPU provider can run, with the same weights, for the
-exporter's checks.
+"""Writes a trunk that ONNX Runtime's CPU provider can run, for the exporter's checks.
 
 bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values
 stay, so masks, positions, weights and cache are checked all the same. Static int8 activations
@@ -28,8 +27,7 @@ RUNNABLE_FILE = "trunk.check.onnx"
 
 @contextmanager
 def runnable_on_cpu(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yields a manifest whose trunk ONNX Runtime can run on a CPU. If it writes a graph, it removes
-    it afterwards."""
+    """Yield a manifest whose trunk ONNX Runtime can run on a CPU. A written graph is removed."""
     wide = manifest.model.dtype == "bfloat16"
     signed = has_static_activations(manifest) and not any(
         each.device == "cpu" for each in manifest.derived
@@ -71,7 +69,7 @@ def has_static_activations(manifest: Manifest) -> bool:
 
 
 def _widen(model: ir.Model) -> None:
-    """Changes every bf16 initializer, input, output and cast to float32."""
+    """Change every bf16 initializer, input, output and cast to float32."""
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         if value.dtype == ir.DataType.BFLOAT16:
             value.dtype = ir.DataType.FLOAT

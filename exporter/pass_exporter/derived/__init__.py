@@ -1,2 +1,1 @@
-"""Derives trunks for one engine from trunk.onnx. They have other nodes and share the weights
-file."""
+"""Derives trunks for one engine from trunk.onnx. They share its weights file."""

@@ -18,8 +18,8 @@ from pass_exporter.trunk.graph import initializer
 def add_weight_zero_points(graph: ir.Graph) -> bool:
     """Give every int8 weight with a scale for each output zero points, all 0, so that ONNX Runtime
     can make it uint8 on CPUs that do not sum products of uint8 and int8 codes exactly. Each weight
-    has zero points of its own, because ONNX Runtime fails if they are shared. Returns whether there
-    are such weights."""
+    has zero points of its own, because ONNX Runtime fails if they are shared. Return whether any
+    are."""
     found = False
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
         codes, scales, *zero_points = node.inputs
@@ -43,14 +43,13 @@ def add_weight_zero_points(graph: ir.Graph) -> bool:
 
 
 def unsigned_activations(graph: ir.Graph) -> None:
-    """Changes the zero point of every QuantizeLinear, and of its DequantizeLinear, from int8 0 to
-    uint8 128."""
+    """Change the zero point of every QuantizeLinear, and of its DequantizeLinear, from 0 to uint8
+    128."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         quantized = node.outputs[0]
         zero_point = initializer(graph, "activations.zero_point", np.array(128, np.uint8))
         for user in (node, *(use.node for use in quantized.uses())):
             user.resize_inputs(3)
             user.replace_input_with(2, zero_point)
-        quantized.type = ir.TensorType(
-            ir.DataType.UINT8
-        )  # a new one, because clones of a graph share types
+        # A new one, because clones of a graph share types.
+        quantized.type = ir.TensorType(ir.DataType.UINT8)

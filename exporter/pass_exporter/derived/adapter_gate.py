@@ -7,8 +7,7 @@ launch. A gate is 1 where an id selects a look-ahead embedding. (A draft's row h
 there is no draft for it. Nothing that is emitted depends on that row.)
 
 What is added to other rows is 0 times a finite number, so they keep their values. In passes without
-look-ahead rows the three nodes would do nothing else; `without_adapter.drop_adapter` makes the
-graph for these.
+look-ahead rows the three nodes would do nothing else; `drop_adapter` makes the graph for these.
 
 Where the adapter's rows are rounded to 8 bits, its nodes stay: all rows would be rounded a second
 time.
@@ -24,8 +23,8 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
-    """Replaces Gather, MatMul, MatMul, Pad, Add by MatMul, MatMul, GatedAdd in every layer that the
-    adapter changes."""
+    """Replace Gather, MatMul, MatMul, Pad, Add by MatMul, MatMul, GatedAdd in every adapted
+    layer."""
     pads = adapter_pads(graph)
     if not pads:
         return
@@ -54,8 +53,8 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
 
 
 def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
-    """The Gather of look-ahead rows whose products `pad` pads, and the nodes that compute with
-    them, last first."""
+    """Return the Gather of the rows whose products `pad` pads, and the nodes between, last
+    first."""
     nodes: list[ir.Node] = []
     value = pad.inputs[0]
     while value is not None and (node := value.producer()) is not None:

@@ -16,7 +16,7 @@ from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
 
 def scatter_adapter_results(graph: ir.Graph) -> None:
-    """Replaces Pad, Add by ScatterND in every layer that the adapter changes."""
+    """Replace Pad, Add by ScatterND in every layer that the adapter changes."""
     pads = adapter_pads(graph)
     if not pads:
         return
@@ -35,15 +35,14 @@ def scatter_adapter_results(graph: ir.Graph) -> None:
 
 
 def adapter_pads(graph: ir.Graph) -> list[ir.Node]:
-    """Returns the nodes by which the portable trunk pads the adapter's products to whole
-    windows."""
+    """Return the nodes by which the portable trunk pads the adapter's products to whole windows."""
     rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
     return [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
 
 
 def gather_codes(graph: ir.Graph) -> None:
-    """Replaces Gather, QuantizeLinear by a Gather of codes, if another node rounds all rows with an
-    equal scale."""
+    """Replace Gather, QuantizeLinear by a Gather of codes, if all rows are rounded with an equal
+    scale."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         source = None if node.inputs[0] is None else node.inputs[0].producer()
         if source is None or source.op_type != "Gather" or source.inputs[0] is None:
@@ -62,7 +61,7 @@ def gather_codes(graph: ir.Graph) -> None:
 
 
 def _scale(node: ir.Node) -> float | None:
-    """The scale of a QuantizeLinear, None if it is not static."""
+    """Return the scale of a QuantizeLinear, None if it is not static."""
     scale = node.inputs[1]
     return None if scale is None or scale.const_value is None else float(scale.const_value.numpy())
 
@@ -85,8 +84,7 @@ def _from_shape(value: ir.Value | None, rows: ir.Value) -> bool:
 
 
 def _row_indices(graph: ir.Graph) -> ir.Value:
-    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes are inserted at the beginning
-    of the graph."""
+    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes begin the graph."""
     rows, length = (
         next(each for each in graph.inputs if each.name == name)
         for name in (LOOKAHEAD_ROWS, "length")
@@ -103,9 +101,10 @@ def _row_indices(graph: ir.Graph) -> ir.Value:
     slots = add("Range", constant("zero", 0), add("Size", length), constant("one", 1))
     by_slot = add("Unsqueeze", slots, constant("slot_axes", [1, 2]))  # [B,1,1]
     by_row = add("Unsqueeze", rows, constant("row_axes", [0, 2]))  # [1,A,1]
+    # [3]: B, A, 1
     sizes = add(
         "Concat", add("Shape", length), add("Shape", rows), constant("one_index", [1]), axis=0
-    )  # [3]: B, A, 1
+    )
     indices = add("Concat", add("Expand", by_slot, sizes), add("Expand", by_row, sizes), axis=2)
     graph.insert_before(graph[0], nodes)
     return indices

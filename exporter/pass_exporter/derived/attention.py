@@ -17,7 +17,7 @@ from pass_exporter.trunk.graph import initializer
 
 
 def fold_groups(graph: ir.Graph) -> bool:
-    """Folds every Attention. Returns False if the model has no groups.
+    """Fold every Attention. Return False if the model has no groups.
 
     Each bool mask is converted to float once, for all layers that share it.
     """
@@ -60,7 +60,7 @@ def _tiled(graph: ir.Graph, before: ir.Node, mask: ir.Value, group: int) -> ir.V
 
 
 def _size(value: ir.Value, axis: int) -> int:
-    """A static size of [B,heads,rows,D]."""
+    """Return a static size of [B,heads,rows,D]."""
     assert value.shape is not None
     size = value.shape[axis]
     assert isinstance(size, int)

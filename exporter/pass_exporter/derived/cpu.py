@@ -58,17 +58,15 @@ def write_trunks_for_cpu(
 
 
 def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
-    """Writes a graph for all passes and, if the model has an adapter, one for passes without
-    look-ahead rows.
+    """Write a graph for all passes and, with an adapter, one for passes without look-ahead rows.
 
     name: the path of the files without their suffixes.
     """
     unsigned_activations(model.graph)
     zero_points = add_weight_zero_points(model.graph)
     gather_codes(model.graph)
-    scatter_adapter_results(
-        model.graph
-    )  # Before norms are fused: the adapter's Adds would be taken for residuals.
+    # Before norms are fused: the adapter's Adds would be taken for residuals.
+    scatter_adapter_results(model.graph)
     fuse_residual_norms(model.graph)
     derived = DerivedTrunk(
         file=f"{name.name}.onnx",

@@ -114,9 +114,8 @@ def _write(
     graph = model.graph
     join_embedding_tables(graph, vocab_size)
     gather_rows_directly(graph)
-    gate_adapter_results(
-        graph, vocab_size
-    )  # Before norms are fused: the adapter's Adds would be taken for residuals.
+    # Before norms are fused: the adapter's Adds would be taken for residuals.
+    gate_adapter_results(graph, vocab_size)
     fuse_residual_norms(graph)
     fuse_silu_products(graph)
     derived = DerivedTrunk(file=f"{stem.name}.onnx", device="cuda", batch=batch)
@@ -148,7 +147,7 @@ def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int
 
 
 def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
-    """Adds the nodes that compute the shared inputs, at the beginning of the graph.
+    """Add the nodes that compute the shared inputs, at the beginning of the graph.
 
     Sizes are on the host, and a node that computes with sizes and tensors of the device would need
     a copy. So what depends on a size is sliced from a constant, or is a shape.
@@ -194,12 +193,10 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     biases: dict[int | None, ir.Value] = {None: bias}
     sliding = sorted({layer.window for layer in layers if layer.window is not None})
     if sliding:
-        columns = add(
-            "Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one
-        )  # [1,S]
-        columns = add(
-            "TensorScatter", columns, positions, length, axis=1, mode="linear"
-        )  # their positions
+        # [1,S]
+        columns = add("Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one)
+        # Their positions
+        columns = add("TensorScatter", columns, positions, length, axis=1, mode="linear")
         distance = add("Sub", add("Unsqueeze", positions, constant("two", [2])), columns)  # [1,Q,S]
         for size in sliding:
             near = add("Less", distance, constant(f"{size}", size))

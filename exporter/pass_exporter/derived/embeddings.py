@@ -17,7 +17,7 @@ LOOKAHEAD_TABLE = "lookahead_embeddings"
 
 
 def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
-    """Replaces the two look-ups and the choice by one look-up in both tables joined, [V+L,H].
+    """Replace the two look-ups and the choice by one look-up in both tables joined, [V+L,H].
 
     ONNX Runtime joins them once, when it opens the session, because both are constants. It then has
     no other copy of the vocabulary for look-ups. (If the LM head shares the table, ONNX Runtime has
@@ -62,7 +62,7 @@ def by_id(
 
 
 def window_ids(graph: ir.Graph) -> ir.Value:
-    """The input of the window's ids, [B,Q]."""
+    """Return the input of the window's ids, [B,Q]."""
     return next(value for value in graph.inputs if value.name == "input_ids")
 
 
@@ -73,8 +73,7 @@ def _producer(value: ir.Value | None) -> ir.Node:
 
 
 def gather_rows_directly(graph: ir.Graph) -> None:
-    """Removes Reshape to [-1] and Cast to int64 of inputs that are [n] int64 already, as torch's
-    exporter adds them."""
+    """Remove torch's Reshape to [-1] and Cast to int64 of inputs that are [n] int64 already."""
     inputs = {*graph.inputs}
     for cast in [node for node in graph if node.op_type == "Cast"]:
         reshape = None if cast.inputs[0] is None else cast.inputs[0].producer()

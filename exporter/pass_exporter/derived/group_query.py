@@ -1,5 +1,4 @@
-"""Replaces attention by GroupQueryAttention, ONNX Runtime's own operator, in a trunk for one
-sequence.
+"""Replaces attention by ONNX Runtime's GroupQueryAttention in a trunk for one sequence.
 
 This one node reads the merged product of q, k and v, rotates, writes the cache in place and
 attends. The portable trunk has eleven nodes for it. The operator's time depends on the valid
@@ -30,8 +29,7 @@ DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
 """The operator rotates only heads whose size is a multiple of this."""
 MIN_TABLE_ROWS = 2048
-"""The fewest positions in the tables of cos and sin. The checks of an export use more than a tiny
-model's capacity."""
+"""The fewest positions in the tables of cos and sin: checks exceed a tiny model's capacity."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,7 @@ class UnsupportedAttention(Exception):
 def use_group_query_attention(
     model: ir.Model, max_capacity: int, windows: Sequence[int | None]
 ) -> bool:
-    """Replaces every Attention, its rotations and its cache writes. Returns False, and changes
-    nothing, if it cannot.
+    """Replace every Attention, its rotations and its cache writes. Return False if it cannot.
 
     model: the portable trunk without spare rows. windows: each layer's sliding window in positions,
     or None.
@@ -112,8 +109,7 @@ def use_group_query_attention(
 
 
 def read_layer(attention: ir.Node, window: int | None) -> Layer:
-    """Finds the nodes of a layer's attention. Raises UnsupportedAttention if they are not the
-    expected ones."""
+    """Find the nodes of a layer's attention. Raises UnsupportedAttention if others are there."""
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
     rotary, key_rotary = (
@@ -144,7 +140,7 @@ def read_layer(attention: ir.Node, window: int | None) -> Layer:
 
 
 def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
-    """The merged product [B,Q,(H+2*KVH)*D] of q, k and v if they are parts of one, else each as
+    """Return q, k and v merged, [B,Q,(H+2*KVH)*D], if one product has them, else each
     [B,Q,heads*D]."""
     flat = []
     for value in layer.by_head:
@@ -163,7 +159,7 @@ def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
 
 
 def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
-    """Adds the nodes that compute the shared inputs, at the beginning of the graph."""
+    """Add the nodes that compute the shared inputs, at the beginning of the graph."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     length, mask, row_position = inputs["length"], inputs["window_mask"], inputs["row_position"]
@@ -178,9 +174,8 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 
     zero, one = constant("zero", [0]), constant("one", [1])
     width = add("Shape", row_position)  # [1]
-    spare = add(
-        "Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64
-    )  # [1]: 1 if width is 1, else 0
+    # [1]: 1 if width is 1, else 0.
+    spare = add("Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64)
     total = add("Add", add("Add", length, width), spare)  # [1]: valid entries after the pass
     seqlens_k = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
@@ -195,9 +190,8 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     # -length..-1.
     bias = add("Pad", bias, add("Concat", zero, length, zero, zero, axis=0), seen)
     before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
-    distance = add(
-        "Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0)
-    )  # [Q,entries]
+    # [Q,entries]
+    distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))
     biases = {}
     for size in dict.fromkeys(layer.window for layer in layers):
         near = (
@@ -273,8 +267,7 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
 
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Makes all readers of `old` read `new`, which also takes its name and shape if `old` is an
-    output of the graph."""
+    """Make all readers of `old` read `new`, which also takes its place as an output."""
     new.shape, new.type = old.shape, old.type
     for place, output in enumerate(graph.outputs):
         if output is old:
@@ -284,7 +277,7 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
 
 
 def _result(attention: ir.Node) -> ir.Value:
-    """The rows [B,Q,H*D] that the output projection reads."""
+    """Return the rows [B,Q,H*D] that the output projection reads."""
     value = attention.outputs[0]
     for op_type in ("Transpose", "Reshape"):
         users = [use.node for use in value.uses()]
@@ -295,7 +288,7 @@ def _result(attention: ir.Node) -> ir.Value:
 
 
 def _size(value: ir.Value, axis: int) -> int:
-    """A static size of [B,heads,Q,D]."""
+    """Return a static size of [B,heads,Q,D]."""
     size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
         raise UnsupportedAttention

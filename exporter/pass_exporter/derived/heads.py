@@ -19,8 +19,8 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates them; None if
-    none does."""
+    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates them, or
+    None."""
 
     value: ir.Value
     rotary: ir.Node | None
@@ -29,7 +29,7 @@ class _Heads:
 
 
 def split_heads_together(graph: ir.Graph) -> None:
-    """Replaces Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split,
+    """Replace Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split,
     RotaryEmbedding, Split.
 
     It skips layers that compute something between the product and the rotation of q and k, such as
@@ -42,7 +42,7 @@ def split_heads_together(graph: ir.Graph) -> None:
 
 
 def norm_before_transpose(graph: ir.Graph) -> None:
-    """Replaces Transpose, RMSNormalization over D by RMSNormalization, Transpose.
+    """Replace Transpose, RMSNormalization over D by RMSNormalization, Transpose.
 
     Gemma3 has its norms of q and k after the Transpose, Qwen3 before it. The results are bit for
     bit the same.
@@ -64,7 +64,7 @@ def norm_before_transpose(graph: ir.Graph) -> None:
 
 
 def split_heads_by_constant(graph: ir.Graph) -> None:
-    """Gives every Reshape [B,Q,heads*D] -> [B,Q,heads,D] a constant shape, in which 0 keeps a size.
+    """Give every Reshape [B,Q,heads*D] -> [B,Q,heads,D] a constant shape, in which 0 keeps a size.
     torch's exporter has computed B and Q."""
     for node in [node for node in graph if node.op_type == "Reshape"]:
         rows, shape = node.inputs

@@ -1,5 +1,4 @@
-"""Makes q, k and v three parts of one product, as trunks for CUDA want them, in families where
-other nodes are between.
+"""Makes q, k and v parts of one product in families where other nodes are between.
 
 `GroupQueryAttention` reads the whole product, and `heads.split_heads_together` splits it, if one
 Split makes the parts.
@@ -14,7 +13,7 @@ from pass_exporter.trunk.graph import initializer
 
 
 def split_by_one_node(graph: ir.Graph) -> None:
-    """Replaces three Slices that cut the last axis of a product into adjacent parts by one Split.
+    """Replace three Slices of the last axis of a product, into adjacent parts, by one Split.
     (Phi3)"""
     cuts: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
@@ -38,7 +37,7 @@ def split_by_one_node(graph: ir.Graph) -> None:
 
 
 def add_biases_before_split(graph: ir.Graph) -> None:
-    """Replaces Split and an Add of each part's bias by an Add of all biases and a Split. (Qwen2)"""
+    """Replace Split and an Add of each part's bias by an Add of all biases and a Split. (Qwen2)"""
     for split in [node for node in graph if node.op_type == "Split"]:
         adds = [use.node for part in split.outputs for use in part.uses()]
         biases = [_bias(add, part) for add, part in zip(adds, split.outputs, strict=False)]
@@ -70,7 +69,7 @@ def _cuts_last_axis(node: ir.Node) -> bool:
 
 
 def _number(value: ir.Value | None) -> int | None:
-    """The only number of a constant; None if it is no such constant."""
+    """Return the only number of a constant; None if it is no such constant."""
     constant = None if value is None else value.const_value
     return int(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 

@@ -13,8 +13,8 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:
-    """Replaces Add, RMSNormalization by SkipSimplifiedLayerNormalization, which also outputs the
-    sum."""
+    """Replace Add, RMSNormalization by SkipSimplifiedLayerNormalization, which outputs the sum
+    too."""
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         total = norm.inputs[0]
         add = None if total is None else total.producer()
@@ -39,8 +39,7 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
 
 
 def _fits(add: ir.Node, norm: ir.Node) -> bool:
-    """Whether `add` adds two [B,Q,N], and `norm` normalizes over N with a scale that is an
-    initializer."""
+    """Whether `add` adds two [B,Q,N], and `norm` normalizes over N with a constant scale."""
     scale = norm.inputs[1]
     last = norm.attributes.get_int("axis", -1) in (-1, 2)
     return (

@@ -18,12 +18,11 @@ from pass_exporter.trunk.graph import initializer
 
 EPSILON, SCALE = 2.0**30, 2.0**15  # SCALE**2 = EPSILON; both are exact in float16
 GROUP = 128
-"""The largest number of columns in a group. The kernel gives every group of a row threads of its
-own."""
+"""The most columns of a group. Every group of a row has threads of its own."""
 
 
 def fuse_silu_products(graph: ir.Graph) -> None:
-    """Replaces Sigmoid, Mul, Mul by GatedRMSNorm."""
+    """Replace Sigmoid, Mul, Mul by GatedRMSNorm."""
     for sigmoid in [node for node in graph if node.op_type == "Sigmoid"]:
         gate = sigmoid.inputs[0]
         silu = _only_user(sigmoid.outputs[0], "Mul")

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def drop_adapter(graph: ir.Graph, op_type: str) -> bool:
-    """Bypasses the nodes that add the adapter's results. op_type: theirs, "ScatterND" after
+    """Bypass the nodes that add the adapter's results. op_type: of these nodes, "ScatterND" after
     `adapter_rows.scatter_adapter_results`, "GatedAdd" after `adapter_gate.gate_adapter_results`.
 
     The adapter's nodes stay in the graph without readers. Returns False if there is no adapter.

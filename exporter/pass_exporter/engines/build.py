@@ -1,5 +1,4 @@
-"""Builds the engines of a finished bundle: the tails, then the trunk, then the manifest that lists
-them."""
+"""Builds the engines of a bundle: the tails, then the trunk; then lists them in the manifest."""
 
 from __future__ import annotations
 
@@ -43,14 +42,12 @@ if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
 BUILD_FLAGS_KEY = "user allocation"
-"""Change it if `EngineBuilder` sets other flags, so that a build does not resume with engines of
-other flags."""
+"""Change it if `EngineBuilder` sets other flags, so that no build resumes with older engines."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: the number of engines that an interrupted build had finished. comparisons: one per
-    plan if they ran."""
+    """resumed: how many engines an interrupted build had finished. comparisons: by plan."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -64,8 +61,7 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build with checked settings. name: of the engine set, without its hash. columns: as for
-    `trunk_profiles`."""
+    """A build with checked settings. name: of the engine set. columns: see `trunk_profiles`."""
 
     manifest: Manifest
     name: str
@@ -78,8 +74,8 @@ class _Job:
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Builds all engines and installs them in `bundle`. Raises PassError if a setting is invalid or
-    a build fails, and after the installation if the logits differ too much (`config.verify`)."""
+    """Build all engines and install them in `bundle`. Raises PassError if a setting is invalid or a
+    build fails, and after the installation if the logits differ too much (`config.verify`)."""
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -108,8 +104,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Checks all settings before anything is built. Raises PassError if one is invalid, or memory
-    is too small."""
+    """Check all settings before anything is built. Raises PassError if one is wrong."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()
@@ -152,8 +147,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
 def _build_all(
     job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
 ) -> tuple[list[EngineFile], int]:
-    """Returns the engines in the order of the graphs, and how many of them an earlier build had
-    finished."""
+    """Return the engines in the order of the graphs, and how many an earlier build had finished."""
     *tails, trunk = job.sources
     files: list[EngineFile] = []
     resumed = 0
@@ -185,8 +179,8 @@ def graph_sources(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> list[Source]:
-    """Returns the graphs that engine plans need. Tails come first: if a library is too old, they
-    fail within seconds.
+    """Return the graphs that engine plans need. Tails are first: they fail fast if a library is too
+    old.
 
     columns, least_width, prefill_widths: as for `trunk_profiles`.
     """
@@ -224,8 +218,8 @@ def graph_sources(
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Returns the trunk with a cache of `capacity` tokens, and with the input `columns` (see
-    engines/graph.py)."""
+    """Return the trunk with a cache of `capacity` tokens, and the input `columns`
+    (engines/graph.py)."""
     inputs, outputs = (
         tuple(_with_capacity(t, capacity) for t in tensors)
         for tensors in (graph.inputs, graph.outputs)
@@ -259,7 +253,7 @@ def _file_name(source: Source) -> str:
 
 
 def _key(source: Source, job: _Job) -> str:
-    """A short hash of everything that an engine is built from."""
+    """Return a short hash of everything that an engine is built from."""
     model = hashlib.sha256(source.model).hexdigest()
     settings = (
         job.manifest.content,
@@ -276,7 +270,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _read_timing_cache(path: Path | None) -> bytes:
-    """The content of a timing cache; empty if the file does not exist yet."""
+    """Return the content of a timing cache; empty if the file does not exist yet."""
     if path is None or not path.exists():
         return b""
     try:

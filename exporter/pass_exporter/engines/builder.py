@@ -58,8 +58,7 @@ class EngineBuilder:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Builds an engine. Raises PassError if the graph does not fit the manifest or cannot be
-        built.
+        """Build an engine. Raises PassError if the graph does not fit or cannot be built.
 
         Ctrl-C stops it after the current step.
         """
@@ -113,7 +112,7 @@ class EngineBuilder:
         )
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Raises PassError if names, dtypes or static sizes differ from the manifest, or a cache is
+        """Raise PassError if names, dtypes or static sizes are not the manifest's, or a cache is
         not aliased."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
@@ -145,9 +144,8 @@ class EngineBuilder:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
         if self.library.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
-        if (
-            self.library.compiles_kernels
-        ):  # Otherwise it may allocate during a run, which a CUDA graph cannot capture.
+        # Otherwise it may allocate during a run, which a CUDA graph cannot capture.
+        if self.library.compiles_kernels:
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         for profile in source.profiles:
             config.add_optimization_profile(self._profile(network, source, profile))
@@ -173,8 +171,7 @@ class EngineBuilder:
 
 
 _NO_DRIVER_ERROR = "cudaError 35"
-"""A part of a message that every machine without a GPU logs. It is not the reason for a failed
-build."""
+"""Part of a message of every machine without a GPU, which is not why a build fails."""
 _REDUCING_HINT = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
@@ -193,8 +190,8 @@ _DtypeAndShape = tuple[str, Sequence[int | str]]
 
 
 def _matches(found: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
-    """Whether dtype and rank are equal, and no static size differs. The library's size is -1 if it
-    inferred none."""
+    """Whether dtype and rank are equal, and no static size differs. -1 is a size that the library
+    does not know."""
     if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
         return False
     return all(
@@ -204,14 +201,14 @@ def _matches(found: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> boo
 
 
 def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    """Returns output -> input of every KV cache update layer."""
+    """Return output -> input of every KV cache update layer."""
     layers = (network.get_layer(i) for i in range(network.num_layers))
     updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:
-    """Returns a monitor that reports the progress of the outermost phase.
+    """Return a monitor that reports the progress of the outermost phase.
 
     An exception in a callback, such as KeyboardInterrupt, must not propagate through the library,
     so the monitor keeps it in `interruption`.
@@ -239,6 +236,6 @@ def _make_monitor(trt: Any, report: Step) -> Any:
             return self.interruption is None
 
         def phase_finish(self, phase_name: str) -> None:
-            """Does nothing: the interface requires this method."""
+            """Do nothing: the interface requires this method."""
 
     return Monitor()

@@ -1,5 +1,4 @@
-"""Compares, with Polygraphy, the logits of engines and ONNX Runtime for every engine plan after the
-same prompt."""
+"""Compares the logits of engines and ONNX Runtime, after one prompt, with Polygraphy."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ RELATIVE_LIMITS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan's largest difference of a logit: absolute, and relative to the largest logit. limit:
-    of `relative`."""
+    """One plan's largest difference of a logit, absolute and relative to the largest logit; its
+    limit."""
 
     plan: str
     absolute: float
@@ -36,8 +35,7 @@ class Comparison:
 
 
 def compare_engines(bundle: Path, device: str) -> list[Comparison]:
-    """Runs the engines on `device` and ONNX Runtime on the CPU. Raises PassError if their logits
-    differ too much."""
+    """Run the engines on `device` and ONNX Runtime on the CPU. Raises PassError if they differ."""
     from polygraphy.comparator import IterationResult, SimpleCompareFunc
     from polygraphy.logger import G_LOGGER
 
@@ -64,8 +62,7 @@ def compare_engines(bundle: Path, device: str) -> list[Comparison]:
 
 
 def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.float32]]:
-    """Returns the logits [Q,V] of every engine plan's window: random drafts after a random prompt.
-    Closes `backend`."""
+    """Return the logits [Q,V] of every plan's window of random drafts, and close `backend`."""
     rng = np.random.default_rng(0)
     tokens = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
     found = {}

@@ -1,5 +1,5 @@
-"""Changes a bundle's graphs for TensorRT: the KV cache has a static capacity, and a pass reads its
-first columns only.
+"""Changes a bundle's graphs for TensorRT: a static KV capacity, of which a pass reads the first
+columns.
 
 TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste
 time. So the trunk gets an additional input, `columns` [s], of which only the size s is used:
@@ -21,8 +21,7 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
-    """Returns trunk.onnx with S = `capacity` and the input `columns` [s] bool, serialized without
-    external data."""
+    """Return trunk.onnx with S = `capacity` and the input `columns` [s] bool, without weights."""
     model = onnx.load(path, load_external_data=False)
     _fix_capacity(model.graph, capacity)
     _read_columns(model.graph)
@@ -31,8 +30,8 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """Returns the inputs or outputs of a tail of `plan`, with windows widened to at least
-    `least_width` rows."""
+    """Return the inputs or outputs of a tail of `plan`, with windows of at least `least_width`
+    rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(
@@ -45,7 +44,7 @@ def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Te
 
 
 def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
-    """Returns the tail of a plan with its windows widened to `least_width`.
+    """Return the tail of a plan with its windows widened to `least_width`.
 
     It reads the first rows of its window, and pads the next window.
     """
@@ -86,8 +85,7 @@ def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
 
 
 def aliases(path: Path) -> dict[str, str]:
-    """Returns output -> input (present_key.i -> past_key.i, ...): TensorScatter overwrites its
-    first input in place."""
+    """Return output -> input (present_key.i -> past_key.i, ...): TensorScatter works in place."""
     graph = onnx.load(path, load_external_data=False).graph
     outputs = {value.name for value in graph.output}
     scatters = (node for node in graph.node if node.op_type == "TensorScatter")
@@ -103,7 +101,7 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _read_columns(graph: onnx.GraphProto) -> None:
-    """Makes attention read slices of the cache and of the mask.
+    """Make attention read slices of the cache and of the mask.
 
     Computing the mask for s columns from the start would save its slice, but TensorRT-RTX 1.7 fails
     on that in fp16.

@@ -16,8 +16,7 @@ RESERVED_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes in bytes. activations: an upper bound for the largest profile, as if no kernels were
-    fused."""
+    """Sizes in bytes. activations: an upper bound, as if no kernels were fused."""
 
     weights: int
     kv_cache: int
@@ -44,7 +43,7 @@ def estimate(
     max_batch_size: int,
     workspace: int,
 ) -> MemoryEstimate:
-    """Estimates from the sizes of the files and of the model. workspace: in bytes."""
+    """Estimate from the sizes of the files and of the model. workspace: in bytes."""
     model = manifest.model
     element = item_size(model.dtype)
     trunk = bundle / manifest.trunk.file
@@ -67,8 +66,7 @@ def _activations(manifest: Manifest, profile: Profile) -> int:
 
 
 def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
-    """Raises PassError if the number of `available` bytes is known and too small. largest_capacity:
-    for the message."""
+    """Raise PassError if `available` bytes are known and too few. largest_capacity: to name it."""
     if available is not None and needed.total > available:
         raise PassError(
             f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower "

@@ -21,15 +21,13 @@ PREFILL_WIDTHS = (256, 32)
 """The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
 MIN_COLUMNS = 512
 COLUMNS_FACTOR = 4
-"""The first number of cache columns is MIN_COLUMNS, and each further one is this many times the one
-before it."""
+"""Numbers of cache columns begin with MIN_COLUMNS, and each is this many times the one before."""
 MIN_CAPACITY_RATIO = 1.2
 """A number of columns gets profiles only if the capacity is more than this many times as large."""
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
-    """Returns the numbers of cache columns that a pass may read: 512, 2048, ... and `capacity`, in
-    rising order.
+    """Return the numbers of cache columns that a pass may read: 512, 2048, ..., `capacity`.
 
     A number just below `capacity` is left out: its profiles would cost as much as others and save
     few columns.
@@ -42,7 +40,7 @@ def column_steps(capacity: int) -> tuple[int, ...]:
 
 
 def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
-    """Returns the widths of a prompt's chunks that fit into the cache, in falling order."""
+    """Return the widths of a prompt's chunks that fit into the cache, in falling order."""
     return (
         *wide_chunks(manifest.model, columns[-1:]),
         *(width for width in PREFILL_WIDTHS if width <= columns[-1]),
@@ -50,7 +48,7 @@ def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[
 
 
 def engine_plans(manifest: Manifest) -> list[Plan]:
-    """The plans that engines are built for."""
+    """Return the plans that engines are built for."""
     length = manifest.lookahead.length
     modes = [make_cycle(mode, length) for mode in MODES]
     trees = [plan for plan in manifest.layouts if plan.parents]
@@ -58,7 +56,7 @@ def engine_plans(manifest: Manifest) -> list[Plan]:
 
 
 def widest(manifest: Manifest) -> Plan:
-    """Returns the widest of `engine_plans`."""
+    """Return the widest of `engine_plans`."""
     return max(engine_plans(manifest), key=lambda plan: plan.width)
 
 
@@ -69,8 +67,7 @@ def trunk_profiles(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Returns the trunk's profiles, in rising order of columns. A pass uses the first profile that
-    fits.
+    """Return the trunk's profiles by rising columns. A pass uses the first profile that fits.
 
     Prompts are prefilled one at a time, so larger batches have no prefill profiles.
 
@@ -98,7 +95,7 @@ def trunk_profiles(
 
 
 def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Returns a tail's profiles, one for each range of batch sizes."""
+    """Return a tail's profiles, one for each range of batch sizes."""
     rows = len(plan.lookahead_rows)
     sizes = _fixed_sizes(
         width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity)
@@ -107,8 +104,8 @@ def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[P
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Returns the profiles of tail.logprobs.onnx, for each window but those of trees, and each
-    range of batch sizes."""
+    """Return the profiles of tail.logprobs.onnx, for windows but those of trees, and batch
+    sizes."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(
@@ -119,7 +116,7 @@ def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Prof
 
 
 def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Returns the profiles of tail.processors.onnx: windows and batches as in `logprobs_profiles`.
+    """Return the profiles of tail.processors.onnx: windows and batches as in `logprobs_profiles`.
 
     Each profile takes lists of `touched` tokens of any length.
     """

@@ -20,7 +20,7 @@ from pass_runtime.files import locked, write_whole
 
 @contextmanager
 def staging(bundle: Path, name: str) -> Iterator[Path]:
-    """Yields the directory in which the engines of the set `name` are collected. An interrupted
+    """Yield the directory in which the engines of the set `name` are collected. An interrupted
     build can be resumed.
 
     A lock, which ends with the process, admits one build at a time.
@@ -39,14 +39,14 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
 
 
 def save_engine(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
-    """Writes a finished engine, then the .json file that marks it finished. key: a hash of all it
-    is built from."""
+    """Write a finished engine, then the .json file that marks it finished. key: a hash of all it is
+    built from."""
     (directory / entry.file).write_bytes(engine)
     write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
 
 def finished_engine(directory: Path, file: str, key: str) -> EngineFile | None:
-    """Returns the engine that an earlier build finished with the same key, or None."""
+    """Return the engine that an earlier build finished with the same key, or None."""
     try:
         entry = EngineFile.model_validate_json(
             (directory / f"{file}.{key}.json").read_text(encoding="utf-8")
@@ -57,8 +57,8 @@ def finished_engine(directory: Path, file: str, key: str) -> EngineFile | None:
 
 
 def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
-    """Moves the finished set into the bundle, lists it in the manifest, and removes the set that it
-    replaces."""
+    """Move the finished set into the bundle, list it in the manifest, and remove the replaced
+    set."""
     listed = {engine.file for engine in engines.engines}
     for path in directory.iterdir():  # The .json files, and files of builds with other settings.
         if path.name not in listed:
@@ -66,14 +66,12 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
     busy = f"another build is changing the manifest of {bundle}"
     with locked(bundle / ENGINES_DIRECTORY / ".manifest.lock", busy, wait_seconds=math.inf):
         destination = engines.path(bundle)
-        if (
-            destination.exists()
-        ):  # the same engines, of a build that was interrupted before it listed them
+        # The same engines, of a build that was interrupted before it listed them.
+        if destination.exists():
             shutil.rmtree(destination)
         directory.rename(destination)
-        manifest = read_manifest(
-            bundle
-        )  # read again, because another build may have changed it meanwhile
+        # Read again, because another build may have changed it meanwhile.
+        manifest = read_manifest(bundle)
         replaced = [known for known in manifest.engines if same_target(known, engines)]
         others = [known for known in manifest.engines if known not in replaced]
         changed = manifest.model_copy(update={"engines": (*others, engines)})

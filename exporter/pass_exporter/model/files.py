@@ -79,7 +79,7 @@ def check_file(path: Path) -> None:
 
 
 def _text(path: Path) -> str | None:
-    """The text of a file; None if there is none."""
+    """Return the text of a file; None if there is none."""
     if not path.exists() and not path.is_symlink():
         return None
     check_file(path)

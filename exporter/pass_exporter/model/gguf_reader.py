@@ -26,7 +26,7 @@ class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
         self._data = mapped.view(np.ndarray)
 
     def key(self, name: str) -> Any:
-        """The value of a key; None if the file does not have it."""
+        """Return the value of a key; None if the file does not have it."""
         return field.contents() if (field := self.fields.get(name)) else None
 
 

@@ -96,9 +96,8 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
             else None,
             **kwargs,
         )
-        if isinstance(
-            source.location, str
-        ):  # transformers ignores a generation_config.json that it cannot read
+        # Transformers ignores a generation_config.json that it cannot read.
+        if isinstance(source.location, str):
             check_cached_files(source.location, source.revision)
         if source.is_gguf:
             report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)

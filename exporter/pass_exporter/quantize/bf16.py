@@ -33,8 +33,8 @@ def bf16_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
 
 
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with parameters in bf16, for many small passes: `bf16_autocast` would convert them in
-    each pass."""
+    """Return a copy with parameters in bf16, for many small passes: `bf16_autocast` would convert
+    them in each pass."""
     weights = {
         id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False)
         for weight in model.parameters()

@@ -65,7 +65,7 @@ def round_activations(x: torch.Tensor, scale: float) -> torch.Tensor:
 def channel_maxima(
     model: PreTrainedModel, points: list[QuantPoint], ids: torch.Tensor, step: Step
 ) -> dict[QuantPoint, torch.Tensor]:
-    """The largest magnitude of every channel [in] on the text ids [N,T]."""
+    """Return the largest magnitude of every channel [in] on the text ids [N,T]."""
     found: dict[QuantPoint, torch.Tensor] = {}
 
     def record(point: QuantPoint, x: torch.Tensor) -> None:
@@ -87,7 +87,7 @@ def static_scales(
     ids: torch.Tensor,
     step: Step,
 ) -> dict[QuantPoint, StaticScale]:
-    """Returns each point's scale of least cost on the text ids [N,T]. scheme: of the readers'
+    """Return each point's scale of least cost on the text ids [N,T]. scheme: of the readers'
     weights."""
     losses, batches = _Losses(maxima), _batches(ids)
     with bf16_autocast(model), losses.measured(model, scheme):
@@ -102,7 +102,8 @@ def static_scales(
 def _likelihood_gradient(
     model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden [N,T,H], times LOSS_SCALE.
+    """Return the gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden [N,T,H], times
+    LOSS_SCALE.
 
     Works on one sequence at a time, so that only one sequence's logits are in memory.
     """
@@ -116,7 +117,7 @@ def _likelihood_gradient(
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Splits the sequences [N,T] into batches of about BATCH_TOKENS tokens, but at least one
+    """Split the sequences [N,T] into batches of about BATCH_TOKENS tokens, but at least one
     sequence."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
@@ -162,7 +163,7 @@ class _Losses:
         missing: dict[QuantPoint, int] = {}
 
         def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
-            """Gives each reader its own view: the tensor's gradient would include other users, such
+            """Give each reader its own view: the tensor's gradient would include other users, such
             as the residual."""
             if not reader:
                 seen[point], missing[point], gradients[point] = (
@@ -197,7 +198,7 @@ class _Losses:
 
 
 def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> torch.Tensor:
-    """The cost of rounding x with each factor of CLIPS times the scale `covering`, float64
+    """Return the cost of rounding x with each factor of CLIPS times the scale `covering`, float64
     [len(CLIPS)].
 
     Works in place, on chunks that fit into a core's cache.
@@ -221,8 +222,8 @@ def _fisher(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
-    """The fewest points that must be left out so that the others together cost at most `budget`
-    nats per token."""
+    """Return the fewest points that must be left out so that the others together cost at most
+    `budget` nats per token."""
     rest, left_out = sum(static.loss for static in found.values()), []
     for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
         if rest <= budget:

@@ -63,18 +63,18 @@ class ColumnSplit:
         )
 
     def codes(self, rows: torch.Tensor) -> torch.Tensor:
-        """The codes [...,n] float32 of rows [...,in]."""
+        """Return the codes [...,n] float32 of rows [...,in]."""
         columns = rows.float()[..., self.channels] * self.factors + self.offsets
         return (columns / self.scale).round_().clamp_(-128, 127)
 
     def dequantized(self, codes: torch.Tensor) -> torch.Tensor:
-        """The rows [...,in] that `codes` [...,n] represent."""
+        """Return the rows [...,in] that `codes` [...,n] represent."""
         sums = torch.zeros(*codes.shape[:-1], len(self.copies)).index_add_(-1, self.channels, codes)
         return sums * self.scale * self.divisor
 
 
 def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> ColumnSplit:
-    """Chooses divisors and copies. weight [out,in]. maxima [in]: the largest magnitude of each
+    """Choose divisors and copies. weight [out,in]. maxima [in]: the largest magnitude of each
     channel in some text."""
     magnitudes, largest = (
         values.float().clamp(min=MIN_MAGNITUDE) for values in (maxima, weight.abs().amax(0))

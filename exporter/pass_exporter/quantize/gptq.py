@@ -41,7 +41,7 @@ cache."""
 def gptq_model(
     model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step
 ) -> dict[str, QuantizedWeight]:
-    """Rounds the decoder's layers and the LM head in place, on the text ids [N,T]. Returns their
+    """Round the decoder's layers and the LM head in place, on the text ids [N,T]. Return their
     codes by name.
 
     Skips layers whose number of inputs is not a multiple of the block size. The LM head's name is
@@ -86,8 +86,8 @@ def gptq_model(
 
 
 def rounding_cost(outputs: int, inputs: int) -> float:
-    """The approximate number of multiplications: for the Hessian's factor, and for updating the
-    later inputs."""
+    """Return the approximate number of multiplications: for the Hessian's factor, and for updating
+    the later inputs."""
     return inputs**2 * (inputs / 3 + outputs / 2)
 
 
@@ -100,7 +100,7 @@ class Forecast:
         self._begun = clock()
 
     def add(self, cost: float) -> None:
-        """Adds the cost of finished work, in the unit of `total`. Warns when FORECAST_SHARE of the
+        """Add the cost of finished work, in the unit of `total`. Warn when FORECAST_SHARE of the
         work is done."""
         self._done += cost
         minutes = (self._clock() - self._begun) / 60 * self._total / self._done
@@ -116,13 +116,13 @@ class Forecast:
 
 
 def hessian(x: torch.Tensor) -> torch.Tensor:
-    """The Hessian [in,in] float32 of rows x [...,in]."""
+    """Return the Hessian [in,in] float32 of rows x [...,in]."""
     rows = x.flatten(0, -2).float()
     return rows.T @ rows
 
 
 def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
-    """Returns the upper triangular U [in,in] such that U^T U is the inverse of the damped Hessian.
+    """Return the upper triangular U [in,in] such that U^T U is the inverse of the damped Hessian.
 
     Cholesky of the Hessian with its inputs in reverse order, reversed back, gives an upper
     triangular R such that R R^T is the Hessian. So U is the inverse of R. This costs a third of
@@ -137,7 +137,7 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
-    """Inverts an upper triangular matrix [n,n] recursively by halves, so that most of the work is
+    """Invert an upper triangular matrix [n,n] recursively by halves, so that most of the work is
     matrix products."""
     size = len(matrix)
     inverse = torch.zeros_like(matrix)
@@ -154,7 +154,7 @@ def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
 def gptq_weight(
     scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor
 ) -> QuantizedWeight:
-    """Rounds a weight [out,in] so that the layer's output changes little.
+    """Round a weight [out,in] so that the layer's output changes little.
 
     scheme: one with a block size. factor: `inverse_factor` of the layer's Hessian.
     """
@@ -170,7 +170,7 @@ def gptq_weight(
 def _gptq_outputs(
     scheme: WeightScheme, weight: torch.Tensor, factor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounds some outputs of a weight. Returns their data, scales and zero points."""
+    """Round some outputs of a weight. Return their data, scales and zero points."""
     size = scheme.block_size
     assert size is not None
     rest = weight.float().T.contiguous()  # [in,out]: the outputs of an input are contiguous.

@@ -49,7 +49,7 @@ class QuantPoint:
 
 
 def find_points(model: PreTrainedModel) -> list[QuantPoint]:
-    """Returns all points, in the order of the forward pass."""
+    """Return all points, in the order of the forward pass."""
     layers = enumerate(model.model.layers)
     return [
         point for index, layer in layers for point in _layer_points(model, f"layers.{index}", layer)
@@ -57,13 +57,11 @@ def find_points(model: PreTrainedModel) -> list[QuantPoint]:
 
 
 def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[QuantPoint]:
-    before_attention = getattr(
-        layer, "input_layernorm", None
-    )  # OLMo2 has its norms after attention and MLP instead.
+    # OLMo2 has its norms after attention and MLP instead.
+    before_attention = getattr(layer, "input_layernorm", None)
     before_mlp = None if before_attention is None else layer.post_attention_layernorm
-    before_mlp = getattr(
-        layer, "pre_feedforward_layernorm", before_mlp
-    )  # Gemma3 has norms on both sides.
+    # Gemma3 has norms on both sides.
+    before_mlp = getattr(layer, "pre_feedforward_layernorm", before_mlp)
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     parts: tuple[str, ...] = (
         ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
@@ -82,8 +80,8 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
 
 
 def _v_outputs(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
-    """The outputs of the layer `name` that are V: the last ones if the layer computes Q and K as
-    well."""
+    """Return the outputs of the layer `name` that are V: the last ones if the layer computes Q and
+    K as well."""
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     head_dim = attention.o_proj.in_features // heads
     count = kv_heads * head_dim

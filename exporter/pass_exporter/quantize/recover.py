@@ -45,7 +45,7 @@ class _Format:
 
 
 def recover(weight: torch.Tensor) -> QuantizedWeight | None:
-    """Returns the codes of a weight [out,in] that was dequantized from one of FORMATS; None if none
+    """Return the codes of a weight [out,in] that was dequantized from one of FORMATS; None if none
     fits."""
     for form in FORMATS:
         if _solve(form, weight[:PROBE_OUTPUTS]) is None:
@@ -76,7 +76,7 @@ def _joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
 
 
 def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
-    """Returns the codes of some outputs of a weight; None if a block fits no guess."""
+    """Return the codes of some outputs of a weight; None if a block fits no guess."""
     scheme, blocks = form.scheme, weight.float().reshape(-1, BLOCK_SIZE)
     if (
         scheme.code_type == "int4"
@@ -124,7 +124,7 @@ def _in_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _max_distinct(blocks: torch.Tensor) -> int:
-    """The largest number of distinct values in any of the blocks."""
+    """Return the largest number of distinct values in any of the blocks."""
     ordered = blocks.sort(-1).values
     return 1 + int((ordered[:, 1:] != ordered[:, :-1]).sum(-1).max())
 

@@ -45,7 +45,7 @@ readers."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Makes every MatMul of a quantized weight read codes, and rounded rows if its input has a
+    """Make every MatMul of a quantized weight read codes, and rounded rows if its input has a
     static scale.
 
     The codes are transposed and packed only when the graph is saved.
@@ -75,8 +75,8 @@ class _Rewriter:
         names: Sequence[str],
         parts: Sequence[QuantizedWeight],
     ) -> None:
-        """Rewrites `node`, the product of rows and `weight`. parts: the codes of the model's
-        weights `names` in it."""
+        """Rewrite `node`, the product of rows and `weight`. parts: the codes of the model's weights
+        `names` in it."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
         node.replace_input_with(
@@ -96,7 +96,7 @@ class _Rewriter:
             self._graph.initializers.pop(str(weight.name))
 
     def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
-        """The input rows of `node`, rounded by QuantizeLinear (int8, zero point 0) and
+        """Return the input rows of `node`, rounded by QuantizeLinear (int8, zero point 0) and
         DequantizeLinear.
 
         weight: the model's name of the weight that multiplies them.
@@ -120,7 +120,7 @@ class _Rewriter:
     def _split(
         self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]
     ) -> ir.Value:
-        """The columns (see quantize/columns.py) of the input rows of `node`, before they are
+        """Return the columns (see quantize/columns.py) of the input rows of `node`, before they are
         rounded."""
         rows, channels = node.inputs[0], columns.channels.numpy()
         shape = None if rows is None else rows.shape
@@ -152,7 +152,7 @@ class _Rewriter:
         parts: Sequence[QuantizedWeight],
         columns: ColumnSplit | None,
     ) -> ir.Value:
-        """The weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if
+        """Return the weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if
         `columns` has n columns."""
         scheme = parts[0].scheme
         assert all(part.scheme == scheme for part in parts), (
@@ -195,8 +195,8 @@ class _Rewriter:
         return dequantized.outputs[0]
 
     def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
-        """The block sums of the input rows [...,in] of `node`: [...,sums]. There may be fewer
-        blocks than sums; the sums after the last block are 0.
+        """Return the block sums of the input rows [...,in] of `node`: [...,sums]. There may be
+        fewer blocks than sums; the sums after the last block are 0.
 
         They are a product with a matrix that has ones at the inputs of a block, in int4: ONNX
         Runtime rounds the rows of a product with codes to 8 bits, in `node` too, and both products
@@ -255,8 +255,8 @@ class _Rewriter:
         shape: tuple[int, ...],
         compute: Callable[[], ir.TensorProtocol],
     ) -> ir.Value:
-        """The initializer with this name, added if there is none. It is computed only when the
-        graph is saved."""
+        """Return the initializer with this name, added if there is none. It is computed only when
+        the graph is saved."""
         if name not in self._graph.initializers:
             value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
             value.const_value = ir.LazyTensor(
@@ -272,7 +272,7 @@ def _sum_columns(packed: QuantizedWeight) -> int:
 
 
 def _tensor(values: torch.Tensor, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.TensorProtocol:
-    """Transposes values [out,n] or [out,1] to a tensor of `shape`, [n,out] or [out]."""
+    """Transpose values [out,n] or [out,1] to a tensor of `shape`, [n,out] or [out]."""
     transposed = values.T.contiguous()
     if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         nibbles = transposed.view(torch.uint8).flatten() & 15

@@ -35,14 +35,14 @@ class QuantizedWeight:
         return int(self.data.shape[1]) * (2 if self.scheme.code_type == "int4" else 1)
 
     def codes(self) -> torch.Tensor:
-        """The codes [out,in]: float8, uint8 if there are zero points, or int8."""
+        """Return the codes [out,in]: float8, uint8 if there are zero points, or int8."""
         if self.scheme.code_type != "int4":
             return self.data
         pairs = torch.stack((self.data & 15, self.data >> 4), -1).flatten(1)
         return pairs if self.scheme.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
     def dequantized(self) -> torch.Tensor:
-        """The weight [out,in] that the codes represent, in the scales' dtype."""
+        """Return the weight [out,in] that the codes represent, in the scales' dtype."""
         dequantized = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
         for rows in chunks(len(self.data), self.inputs):
             dequantized[rows] = self._dequantize(rows)
@@ -61,8 +61,8 @@ class QuantizedWeight:
 
 
 def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
-    """Rounds `weight` [out,in], in any float dtype, to the nearest codes. `in` must be a multiple
-    of the block size."""
+    """Round `weight` [out,in], in any float dtype, to the nearest codes. `in` must be a multiple of
+    the block size."""
     parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
     data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
@@ -78,11 +78,10 @@ def chunks(outputs: int, inputs: int) -> list[slice]:
 def _round(
     scheme: WeightScheme, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounds some outputs of a weight. Returns data, scales and zero points (0 in a symmetric
+    """Round some outputs of a weight. Return data, scales and zero points (0 in a symmetric
     scheme)."""
-    blocks = weight.float().reshape(
-        len(weight), -1, scheme.block_size or weight.shape[1]
-    )  # [out,blocks,block]
+    # [out,blocks,block]
+    blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])
     scale, zero = choose_scales(scheme, blocks, weight.dtype)
     codes = nearest(scheme, blocks, scale, zero).flatten(1)
     return pack(scheme, codes), scale[..., 0].to(weight.dtype), zero[..., 0].to(torch.uint8)
@@ -94,7 +93,7 @@ def choose_scales(
     dtype: torch.dtype,
     importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks
+    """Choose scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks
     [...,block].
 
     importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
@@ -121,7 +120,7 @@ def choose_scales(
 def nearest(
     scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
 ) -> torch.Tensor:
-    """The codes nearest to values [...,n], as float32. scale, zero: [...,1]."""
+    """Return the codes nearest to values [...,n], as float32. scale, zero: [...,1]."""
     codes = values / scale
     if scheme.code_type == "fp8":
         return codes.clamp_(-MAX_SIGNED_CODE["fp8"], MAX_SIGNED_CODE["fp8"])
@@ -134,7 +133,7 @@ def nearest(
 def _covering(
     scheme: WeightScheme, blocks: torch.Tensor, factor: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and zero points whose codes cover each block's range times `factor`."""
+    """Return the scales and zero points whose codes cover each block's range times `factor`."""
     if not scheme.zero_points:
         scale = _stored(
             blocks.abs().amax(-1, keepdim=True) * (factor / MAX_SIGNED_CODE[scheme.code_type]),
@@ -149,7 +148,7 @@ def _covering(
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The scale rounded to `dtype`, as in the bundle; 1 for a block of zeros."""
+    """Return the scale rounded to `dtype`, as in the bundle; 1 for a block of zeros."""
     scale = scale.to(dtype).float()
     return torch.where(scale > 0, scale, 1)
 

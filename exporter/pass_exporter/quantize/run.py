@@ -33,7 +33,7 @@ def quantize(
     calibration: str | None,
     progress: Progress,
 ) -> QuantizedModel:
-    """Quantizes the model and the adapter in place. calibration: the text; None if the model writes
+    """Quantize the model and the adapter in place. calibration: the text; None if the model writes
     its own."""
     model, quantized = loaded.model, QuantizedModel(spec)
     ids = _calibration_ids(loaded, calibration, progress) if spec.reads_text else None
@@ -63,7 +63,7 @@ def quantize(
 
 @contextmanager
 def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
-    """Yields [in]: the largest magnitude of each input channel of the LM head, over all text run
+    """Yield [in]: the largest magnitude of each input channel of the LM head, over all text run
     within the block."""
     maxima = torch.zeros(model.config.hidden_size)
 
@@ -92,8 +92,7 @@ def _calibrate(
     ids: torch.Tensor,
     progress: Progress,
 ) -> dict[str, float]:
-    """Applies SmoothQuant to the model, and returns the static scale of each layer's input by
-    layer.
+    """Apply SmoothQuant to the model, and return the static scale of each layer's input by layer.
 
     Channel maxima are measured on one half of the text and scales on the other: scales chosen on
     the same text would be too small for rare large values of other text.

@@ -25,7 +25,7 @@ def smooth(
     maxima: Mapping[QuantPoint, torch.Tensor],
     exponent: float,
 ) -> dict[QuantPoint, torch.Tensor]:
-    """Moves factors from activations to weights, in place, at every point with a producer. Returns
+    """Move factors from activations to weights, in place, at every point with a producer. Return
     the new maxima.
 
     maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent /
@@ -59,7 +59,7 @@ def smooth(
 
 
 def _factors(adapter: Adapter | None) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The adapter's A and B by layer."""
+    """Return the adapter's A and B by layer."""
     if adapter is None:
         return {}
     return dict(zip(adapter.names, zip(adapter.lora_A, adapter.lora_B, strict=True), strict=True))
@@ -71,11 +71,10 @@ def _by_output(outputs: LayerOutputs, channels: torch.Tensor) -> torch.Tensor:
 
 
 def _divide_norm(norm: Any, divisor: torch.Tensor) -> torch.Tensor:
-    """Divides the norm's weight. Returns the divisor in effect, which differs by rounding to the
+    """Divide the norm's weight. Return the divisor in effect, which differs by rounding to the
     weight's dtype."""
-    offset = (
-        1.0 if type(norm).__name__.startswith("Gemma") else 0.0
-    )  # Gemma stores an offset from one
+    # Gemma stores an offset from one.
+    offset = 1.0 if type(norm).__name__.startswith("Gemma") else 0.0
     before = norm.weight.float() + offset
     norm.weight.data = (before / divisor - offset).to(norm.weight.dtype)
     after = norm.weight.float() + offset
@@ -101,5 +100,5 @@ def _divide_outputs(
 
 
 def _scale(weight: torch.Tensor, factor: torch.Tensor) -> None:
-    """Multiplies a weight [out,in] by factor [in], in place."""
+    """Multiply a weight [out,in] by factor [in], in place."""
     weight.data = (weight.data.float() * factor).to(weight.dtype)

@@ -50,8 +50,8 @@ def check_gguf_types(source: ModelSource) -> None:
 
 @torch.no_grad()
 def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, QuantizedWeight]:
-    """Returns the codes of all linear layers by name, "lm_head" included. Sets the model's weights
-    to their values."""
+    """Return the codes of all linear layers by name, "lm_head" included. Set the model's weights to
+    their values."""
     modules: dict[str, torch.nn.Module] = {**linear_layers(model), "lm_head": model.lm_head}
     found: dict[str, QuantizedWeight] = {}
     with one_thread():
@@ -70,7 +70,7 @@ def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, Quantized
 def recover_together(
     names: Sequence[str], weights: Sequence[torch.Tensor]
 ) -> list[QuantizedWeight]:
-    """Returns the codes of weights [out,in] whose layers read the same tensor.
+    """Return the codes of weights [out,in] whose layers read the same tensor.
 
     The trunk merges such layers into one MatMul, so they get the same scheme (int8 if theirs
     differ), and all or none of them have offsets. Raises PassError if the codes of a weight are not
@@ -92,7 +92,7 @@ def recover_together(
 
 
 def _in_int8(packed: QuantizedWeight) -> QuantizedWeight:
-    """Returns the same values with int8 codes: each is the 4-bit code minus its zero point."""
+    """Return the same values with int8 codes: each is the 4-bit code minus its zero point."""
     if packed.zero_points is None:
         return packed
     blocks = packed.codes().to(torch.int8).reshape(*packed.scales.shape, -1)

@@ -102,7 +102,7 @@ class QuantSpec:
         return self.gptq or self.activations is not None
 
     def with_zero_points(self) -> QuantSpec:
-        """Returns a copy in which every block of `scheme` and `lm_head` has a zero point."""
+        """Return a copy in which every block of `scheme` and `lm_head` has a zero point."""
 
         def asymmetric(scheme: WeightScheme | None) -> WeightScheme | None:
             return None if scheme is None else replace(scheme, zero_points=True)

@@ -60,7 +60,8 @@ def weight_name(layer: str) -> str:
 
 
 def layer_name(weight: str) -> str | None:
-    """The inverse of `weight_name`; None for a weight of neither the decoder nor the LM head."""
+    """Return the inverse of `weight_name`; None for a weight of neither the decoder nor the LM
+    head."""
     if weight == weight_name("lm_head"):
         return "lm_head"
     return (
@@ -74,15 +75,15 @@ FactorPart = Literal["lora_A", "lora_B"]
 
 
 def factor_name(part: FactorPart, index: int) -> str:
-    """The trunk's name of a factor of the adapter's layer `index`."""
+    """Return the trunk's name of a factor of the adapter's layer `index`."""
     return f"{ADAPTER_PREFIX}{part}.{index}"
 
 
 def quantize_model(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step
 ) -> None:
-    """Rounds the adapter's factors and the linear layers that `quantized` lacks, and adds their
-    codes to it.
+    """Round the adapter's factors and the linear layers that `quantized` lacks, and add their codes
+    to it.
 
     The model's weights are set to the values of their codes. If the LM head's weight is also the
     embedding table, the LM head gets a copy, so that embeddings stay exact.
@@ -101,7 +102,7 @@ def quantize_model(
 def _rounded(
     name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: QuantizedModel
 ) -> torch.Tensor:
-    """Adds the codes of a weight to `quantized`, and returns the values that they represent."""
+    """Add the codes of a weight to `quantized`, and return the values that they represent."""
     columns = quantized.columns.get(name)
     divisor = None if columns is None else columns.divisor.to(weight.dtype)
     found = quantized.weights[name] = round_to(

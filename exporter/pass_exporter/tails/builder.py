@@ -56,7 +56,7 @@ class TailBuilder:
         return count, op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the rows [B,L'] that draft the next window, 0 for no row, and their logits
+        """Return the rows [B,L'] that draft the next window, 0 for no row, and their logits
         [B,L',V].
 
         accepted [B,1]: the number of accepted drafts; for a tree, the row of the last accepted
@@ -81,9 +81,8 @@ class TailBuilder:
         """
         op = self.op
         ones = op("Max", op.input("active", np.int64, ["batch"]), op.const(1))
-        slots = op(
-            "Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1])
-        )  # [B,1]: 0 .. B-1
+        # [B,1]: 0 .. B-1
+        slots = op("Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1]))
         first = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
         return op(
             "Gather", op("Reshape", values, op.const([-1, size])), op("Add", rows, first), axis=0
@@ -144,7 +143,7 @@ def count_leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
 
 
 def run_after(op: GraphTape, value: ir.Value, first: ir.Value) -> ir.Value:
-    """Returns `value` from a node that runs after the nodes that compute `first`. Both are integers
+    """Return `value` from a node that runs after the nodes that compute `first`. Both are integers
     of one shape.
 
     An output may be written over the memory of an input, so nodes that read this input must run

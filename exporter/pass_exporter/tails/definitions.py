@@ -115,7 +115,8 @@ def head_drafts(
     positions: Integers,
     params: SamplingParams,
 ) -> Integers:
-    """The drafts [B,D] of a group of D look-ahead rows, each of which follows the one before.
+    """Return the drafts [B,D] of a group of D look-ahead rows, each of which follows the one
+    before.
 
     hidden [B,D,H] and logits [B,D,V] are those of the rows, root [B] is the token before the group,
     and positions [B,D] are the drafts' positions in the text.

@@ -28,7 +28,8 @@ F32 = np.float32
 def head_drafts(
     tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, choose: Choose
 ) -> ir.Value:
-    """The drafts of the next window: token ids [B,D]. Entries whose row is 0 have no meaning.
+    """Return the drafts of the next window: token ids [B,D]. Entries whose row is 0 have no
+    meaning.
 
     rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: of these rows.
     root [B,1]: the new root.
@@ -51,7 +52,7 @@ def head_drafts(
 def next_state(
     op: GraphTape, head: HeadArrays, projected: ir.Value, tokens: ir.Value, before: ir.Value | None
 ) -> ir.Value:
-    """The head's states [...,m] after `tokens` [...], each of which follows a state `before`
+    """Return the head's states [...,m] after `tokens` [...], each of which follows a state `before`
     [...,m], or none.
 
     projected [...,m]: the part of the states that comes from the look-ahead row, from
@@ -81,12 +82,11 @@ class CandidateSubset:
     vectors: Sequence[ir.Value]
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """The candidates' scores [B,1,C] in row j: logits plus table rows times direction
+        """Return the candidates' scores [B,1,C] in row j: logits plus table rows times direction
         [B,1,1,r]."""
         op, count = self.op, noise.BLOCK_SIZE * CANDIDATE_BLOCKS
-        products = op(
-            "MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1]))
-        )  # [B,1,C,1]
+        # [B,1,C,1]
+        products = op("MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1])))
         return op("Add", self.logits[j], op("Reshape", products, op.const([-1, 1, count])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
@@ -135,7 +135,7 @@ is drafted."""
 
 
 def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, count: int) -> Choices:
-    """The candidates of `count` rows with these logits [B,count,V]."""
+    """Return the candidates of `count` rows with these logits [B,count,V]."""
     op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
 
     def by_row(values: ir.Value) -> Sequence[ir.Value]:

@@ -22,7 +22,7 @@ from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 
 
 def build_logprobs(vocab_size: int) -> ir.Model:
-    """Builds the graph, which serves the windows of every plan but trees."""
+    """Build the graph, which serves the windows of every plan but trees."""
     op, k = GraphTape("tail.logprobs"), min(MAX_LOGPROBS, vocab_size)
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     emitted = op.input("emitted", np.int64, ["batch", "max_emitted"])

@@ -52,7 +52,7 @@ from pass_runtime.bundle.sampling import Sampler
 def build_tail(
     plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
 ) -> ir.Model:
-    """Builds the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are
+    """Build the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are
     sampled."""
     if plan.parents:
         return build_tree_tail(plan, sampler, vocab_size, head)

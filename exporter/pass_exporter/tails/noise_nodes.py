@@ -61,8 +61,8 @@ class NoiseNodes:
     def of_candidates(
         self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int
     ) -> list[RowNoise]:
-        """The noise of R rows in which only `blocks` [B,R,K] may be drawn, row by row: [B,1,K] and
-        [B,1,8].
+        """Return the noise of R rows in which only `blocks` [B,R,K] may be drawn, row by row:
+        [B,1,K] and [B,1,8].
 
         numbers [B,P,I]: those of P = `count` positions. before [B,1] int64: the first row's token
         has that of the next one of them, and so on.
@@ -111,7 +111,7 @@ class NoiseNodes:
         )
 
     def _tables(self) -> list[ir.Value]:
-        """The two noise tables [rows,16] int32, which all tails of a bundle share."""
+        """Return the two noise tables [rows,16] int32, which all tails of a bundle share."""
         tables = noise.noise_tables(self.vocab_size)
         return [
             self.op.const(table, np.int32, name)

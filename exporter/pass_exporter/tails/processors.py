@@ -29,7 +29,7 @@ SLICE_END = (1 << 31) - 1  # more than any number of rows
 
 
 def build_processors(vocab_size: int) -> ir.Model:
-    """Builds the graph, which serves the windows of every plan and every sampler."""
+    """Build the graph, which serves the windows of every plan and every sampler."""
     op = GraphTape("tail.processors")
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     allowed = op.input("allowed", np.int32, ["batch", "processed_rows", -(-vocab_size // 8)])

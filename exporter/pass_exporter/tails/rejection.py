@@ -35,13 +35,12 @@ F32 = np.float32
 def build_rejection_tail(
     plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
 ) -> ir.Model:
-    """Builds the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the
+    """Build the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the
     drafts, or None."""
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
-    p = tail.sampler.weights(
-        columns(op, tail.logits, 0, verified), verified, normalized=True
-    )  # [B,D+1,V]
+    # [B,D+1,V]
+    p = tail.sampler.weights(columns(op, tail.logits, 0, verified), verified, normalized=True)
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
     # From here on, positions come from next_length, because it may have overwritten `length`.
@@ -66,7 +65,7 @@ def build_rejection_tail(
 
 
 def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """Returns the number [B,1] of leading drafts x that are accepted, and the drafts [B,D].
+    """Return the number [B,1] of leading drafts x that are accepted, and the drafts [B,D].
 
     A draft is accepted if u q(x) <= p(x) for a uniform u; at temperature 0 also p(x) must be 1.
     """
@@ -127,7 +126,7 @@ def _emitted(
 def _next_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the next window's drafts [B,D'], id V if missing, and the distributions [B,D',V] they
+    """Return the next window's drafts [B,D'], id V if missing, and the distributions [B,D',V] they
     are drawn from."""
     op, plan = tail.op, tail.plan
     # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run

@@ -85,7 +85,7 @@ class SamplerNodes:
         return op("Squeeze", drawn, axis)
 
     def draw_candidate(self, scores: ir.Value, noise_of: RowNoise) -> ir.Value:
-        """Draws the token that `draw` would draw if all tokens outside K candidate blocks had
+        """Draw the token that `draw` would draw if all tokens outside K candidate blocks had
         probability 0.
 
         scores [B,1,8K]: the logits of the blocks' tokens: the first token of every block, then the
@@ -108,9 +108,8 @@ class SamplerNodes:
         op = self.op
         _, by_block = self._candidate_weights(scores, rows)
         mass = op("ReduceSum", by_block, op.const([2]), keepdims=1)
-        of_blocks = op(
-            "Div", mass, op("Neg", op("Unsqueeze", noise_of.blocks, op.const([1])))
-        )  # [B,rows,1,K]
+        # [B,rows,1,K]
+        of_blocks = op("Div", mass, op("Neg", op("Unsqueeze", noise_of.blocks, op.const([1]))))
         of_tokens = op("Div", by_block, op("Neg", op("Unsqueeze", noise_of.tokens, op.const([3]))))
         first = op(
             "Max",

@@ -29,7 +29,7 @@ class GraphTape:
         self._nodes: dict[tuple[object, ...], Sequence[ir.Value]] = {}
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
-        """Returns the graph input `name`, and adds it on the first call."""
+        """Return the graph input `name`, and add it on the first call."""
         if name not in self._inputs:
             self._inputs[name] = ir.val(
                 name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape)
@@ -39,7 +39,7 @@ class GraphTape:
     def const(
         self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None
     ) -> ir.Value:
-        """Returns an initializer with this value. Equal constants share one."""
+        """Return an initializer with this value. Equal constants share one."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -48,23 +48,23 @@ class GraphTape:
         return self._constants[key]
 
     def per_request(self, name: str, dtype: npt.DTypeLike = np.float32) -> ir.Value:
-        """Returns the graph input `name` [B], which has one value per request, reshaped to
+        """Return the graph input `name` [B], which has one value per request, reshaped to
         [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Attribute) -> ir.Value:
-        """Adds a node with one output, and returns the output."""
+        """Add a node with one output, and return the output."""
         return self._outputs(op, inputs, attributes, 1)[0]
 
     def pair(
         self, op: str, *inputs: ir.Value, **attributes: Attribute
     ) -> tuple[ir.Value, ir.Value]:
-        """Adds a node with two outputs, and returns them."""
+        """Add a node with two outputs, and return them."""
         first, second = self._outputs(op, inputs, attributes, 2)
         return first, second
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
-        """Returns the parts of `value` along `axis`, which have these sizes."""
+        """Return the parts of `value` along `axis`, which have these sizes."""
         if len(sizes) == 1:
             return [value]
         return self._outputs("Split", (value, self.const(sizes)), {"axis": axis}, len(sizes))
@@ -82,7 +82,7 @@ class GraphTape:
         return self._nodes[key]
 
     def model(self, outputs: Mapping[str, Output]) -> ir.Model:
-        """Returns the model. outputs: its outputs' values, dtypes and shapes by name."""
+        """Return the model. outputs: its outputs' values, dtypes and shapes by name."""
         results = []
         for name, (value, dtype, shape) in outputs.items():
             value.name, value.shape = name, ir.Shape(tuple(shape))

@@ -40,7 +40,7 @@ from pass_runtime.bundle.sampling import Sampler
 def build_tree_tail(
     plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None
 ) -> ir.Model:
-    """Builds the tail of a tree for the exact-match rule.
+    """Build the tail of a tree for the exact-match rule.
 
     Raises ValueError if there is no draft head, or the vocabulary is so small that all its tokens
     are candidates.
@@ -84,9 +84,8 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
     wrong = op("Cast", op("Not", op("Equal", drafts, drawn)), to=int(ir.DataType.FLOAT))
     drafts_mask = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts]
     on_path = drafts_mask.T  # (i, j): draft i is draft j or an ancestor of it
-    wrong = op(
-        "MatMul", wrong, op.const(on_path, np.float32)
-    )  # [B,D]: the number of wrong drafts on the path
+    # [B,D]: the number of wrong drafts on the path.
+    wrong = op("MatMul", wrong, op.const(on_path, np.float32))
     depth = op.const(plan.row_position[None, 1 : 1 + plan.drafts], np.float32)
     # Drafts that are not accepted get -1, the root 0, so the maximum is unique: engines differ in
     # ArgMax of ties. They are floats, because on CUDA ArgMax and Pad take no integers.
@@ -133,9 +132,8 @@ def _next_drafts(
         order += [c for c, _ in children]
         level = _next_level(op, plan, level, children, tokens, state)
     drafts = op("Gather", op("Concat", *made, axis=1), op.const(np.argsort(order)), axis=1)
-    by_draft = op(
-        "Gather", rows, op.const(plan.row_position[1 : 1 + plan.drafts] - 1), axis=1
-    )  # [B,D]
+    # [B,D]
+    by_draft = op("Gather", rows, op.const(plan.row_position[1 : 1 + plan.drafts] - 1), axis=1)
     return op("Where", op("Equal", by_draft, op.const(0)), op.const(tail.vocab_size), drafts)
 
 
@@ -175,9 +173,8 @@ def _ranked_tokens(
     assert head is not None
     count, ranks = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
     direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
-    vectors = op(
-        "Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1]
-    )  # [B,r,C]
+    # [B,r,C]
+    vectors = op("Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1])
     scores = op("Add", choices.logits[depth], op("MatMul", direction, vectors))  # [B,n,C]
     ranked = scores if noise_of is None else tail.sampler.rank_candidates(scores, count, noise_of)
     _, best = op.pair("TopK", ranked, op.const([ranks]), axis=-1)
@@ -194,8 +191,8 @@ def _next_level(
     tokens: ir.Value,
     states: ir.Value,
 ) -> _Level:
-    """The next level: those children that have children; `level` again if none has. tokens: the
-    children's [B,K]."""
+    """Return the next level: those children that have children; `level` again if none has. tokens:
+    the children's [B,K]."""
     followed = [(i, c, p) for i, (c, p) in enumerate(children) if c in plan.parents]
     if not followed:
         return level

@@ -50,9 +50,8 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
     ranks = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
-    in_top_k = op(
-        "Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks
-    )  # no rank if both are off
+    # No rank if both are off.
+    in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)
     mass = op("Where", no_p, op.const(2, F32), top_p)  # more than any sum of probabilities
     limit = op("Where", in_top_k, mass, op.const(-1, F32))
     unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
@@ -126,9 +125,8 @@ def _largest(
             axis=2,
         )
         vocab_size = k * noise.BLOCK_SIZE
-        if (
-            searched is not None
-        ):  # At least k values are not below the smallest of `largest`: leave smaller ones out.
+        # At least k values are not below the smallest of `largest`: leave smaller ones out.
+        if searched is not None:
             smallest = op("ReduceMin", largest, op.const([2]), keepdims=1)
             searched = op("And", searched, op("GreaterOrEqual", p, smallest))
     return op.pair("TopK", _with_falling_rest(op, searched, p, vocab_size), op.const([k]), axis=-1)[

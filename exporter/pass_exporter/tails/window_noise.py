@@ -26,7 +26,7 @@ class WindowNoise:
         return WindowNoise(tail, tail.sampler.noise.at(before, count, stream), count)
 
     def at(self, places: list[int]) -> RowNoise:
-        """The noise of rows whose tokens have these places."""
+        """Return the noise of rows whose tokens have these places."""
         numbers = self.numbers
         if places != list(range(self.count)):
             numbers = self.tail.op("Gather", numbers, self.tail.op.const(places), axis=1)
@@ -55,14 +55,14 @@ class ChainNoise:
         )
 
     def of_row(self, j: int) -> RowNoise:
-        """The noise of draft j alone."""
+        """Return the noise of draft j alone."""
         every, split, sizes = self.of_all_blocks(), self.window.tail.op.split, [1] * self.count
         return RowNoise(
             split(every.blocks, sizes, axis=1)[j], split(every.tokens, sizes, axis=1)[j]
         )
 
     def of_candidates(self, blocks: ir.Value) -> list[RowNoise]:
-        """The noise of every draft if only `blocks` [B,count,K] may be drawn."""
+        """Return the noise of every draft if only `blocks` [B,count,K] may be drawn."""
         noise = self.window.tail.sampler.noise
         return noise.of_candidates(
             self.window.numbers, self.window.count, self.before, blocks, self.count

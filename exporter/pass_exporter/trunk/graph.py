@@ -33,7 +33,7 @@ _CLEANUP_PASSES = ir.passes.Sequential(
 
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
-    """Folds constants, merges q, k and v, stores weights transposed for MatMul, and drops tracing
+    """Fold constants, merge q, k and v, store weights transposed for MatMul, and drop tracing
     metadata.
 
     dimensions: the names of symbolic sizes of each input and output, None for sizes that stay as
@@ -56,7 +56,7 @@ def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]])
 
 
 def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
-    """Replaces Transpose(weight [out,in]) by a weight [in,out], which is transposed only when the
+    """Replace Transpose(weight [out,in]) by a weight [in,out], which is transposed only when the
     graph is saved.
 
     A weight with another reader (tied embeddings) keeps its Transpose, so that the file holds one
@@ -83,8 +83,8 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
 
 
 def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
-    """Merges three MatMuls that read the same rows (q, k and v) into one MatMul and a Split, and
-    updates `parts`.
+    """Merge three MatMuls that read the same rows (q, k and v) into one MatMul and a Split, and
+    update `parts`.
 
     This saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. Merging gate and up as well
     gained nothing.
@@ -109,7 +109,7 @@ def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
 
 
 def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
-    """Merges the MatMuls `nodes` of `rows`. Returns the name of the merged weight."""
+    """Merge the MatMuls `nodes` of `rows`. Return the name of the merged weight."""
     weights = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
     tensors = [weight.const_value for weight in weights if weight.const_value is not None]
     widths = [int(tensor.shape.numpy()[1]) for tensor in tensors]
@@ -140,8 +140,8 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Returns the initializer with this name. Adds it, with the values of `array`, if the graph
-    lacks it."""
+    """Return the initializer with this name. Add it, with the values of `array`, if the graph lacks
+    it."""
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
         value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
@@ -159,7 +159,7 @@ def _transposed(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str
 
 
 def _drop_metadata(model: ir.Model) -> None:
-    """Removes the tracer's stack traces, which contain paths of the exporting machine."""
+    """Remove the tracer's stack traces, which contain paths of the exporting machine."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:

@@ -125,7 +125,7 @@ def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def onnx_hooks(model: PreTrainedModel) -> Iterator[None]:
-    """Patches the modeling module of `model` within the block, and restores it afterwards."""
+    """Patch the modeling module of `model` within the block, and restore it afterwards."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
     module = importlib.import_module(type(model).__module__)
     patched: list[tuple[Any, str, Any]] = [

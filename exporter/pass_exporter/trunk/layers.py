@@ -32,7 +32,7 @@ COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
-    """Returns for every decoder layer the index of the first layer of its kind, which may be its
+    """Return for every decoder layer the index of the first layer of its kind, which may be its
     own.
 
     Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and
@@ -62,8 +62,8 @@ def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
 def _weights(
     model: PreTrainedModel, adapter: Adapter | None, layer: int
 ) -> dict[str, tuple[str, torch.Tensor]]:
-    """The weights of a layer, its adapter's included: name in the layer -> (name in the trunk,
-    weight)."""
+    """Return the weights of a layer, its adapter's included: name in the layer -> (name in the
+    trunk, weight)."""
     found = {
         key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight)
         for key, weight in model.model.layers[layer].named_parameters()
@@ -136,7 +136,7 @@ class _Traced:
 def repeat_layers(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, kinds: Sequence[int]
 ) -> None:
-    """Adds the skipped layers to a graph that was traced in `marked_layers`, as copies of the first
+    """Add the skipped layers to a graph that was traced in `marked_layers`, as copies of the first
     of their kinds.
 
     The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced
@@ -179,7 +179,7 @@ def _layer_of(mark: ir.Node) -> int:
 
 
 def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) -> list[ir.Node]:
-    """The nodes between the markers that depend on the layer's input rows or own tensors.
+    """Return the nodes between the markers that depend on the layer's input rows or own tensors.
 
     The other nodes there compute values that all layers share.
     """
@@ -193,7 +193,7 @@ def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) ->
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """Copies a node for another layer. Replaces its inputs by `values`, and adds its new outputs to
+    """Copy a node for another layer. Replace its inputs by `values`, and adds its new outputs to
     `values`."""
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [
@@ -221,7 +221,7 @@ def _inputs_of_traced(
 def _inputs_of_copy(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
 ) -> LayerInputs:
-    """Adds to the graph the tensors that a copied layer reads instead of the traced layer's tensors
+    """Add to the graph the tensors that a copied layer reads instead of the traced layer's tensors
     `like`."""
     weights, found = _weights(model, adapter, layer), {}
     for key, value in like.items():

@@ -16,7 +16,7 @@ from pass_exporter.trunk.graph import initializer
 
 
 def pad_queries(graph: ir.Graph) -> None:
-    """Repeats the last query row of every Attention, and drops the repeated row's result."""
+    """Repeat the last query row of every Attention, and drop the repeated row's result."""
     parts = {"last": -1, "end": np.iinfo(np.int64).max, "start": 0, "axis": 2}
     sizes = {
         name: initializer(graph, f"pad_queries.{name}", np.array([n], np.int64))

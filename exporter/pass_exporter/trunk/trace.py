@@ -116,7 +116,7 @@ class Trunk(torch.nn.Module):
         return (logits.float(), *head_reads, *written)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Applies the adapter to `rows` [A] alone, so that its products are empty if there are no
+        """Apply the adapter to `rows` [A] alone, so that its products are empty if there are no
         look-ahead rows."""
         adapter = self.adapter
         if adapter is None or rows is None:
@@ -136,9 +136,10 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
     width = window_mask.shape[1]
     inside = (column >= 0) & (column < rows)
     # Indexing would be exported as GatherND, which cannot be captured as a CUDA graph.
+    # [B,Q,S]
     window = (
         window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)
-    )  # [B,Q,S]
+    )
     mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
     return mask[:, None]
 
@@ -157,8 +158,8 @@ def cache_positions(
 def _window_rows(
     length: torch.Tensor, window: torch.Tensor, capacity: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns each cache column's distance from the window's first row, its nearest window row
-    (both [B,S]), and Q.
+    """Return each cache column's distance from the window's first row, its nearest window row (both
+    [B,S]), and Q.
 
     window: a tensor [Q], of which only the size is used.
     """
@@ -172,16 +173,13 @@ def _window_rows(
 def trace_trunk(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights
 ) -> tuple[ir.Model, WeightParts]:
-    """Traces the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes
+    """Trace the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes
     them one by one."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    batch, width, capacity = (
-        2,
-        5,
-        64,
-    )  # Sizes of the example inputs; they are symbolic in the graph.
+    # Sizes of the example inputs; they are symbolic in the graph.
+    batch, width, capacity = 2, 5, 64
     trunk = Trunk(model, lookahead_weights).eval()
     kinds = first_of_kind(model, trunk.adapter)
     past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)

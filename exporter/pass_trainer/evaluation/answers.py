@@ -62,7 +62,7 @@ class AnswerWriter:
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt, from the directory `cache`. Writes them there first if
+        """Return an answer for each prompt, from the directory `cache`. Write them there first if
         they are missing."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
         key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
@@ -92,9 +92,8 @@ class AnswerWriter:
 
     def _continue(self, prompts: Sequence[SeededPrompt]) -> list[list[int]]:
         ids = [p.prompt for p in prompts]
-        scores = LogitsProcessorList(
-            [_GumbelScores(prompts, max(map(len, ids)))]
-        )  # Greedy search takes their argmax.
+        # Greedy search takes their argmax.
+        scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])
         lines = continue_prompts(
             self.model,
             ids,

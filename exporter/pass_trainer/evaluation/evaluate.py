@@ -86,8 +86,8 @@ class AnsweredPrompt:
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """The anchors for the answer's first `tokens` tokens, as indices into the tokens of prompt
-        and answer together.
+        """Return the anchors for the answer's first `tokens` tokens, as indices into the tokens of
+        prompt and answer together.
 
         The first anchor is the prompt's last token. Anchor a has drafts for tokens a + 2, ...,
         given those up to a + 1.
