@@ -142,8 +142,7 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
 
 
 def repeat_attack(url: str, path: str, body: bytes, queue: Any, stop: Any) -> None:
-    """Repeat an attack until `stop` is set, in a process of its own. Then put the counts of
-    statuses into `queue`."""
+    """Repeat an attack until `stop` is set, then put the counts of statuses into `queue`."""
     statuses = Counter[str]()
     while not stop.is_set():
         if not path:

@@ -1,5 +1,4 @@
-"""Compares the speed of a bundle's plans with plain decoding and with other engines, prompt by
-prompt.
+"""Compares the speed of a bundle's plans with plain decoding and other engines, by prompt.
 
     pip install -e '.[cpu,export,peers]'
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --genai build/genai/int4
@@ -123,8 +122,7 @@ def open_pass(bundle: Path, threads: int, device: str) -> Write:
 
 
 def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
-    """Return a function (prompts, tokens, clients=N, **options) that decodes for N clients. Its
-    result has no text."""
+    """Return a function (prompts, tokens, clients=N, **options) for N clients, without texts."""
     session = load(bundle, device, threads=threads, max_batch_size=slots, prefix_cache=False)
     warm = set[object]()
 
@@ -147,8 +145,7 @@ def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
 
 
 def open_genai(directory: Path, threads: int) -> Write:
-    """Return the greedy Write of onnxruntime-genai. Its options: `ngram` (draft with n-grams) and
-    `ignore_eos`."""
+    """Return the greedy Write of onnxruntime-genai. Options: `ngram` (drafts), `ignore_eos`."""
     import onnxruntime_genai as og
 
     config = og.Config(str(directory))
@@ -181,8 +178,7 @@ def open_genai(directory: Path, threads: int) -> Write:
 
 
 def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
-    """Return the greedy Write of a GGUF file in OpenVINO GenAI. lookup: draft with n-grams (its
-    prompt lookup)."""
+    """Return the greedy Write of a GGUF file in OpenVINO GenAI. lookup: with n-gram drafts."""
     genai, openvino = import_module("openvino_genai"), import_module("openvino")
     settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
     pipeline = genai.LLMPipeline(
@@ -227,8 +223,7 @@ GENAI_PRECISIONS: Mapping[str, Sequence[str]] = {"cpu": ("int4", "fp32"), "cuda"
 
 
 def build_genai(bundle: Path, directory: Path, device: str = "cpu") -> Path:
-    """Return `directory`. If it has no onnxruntime-genai model, export the bundle's base model into
-    it for `device`.
+    """Return `directory`. Export the base model for onnxruntime-genai into it if it is not there.
 
     The directory's name is the precision of an export, one of GENAI_PRECISIONS. Raises PassError
     for any other name.
@@ -409,8 +404,7 @@ def compare_texts(
     asked: Mapping[str, Request],
     report: Any,
 ) -> None:
-    """Compare the texts of each bundle's plans with those of its first plan, and add what differs
-    to `report`.
+    """Compare texts of each bundle's plans with the first plan's; add differences to `report`.
 
     A difference where both tokens' scores are nearly equal (a near-tie) is an error only with
     `same_entries`.

@@ -18,8 +18,7 @@ import onnx_ir as ir
 
 NORMS = ("RMSNormalization", "SkipSimplifiedLayerNormalization")
 KEYS, ADAPTER = "present_key.", "adapter.lora_A."
-"""Prefixes of the outputs by which layers are told apart, and of the weights by which the adapter
-begins."""
+"""Prefixes of the outputs that tell layers apart, and of the adapter's first weights."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def run_nodes(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _begins_layer(node: ir.Node) -> bool:
-    """Whether a node is a norm or a product with weights; what is before the first of them is
-    before the layers."""
+    """Whether a node is a norm or a product with weights; before the first are no layers."""
     weight = node.inputs[1] if node.op_type == "MatMul" else None
     return node.op_type in NORMS or (weight is not None and weight.is_initializer())
 
@@ -97,8 +95,7 @@ def _sources(value: ir.Value) -> set[ir.Node]:
 
 
 def _place(product: ir.Node) -> set[ir.Node]:
-    """Return the adapter's nodes from the product with A, or the Gather before it, to where its
-    result is added."""
+    """Return the adapter's nodes from the product with A (or its Gather) to the addition."""
     source = None if product.inputs[0] is None else product.inputs[0].producer()
     found = {product} if source is None or source.op_type != "Gather" else {product, source}
     value = product.outputs[0]

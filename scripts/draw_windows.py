@@ -27,8 +27,7 @@ LOOKAHEAD = 2
 WIDTH, HEIGHT, CELL_INCHES = 27.0, 21.9, 0.325
 """Width and height of the picture in cells, and the size of a cell in inches."""
 POSITION_PITCH, LINE_PITCH, WINDOW_PITCH, MASK_CELL = 1.12, 1.4, 2.5, 0.75
-"""Distances, in cells, between adjacent positions, lines and windows, and the size of a mask's
-entry."""
+"""Distances in cells between positions, lines and windows; the size of a mask's entry."""
 PAPER_COLOUR, PANEL_COLOUR, HIDDEN_COLOUR = "#ffffff", "#f3f5f8", "#e3e7ec"
 TEXT_COLOUR, NOTE_COLOUR = "#1f2328", "#59636e"
 COLOURS = {RowKind.ROOT: "#0b62a8", RowKind.DRAFT: "#eeaa3c", RowKind.LOOKAHEAD: "#0f7b5a"}
@@ -105,8 +104,7 @@ class Canvas:
 
 
 def labels(plan: Plan) -> list[str]:
-    """Return each row's label: root, d1, d2, ... for drafts, LA1, LA2, ... for the look-ahead rows
-    of each group."""
+    """Return each row's label: root; d1, d2, ... (drafts); LA1, LA2, ... (look-ahead rows)."""
     lookahead = [f"LA{i + 1}" for i in plan.lookahead_ids(0)]
     return [
         "root",
@@ -118,8 +116,7 @@ def labels(plan: Plan) -> list[str]:
 
 
 def line_numbers(plan: Plan) -> list[int]:
-    """Return each row's line, 0 at the top. A fused plan has a line for each group, then one for
-    root and drafts."""
+    """Return each row's line, 0 at the top. Fused: one by group, then root and drafts."""
     found: list[int] = []
     groups = iter(range(len(plan.groups)))
     for row in plan.rows:
@@ -168,8 +165,7 @@ def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = Fa
 
 
 def draw_steps(canvas: Canvas, plans: Sequence[Plan], origin: Point, left: float) -> None:
-    """Draw successive windows below one another, at their positions in the text, as if every draft
-    is accepted.
+    """Draw successive windows below one another, at their positions, with all drafts accepted.
 
     The last window is drawn as the next one. left: the x of the labels.
     """
@@ -220,8 +216,7 @@ def draw_mask(canvas: Canvas, plan: Plan, at: Point) -> None:
 
 
 def draw_groups(canvas: Canvas, plan: Plan, origin: Point) -> None:
-    """Label each group of a fused plan with the number of accepted drafts after which it makes the
-    next drafts."""
+    """Label each group of a fused plan with the accepted drafts after which it drafts."""
     for accepted, size in enumerate(plan.groups):
         at = (
             origin[0] + POSITION_PITCH * (accepted + size + 1) + 0.2,

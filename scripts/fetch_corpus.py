@@ -106,8 +106,7 @@ def wikipedia(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
 
 
 def plain_text(wikitext: str) -> str:
-    """Convert wikitext to plain text, without pictures, references, tables, templates and final
-    lists of links."""
+    """Convert wikitext to plain text, without pictures, references, tables, templates, lists."""
     wikitext = re.sub(r"\[\[(File|Image):[^\[\]]*(\[\[[^\]]*\]\][^\[\]]*)*\]\]", "", wikitext)
     wikitext = re.sub(r"<ref[^>/]*/>|<ref.*?</ref>", "", wikitext, flags=re.S)
     wikitext = re.sub(r"\{\|.*?\|\}", "", wikitext, flags=re.S)

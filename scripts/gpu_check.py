@@ -63,13 +63,11 @@ MEASURED += ("attention cuda",)
 """Beginnings of the names of the steps that --measure runs."""
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
-"""The prompt for the C++ runtime, as token ids of SmolLM2, because it needs another library for
-text."""
+"""The prompt for the C++ runtime, which reads no text: token ids of SmolLM2."""
 OUTPUT_PLACEHOLDER = "{output}"
 """Stands in a command for the file into which the step writes its JSON."""
 MAX_SEQ_LEN, LAYER_GIB = 2048, 0.65
-"""The longest sequence of engines in tokens; the GPU memory that a layer of the random 7B model
-needs."""
+"""The longest sequence of engines, in tokens; the memory of a layer of the random 7B model."""
 STEP_SECONDS = {
     "device": (5, 30),
     "tiny": (20, 120),
@@ -199,8 +197,8 @@ def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
 def run_steps(
     steps: Sequence[Step], budget: float, log: Path, report: Callable[[list[Result]], None]
 ) -> list[Result]:
-    """Run the steps one after another. budget: seconds for all steps. report: called with all
-    results after each."""
+    """Run the steps one after another. budget: seconds for all steps. report: gets all results
+    after each."""
     started, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory() as scratch:
         limit_factor = max(1.0, budget / DEFAULT_BUDGET_SECONDS)

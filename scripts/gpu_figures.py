@@ -1,5 +1,4 @@
-"""The figures by which a GPU's runs of scripts/gpu_check.py are compared, taken from the results of
-its steps."""
+"""The figures by which runs of scripts/gpu_check.py are compared, from the results of its steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Times the kernels of a bundle's passes on a GPU by name, through torch's profiler. A step of
-scripts/gpu_check.py.
+"""Times the kernels of a bundle's passes by name (torch's profiler), for scripts/gpu_check.py.
 
 The profiler records all kernels of the process, whoever launched them, through NVIDIA's CUPTI,
 which CUDA builds of torch bring. It also sees the kernels inside of captured graphs.
@@ -77,8 +76,7 @@ def short_name(name: str) -> str:
 def kernel_rows(
     plan: str, events: Iterable[Mapping[str, Any]], passes: int
 ) -> list[dict[str, Any]]:
-    """Return the kernels of `passes` passes by name, those that take longest first, after a row of
-    all of them.
+    """Return a row of all kernels of `passes` passes, then rows by name, the longest first.
 
     Each row has the number of launches and the microseconds of a pass. Raises PassError if there
     are no kernels.

@@ -59,8 +59,7 @@ TABLES = {
     "genai": ("plans", ("plan", "tokens_per_second", "milliseconds_per_pass")),
     "cpp": ("plans", BENCH_FIELDS),
 }
-"""By the first word of a step's name, the list in its JSON that the report shows, and the fields of
-its entries."""
+"""By the first word of a step's name: the list in its JSON that is shown, and its fields."""
 TABLES["attention"] = TABLES["layers"]
 ASIDE = ("attention", "kernels", "genai")
 """Steps whose failure says nothing against the toolkit: a choice, a profiler, another engine."""
@@ -95,8 +94,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a step. status: ok, failed or skipped. data: the JSON that it wrote, even if it
-    failed later."""
+    """The result of a step. status: ok, failed or skipped. data: the JSON that it wrote."""
 
     name: str
     status: str
@@ -106,8 +104,7 @@ class Result:
 
 
 def inspect_machine() -> Machine:
-    """Run `find_machine` in another process, so that its libraries use no GPU memory while steps
-    are timed."""
+    """Run `find_machine` in another process, so that it uses no GPU memory later."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(find_machine).result()
 
@@ -247,8 +244,7 @@ def tables(
 
 
 def attention_advice(step: Result, plain: Any) -> str:
-    """Return advice on exporting with PLAIN_FLAG. step: the result without it. plain: the data with
-    it."""
+    """Return advice on exporting with PLAIN_FLAG. step: without it. plain: data with it."""
     if step.status != "ok":
         return (
             f"export with {PLAIN_FLAG}: {step.reason}" if step.status == "failed" else step.reason
@@ -311,8 +307,7 @@ def write_report(
     results: Sequence[Result],
     before: Mapping[str, float] = NOTHING,
 ) -> str:
-    """Write report.json and report.md atomically. Return the text of report.md. before: as for
-    `tables`."""
+    """Write report.json and report.md atomically. Return report.md. before: see `tables`."""
     name, why = verdict(machine, results)
     report = {"verdict": name, "why": why, "bundle": str(bundle), **asdict(machine)}
     report["figures"] = figures({step.name: step.data for step in results if step.data})

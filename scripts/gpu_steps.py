@@ -129,8 +129,7 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
 
 
 def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: Any) -> Path:
-    """Export a random Llama, which needs no download, into `place`, and build engines if `device`
-    needs them.
+    """Export a random Llama into `place`, and build engines if `device` needs them.
 
     An existing bundle or set of engines is reused. options: of ExportConfig.
     """
@@ -158,8 +157,8 @@ def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: A
 
 
 def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
-    """Return for every plan if `found` writes what `expected` writes without drafts, and if its
-    passes are captured."""
+    """Return for every plan if `found` writes what `expected` writes without drafts, and
+    captures."""
     prompt, plans = list(range(3, 30)), []
     for plan in PLANS:
         same = True
@@ -269,8 +268,7 @@ def tiny(device: str, output: Path | None) -> None:
 def layers(
     device: str, layers: int, cuda_attention: str, keep: Path, output: Path | None, **given: Any
 ) -> None:
-    """Time passes of some layers of a random 7B model by rows and KV capacity, and save some
-    logits."""
+    """Time passes of layers of a random 7B model by rows and KV capacity, and save logits."""
     sizes = {"layers": layers, **SIZES_OF_7B}
     place = keep / "-".join(map(str, sizes.values()))
     bundle = make_bundle(place, device, sizes, dtype="fp16", cuda_attention=cuda_attention)
@@ -316,8 +314,7 @@ def kernels(bundle: Path, device: str, output: Path | None) -> None:
 def genai(
     bundle: Path, device: str, precision: str, tokens: int, keep: Path, output: Path | None
 ) -> None:
-    """Time onnxruntime-genai, without drafts, on the prompts of pass-run bench, with the base model
-    of BUNDLE."""
+    """Time onnxruntime-genai, without drafts, with BUNDLE's model and bench's prompts."""
     directory = build_genai(bundle, keep / f"genai-{device}" / precision, device)
     with load(bundle, "cpu", weight_cache=False) as session:
         prompts = [encode(session, prompt) for prompt in read_prompt_set(FIRST_LOOK_PROMPTS)]

@@ -37,8 +37,7 @@ def count() -> dict[str, tuple[int, int]]:
 
 
 def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
-    """Return the page with these counts in the table between MARKERS. The table's last column, a
-    description, stays."""
+    """Return the page with these counts in the table between MARKERS, whose last column stays."""
     before, _, rest = page.partition(MARKERS[0])
     table, _, after = rest.partition(MARKERS[1])
     words = dict(re.findall(r"^\| `([\w/]+)/` .*\| ([^|]*) \|$", table, re.MULTILINE))

@@ -1,5 +1,4 @@
-"""Writes a Llama of any size with random weights, shard by shard, for measuring exports and passes
-of large models.
+"""Writes a Llama of any size with random weights, shard by shard, to measure large models.
 
 python scripts/random_llama.py build/random-7b
 /usr/bin/time -v pass-export --model build/random-7b --dtype fp16 --lookahead 4

@@ -43,8 +43,7 @@ class Answerer:
         self._session: Session | None = None
 
     def __call__(self, block: dict[str, Sequence[Any]]) -> dict[str, list[str]]:
-        """Map columns of a block of lines, `number` and `text`, to the column `result`: JSON for
-        each line."""
+        """Map columns of a block of lines, `number` and `text`, to `result`: JSON for each line."""
         lines = [
             Line(int(number), str(text))
             for number, text in zip(block["number"], block["text"], strict=True)

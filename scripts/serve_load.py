@@ -150,8 +150,8 @@ def ask(url: str, model: str, prompt: str, tokens: int) -> float:
 def http_time_ratios(
     bundle: Path, url: str, model: str, prompts: list[str], threads: int, tokens: int
 ) -> list[float]:
-    """Return the ratio of seconds, server over session, for every prompt except the first, which
-    warms up both."""
+    """Return the ratio of seconds, server over session, for every prompt but the first, a
+    warm-up."""
     options, ratios = GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True), []
     with load(bundle, threads=threads) as session:
         for prompt in prompts:

@@ -37,8 +37,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 def deployment(
     bundle: Path, opened: LoadOptions, slots: int, options: ServeOptions, scaling: dict[str, int]
 ) -> Any:
-    """Return a Ray Serve deployment. slots: of each replica. scaling: min_replicas and
-    max_replicas."""
+    """Return a Ray Serve deployment. slots: of each. scaling: its replicas."""
     from ray import serve
 
     def app() -> Any:

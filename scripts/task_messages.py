@@ -125,8 +125,7 @@ MAX_HEAD_CHARACTERS = 600
 def task_messages(
     titles: Iterable[str], modules: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, message). titles: more topics. modules: (name, Python source) of functions to
-    ask for."""
+    """Yield (name, message). titles: more topics. modules: (name, source) of functions."""
     for number, (template, topic) in enumerate(itertools.product(TEMPLATES, (*TOPICS, *titles))):
         yield f"task-{number}", template.format(topic)
     for name, source in modules:
@@ -135,8 +134,7 @@ def task_messages(
 
 
 def function_heads(source: str) -> Iterator[str]:
-    """Yield signature and docstring of the public functions and methods of a module that have
-    both."""
+    """Yield signature and docstring of a module's public functions and methods."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if (

@@ -196,8 +196,7 @@ def _tensor(value: ir.Value) -> Tensor:
 
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write tokenizer.json and the chat templates. Raises PassError if a template does not
-    compile."""
+    """Write tokenizer.json and the chat templates. Raises PassError for a bad template."""
     tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
@@ -224,8 +223,7 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with all files'
-    hashes."""
+    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with hashes."""
     record, head = lookahead_weights.record, lookahead_weights.head
     manifest = Manifest(
         format="pass-bundle",
@@ -272,7 +270,7 @@ def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
 
 
 def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write the model's description into the trunk, so that no other manifest fits the trunk."""
+    """Write the model's description into the trunk, so that the runtime refuses other manifests."""
     trunk.metadata_props[METADATA_KEY] = json.dumps(
         metadata(model, lookahead, rule), sort_keys=True
     )
@@ -282,7 +280,7 @@ def _tools() -> dict[str, str]:
     """Return the versions of the tools that made the bundle.
 
     The version of onnxruntime comes from the module, because its package has another name on GPU
-    machines. Packages that are not installed are left out. """
+    machines. Packages that are not installed are left out."""
     found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
         with suppress(PackageNotFoundError):
@@ -313,8 +311,8 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
 
 
 def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
-    """Return the manifest entry, whose `grid` is the scheme of most layers; None without
-    quantization."""
+    """Return the manifest entry, whose `grid` is most layers' scheme; None if nothing is
+    quantized."""
     spec = quantized.spec
     if spec.scheme is None:
         return None

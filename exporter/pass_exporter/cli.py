@@ -1,5 +1,4 @@
-"""pass-export: the command line of `export.export`, `engines.build.build_engines` and
-`triton.write_model`."""
+"""pass-export: the command line of exports, engine builds and Triton's models."""
 
 from __future__ import annotations
 
@@ -197,8 +196,8 @@ def _engine_options(command: Any) -> Any:
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @one_line_errors
 def main(**options: Any) -> None:
-    """Export a frozen decoder with look-ahead embeddings into a bundle for pass-run, or build
-    engines for a bundle."""
+    """Export a frozen decoder with look-ahead embeddings into a bundle, or build engines for
+    one."""
     context = click.get_current_context()
     given = [
         name
@@ -246,8 +245,7 @@ def _check_engine(engine: EngineConfig) -> None:
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
-    """Return the model's own dtype for engines, else fp32, which ONNX Runtime's CPU kernels
-    need."""
+    """Return the model's own dtype for engines, else fp32, as ONNX Runtime's CPU kernels need."""
     if engine is None:
         return "fp32"
     with importing():
@@ -456,8 +454,7 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
 
 
 def _peak_memory() -> int:
-    """Return bytes. VmHWM is better than getrusage, which may count memory of the parent
-    process."""
+    """Return bytes. VmHWM comes first: getrusage may count memory of the parent process."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return (

@@ -160,8 +160,7 @@ class ExportConfig:
         return None if self.verify is None else _text_of(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """Return the text of `calibrate`, or None. Raises PassError if it is unreadable or
-        empty."""
+        """Return the text of `calibrate`, or None. Raises PassError if the file is bad or empty."""
         return (
             None
             if self.calibrate is None or self._rounds_to_nearest

@@ -66,8 +66,7 @@ class ExportReport:
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
-    """Write a bundle and check it. Raises PassError if either fails; nothing of the bundle is kept
-    then."""
+    """Write a bundle and check it. Raises PassError, and keeps nothing of it, if either fails."""
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model, config.revision)
@@ -159,8 +158,7 @@ def _trunks_for_cuda(
 def _lookahead_weights(
     path: Path | None, lookahead: int, model: PreTrainedModel
 ) -> LookaheadWeights:
-    """Read the file that the user named, else the weights shipped for this model, else make the
-    untrained baseline."""
+    """Read the user's file or the weights shipped for the model, else make the baseline."""
     path = path or shipped_weights(model)
     if path is None or str(path) == BASELINE_NAME:
         return mean_embedding(model, lookahead)

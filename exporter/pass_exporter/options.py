@@ -25,6 +25,5 @@ TRUST_REMOTE_CODE = click.option(
 
 
 def model_flags(command: Any) -> Any:
-    """Add --revision, and a hidden --trust-remote-code whose only use is to explain why it is
-    refused."""
+    """Add --revision, and a hidden --trust-remote-code that says why it is refused."""
     return REVISION(TRUST_REMOTE_CODE(command))

@@ -16,7 +16,6 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """Work calls `phase` at the start of a phase. If it knows the number of steps, it calls the
-    Step after each one."""
+    """Work calls `phase` when a phase starts, and its Step after each step if they are counted."""
 
     def phase(self, name: str) -> Step: ...

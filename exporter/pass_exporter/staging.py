@@ -25,13 +25,11 @@ def staged_directory(
     marker_file: str = FILE_NAME,
     alternative: str = "another --output",
 ) -> Iterator[Path]:
-    """Yield an empty directory that is renamed to `destination` if the block succeeds, and removed
-    otherwise.
+    """Yield an empty directory, renamed to `destination` if the block succeeds, else removed.
 
     force: replace an existing directory of the same kind. marker_file: every directory of the kind
     has this file.
-    kind: the name of the kind in error messages. alternative: the option that they advise to avoid
-    the conflict.
+    kind: the name of the kind in error messages. alternative: the option that they advise.
 
     Raises PassError if the destination exists and must not be replaced, is locked, or cannot be
     written.

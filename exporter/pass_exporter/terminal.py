@@ -27,8 +27,7 @@ LINE_INTERVAL_SECONDS = 10
 
 
 def silence_libraries() -> None:
-    """Disable the tqdm bars of transformers and the hub's client. Call it before tqdm is
-    imported."""
+    """Disable the tqdm bars of transformers and the hub's client, if they are not imported yet."""
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
@@ -62,8 +61,7 @@ class Terminal:
 
 
 class _ProgressBars:
-    """Shows a spinner or a bar while a phase runs, and a check mark and its time when it is
-    done."""
+    """Shows a spinner or a bar while a phase runs, then a check mark and its time."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -102,8 +100,7 @@ class _ProgressBars:
 
 
 class _PhaseStatus(ProgressColumn):
-    """Renders the remaining time if it is known, else the elapsed time; steps done and all steps;
-    the note."""
+    """Renders the remaining or else the elapsed time, the steps done and all, and the note."""
 
     def render(self, task: Task) -> Text:
         if task.time_remaining and not task.finished:
@@ -120,8 +117,7 @@ def _clock(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Return a step that prints a line with the remaining time for every tenth of the steps, and
-    one at the end.
+    """Return a step that prints a line with the remaining time after every tenth of the steps.
 
     Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.
     """

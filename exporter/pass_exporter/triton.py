@@ -1,5 +1,4 @@
-"""`pass-export triton`: adds a bundle to a model repository, as a model of Triton's Python
-backend."""
+"""`pass-export triton`: adds a bundle to a repository, as a model of Triton's Python backend."""
 
 from __future__ import annotations
 
@@ -149,8 +148,7 @@ def _check_repository(path: Path) -> None:
 
 
 def _instance_kind(device: str) -> str:
-    """Return Triton's kind of instances for a device. With KIND_MODEL the session chooses the
-    device."""
+    """Return Triton's kind of instances for a device. KIND_MODEL lets the session choose."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
@@ -167,6 +165,5 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal of protobuf's text format: as in JSON, but non-ASCII characters are
-    not escaped."""
+    """Return a string literal of protobuf's text format: JSON's, but not in ASCII."""
     return json.dumps(text, ensure_ascii=False)

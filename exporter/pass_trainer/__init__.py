@@ -1,2 +1,1 @@
-"""Trains look-ahead embeddings, adapters and draft heads for a frozen model. The runtime does not
-import it."""
+"""Trains look-ahead embeddings, adapters and draft heads for a frozen model."""

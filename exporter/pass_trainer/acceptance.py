@@ -1,5 +1,4 @@
-"""The probability that a draft is accepted, as a differentiable function of the two
-distributions."""
+"""The probability that a draft is accepted, differentiable by the two distributions."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ MIN_DENOMINATOR = 1e-30
 
 
 def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Return the probability [...] that the model and the draft sample the same token with the same
-    noise.
+    """Return the probability [...] that model and draft sample the same token with the same noise.
 
     target, draft [...,C]: logarithms of the probabilities p and q of the same C tokens. q sums to
     1; p sums to less if the model gives other tokens a probability, too.

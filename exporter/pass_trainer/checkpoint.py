@@ -27,17 +27,17 @@ FLAG_NAMES = {
 DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
 """Values of the flags that are missing in checkpoints of earlier versions."""
 LENGTHS = ("steps", "minutes")
-"""Flags that a resumed run may raise."""
+"""Flags of which a resumed run may raise either one."""
 
 
 @dataclass
 class History:
     """The measurements of a run so far.
 
-    stages: a run begins with one, and every extension of `steps` or `minutes` adds one. loss[i]:
-    the loss of step i.
-    evaluations: the results of the `evaluate` hook. joins: when text joined, see `Deck`. clock: see
-    `Schedule.state`.
+    stages: a run begins with one, and every extension of `steps` or `minutes` adds one. loss[i]: of
+    step i.
+    evaluations: the results of the `evaluate` hook. joins: `Deck.joins`, when text joined. clock:
+    the `schedule.Times` so far.
     """
 
     stages: list[Stage]
@@ -48,12 +48,11 @@ class History:
 
 
 class Checkpoint:
-    """The directory `output`/checkpoint: trained weights, optimizer and history. It is replaced
-    atomically.
+    """The directory `output`/checkpoint: trained weights, optimizer, history.
 
     settings: everything that the result depends on, as JSON. A run continues from a checkpoint only
-    if its settings are equal, except that the value of one of LENGTHS may be larger. minutes: the
-    time between two checkpoints.
+    if its settings are equal, except that its steps or its minutes may be more. minutes: the time
+    between two checkpoints.
     """
 
     def __init__(
@@ -70,8 +69,7 @@ class Checkpoint:
         self._saved_at = self._clock()
 
     def is_due(self) -> bool:
-        """Whether this process's time is up. Either all processes save, or none: the first one
-        decides."""
+        """Whether it is time to save. The first process decides for all."""
         return self._clock() - self._saved_at > 60 * self._minutes
 
     def save(self, step: int, history: History) -> None:
@@ -95,8 +93,7 @@ class Checkpoint:
             self._check(_read_state(path))
 
     def load(self) -> tuple[int, History]:
-        """Load the checkpoint. Return the next step and the history; 0 and an empty history if
-        there is none."""
+        """Load the checkpoint. Return the next step and the history, or 0 and a new one."""
         length = {name: self.settings[name] for name in LENGTHS}
         if (
             find_checkpoint(self._path) not in (None, self._path)
@@ -142,8 +139,7 @@ class Checkpoint:
 
 
 def planned_length(output: Path) -> dict[str, Any]:
-    """Return the LENGTHS of the run whose checkpoint is in `output`; nothing if there is no
-    checkpoint."""
+    """Return the LENGTHS of the run whose checkpoint is in `output`; {} if there is none."""
     path = find_checkpoint(output / CHECKPOINT)
     return (
         {} if path is None else {name: _read_state(path)["settings"].get(name) for name in LENGTHS}
@@ -156,8 +152,7 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def replace_directory(part: Path, path: Path) -> None:
-    """Replace `path` by the finished directory `part`. After a crash in between, the old or the new
-    one is complete."""
+    """Replace `path` by the finished directory `part`. A crash leaves the old or the new one."""
     old = path.with_suffix(OLD_SUFFIX)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():

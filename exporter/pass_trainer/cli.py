@@ -315,8 +315,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 def evaluate(
     as_json: bool, record: bool, prompts: Path | None, kinds: str, temperatures: str, **options: Any
 ) -> None:
-    """Measure the acceptance of drafts, and tokens per pass, on answers to prompts of several
-    kinds.
+    """Measure the acceptance of drafts, and tokens per pass, on answers to kinds of prompts.
 
     WEIGHTS is a file that pass-train wrote. Default: the untrained baseline, the mean of all token
     embeddings.

@@ -18,8 +18,7 @@ WriteText = Literal["auto", "first", "between", "beside"]
 TrainDtype = Literal["fp32", "bf16"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
-"""Default sizes of a new draft head. Larger heads draft a little better, but cost more than they
-gain on a CPU."""
+"""Default sizes of a new draft head. Larger ones cost a CPU more than they gain."""
 MAX_HELD_OUT = 32
 """The most sequences that are held out by default."""
 
@@ -129,8 +128,7 @@ class TrainConfig:
         return self.batch
 
     def resume_settings(self) -> dict[str, Any]:
-        """Return settings for `Checkpoint` to compare, as JSON. `run.run` adds those of data and
-        text writer."""
+        """Return settings for `Checkpoint` to compare, but not those of data and text writer."""
         values = asdict(self)
         for name in (
             "data",

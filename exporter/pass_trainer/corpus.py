@@ -45,8 +45,8 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters from a random place, from the start of a line or
-        word if one is near."""
+        """Return up to `characters` characters from a random place, at the start of a line or
+        word."""
         at = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, at)]
         start = rng.randrange(max(1, len(text) - characters))
@@ -65,8 +65,7 @@ def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
 
 
 def digest(sources: Sequence[TextSource | None]) -> str:
-    """Return the SHA-256 of all text and its division into sources, for names of caches and for
-    model cards."""
+    """Return the SHA-256 of all text and of its division into sources."""
     total = hashlib.sha256()
     for source in sources:
         if source is not None and source.messages:

@@ -1,5 +1,4 @@
-"""Deals the sequences of an epoch in a random order. Sequences that are written while training goes
-on join it."""
+"""Deals the sequences of an epoch in a random order, which newly written sequences join."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ import numpy as np
 
 
 class Deck:
-    """Deals the indices 0..n-1: each once an epoch. The order depends on the seed and on `joins`
-    alone.
+    """Deals the indices 0..n-1: each once an epoch. Seed and `joins` decide the order.
 
     joins: [number of indices dealt before, n from then on] of every growth.
     """

@@ -13,12 +13,10 @@ from pass_trainer.config import TrainConfig
 from pass_trainer.distill import SHARD_SEQUENCES
 
 MAX_SHARD_SEQUENCES = 1536
-"""So many were written in 14 to 20 s by an H200, whose time goes to launches: more would only delay
-the first step."""
+"""An H200 wrote so many in 14 to 20 s: more would only delay the first step."""
 MAX_BATCH = 64
 WRITING_SHARE, TRAINING_SHARE = 0.25, 0.25
-"""Shares of a GPU's memory for K/V and logits of the text writer, and for the activations of a
-step."""
+"""Shares of a GPU's memory for the text writer's K/V and logits, and for a step's activations."""
 SAMPLING_COPIES = 6
 """Copies of a sequence's logits [V] in float32 that sampling needs: logits, sorted, probabilities,
 their sums, ..."""
@@ -42,8 +40,7 @@ def shard_size(memory: int | None, geometry: Geometry, length: int) -> int:
 def batch_size(
     memory: int | None, geometry: Geometry, intermediate: int, config: TrainConfig
 ) -> int:
-    """Return the sequences of a step: 1 on a CPU; on a GPU those whose activations fit, at most
-    MAX_BATCH.
+    """Return the sequences of a step: 1 on a CPU; on a GPU what fits, at most MAX_BATCH.
 
     intermediate: the width of an MLP's inner layer. A look-ahead row keeps some 6 tensors of the
     hidden size and 5 of `intermediate` in each layer for its backward pass, in 16 bits.

@@ -1,5 +1,4 @@
-"""Makes training text: the model continues prompts, its own or a corpus's, and the text is kept on
-disk in shards.
+"""Makes training text: the model continues prompts, its own or a corpus's. Shards keep the text.
 
 A draft is accepted if the model would have written it, so the model's own text is the right text
 for training. The name of the shards' directory is a hash of everything that they depend on. An
@@ -31,8 +30,7 @@ from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 SHARD_SEQUENCES = 64
-"""Sequences that a CPU writes together; they are stored in one file. The last file may have
-fewer."""
+"""Sequences that a CPU writes together, into one file. The last file may have fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
 """Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
@@ -116,22 +114,19 @@ class Distiller:
 
     @property
     def directory_name(self) -> str:
-        """The name of the shards' directory. It depends on everything in the recipe except the
-        number of sequences."""
+        """The name of the shards' directory, by the recipe without its number of sequences."""
         recipe = asdict(self.recipe) | {"sequences": None}
         key = json.dumps([self.writer.name, digest(self.sources), recipe, self.shard])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise PassError if a source contains no valid prompt, before the model writes text for
-        hours."""
+        """Raise PassError if a source has no valid prompt, before text is written."""
         for source in self.sources:
             if source is not None:
                 self._prompt(random.Random(self.recipe.seed), source)
 
     def write_missing(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
-        """Write the missing ones of `shards`. Call `progress(sequences done, all sequences)` after
-        each."""
+        """Write the missing ones of `shards`. Call `progress` with sequences, done and all."""
         directory.mkdir(parents=True, exist_ok=True)
         done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
@@ -162,14 +157,13 @@ class Distiller:
         return self.shard if end is None else min(self.shard, end - shard * self.shard)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """Return the path of a shard. One with fewer sequences has another name, so that a run with more sequences
-        does not read it."""
+        """Return the path of a shard. A short one has another name."""
         part = "" if self._size(shard) == self.shard else f"-first-{self._size(shard)}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts [n] (their
-        lengths) and lengths [n].
+        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts (their lengths)
+        and lengths [n].
 
         An end token is a part of the text. A text that begins to repeat itself is cut there.
         """
@@ -193,8 +187,7 @@ class Distiller:
         }
 
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
-        """Return the prompts of the `count` sequences from number `first` on. The sources take
-        turns."""
+        """Return the prompts of `count` sequences from number `first` on. Sources take turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
         by_model = SelfPrompts(
             self.tokenizer, self.eos_token_ids, self.writer, self.recipe.max_message_tokens
@@ -210,8 +203,7 @@ class Distiller:
         return self._message(rng, source) if source.messages else self._excerpt(rng, source)
 
     def _message(self, rng: random.Random, source: TextSource) -> list[int]:
-        """Return a prompt from a user's message. Messages longer than half of a sequence are
-        skipped."""
+        """Return a prompt from a user's message. Messages over half a sequence are skipped."""
         for _ in range(MAX_DRAWS):
             text = rng.choice(source.documents)
             if self.tokenizer.chat_template:

@@ -20,8 +20,7 @@ SWITCH_SHARE = 0.7
 """With the aim `both`, the share of a run after which `distribution` becomes `acceptance`."""
 DISTRIBUTION_SHARE = 0.1
 """The weight of the loss `distribution` in the loss `acceptance`. If a draft is far from the
-model's distribution, the gradient of the probability of acceptance vanishes, but the gradient of
-`distribution` does not."""
+model's distribution, only the gradient of `distribution` does not vanish."""
 
 
 class Drafter(torch.nn.Module):
@@ -135,16 +134,14 @@ class Drafter(torch.nn.Module):
     def hidden_states(
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden states of the look-ahead rows [B,R,H], and of the frozen model for all
-        tokens [B,N,H]."""
+        """Return the hidden states of look-ahead rows [B,R,H], and of all tokens [B,N,H]."""
         (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
         return self._lookahead_states(base, windows, out.past_key_values), out.last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [...,H] to logits [...,V] by the model's LM head, without the draft
-        head."""
+        """Map hidden states [...,H] to logits [...,V] by the LM head, without the draft head."""
         logits: torch.Tensor = self._base[0].lm_head(hidden)
         return logits
 
@@ -191,8 +188,7 @@ def layer_of(name: str) -> int:
 def new_adapter(
     base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0
 ) -> Adapter:
-    """Return a new LoRA adapter of the layers from `first` on: A is random, and B is 0, so it
-    changes nothing yet."""
+    """Return a new LoRA adapter of the layers from `first` on: A is random, B is 0."""
     factors = {}
     for name, layer in linear_layers(base).items():
         if name.rpartition(".")[2] in ADAPTED_LAYERS and layer_of(name) >= first:

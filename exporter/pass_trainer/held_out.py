@@ -1,5 +1,4 @@
-"""Measures how often each of the L drafts is the model's greedy choice, on held-out sequences of
-the training data.
+"""Measures how often drafts are the model's greedy choice, on held-out sequences.
 
 The agreement shows whether training still helps. Held-out sequences are often repetitive, which
 makes drafting easy. `pass_trainer.evaluation` measures acceptance in real use.
@@ -41,8 +40,8 @@ class Agreement:
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
-        """Expected tokens per pass: two-pass needs two passes for 2 + accepted tokens, fused one
-        for 1 + accepted."""
+        """Expected tokens per pass: two-pass writes 2 + accepted in two passes, fused 1 +
+        accepted."""
         return {"ar": 1.0, "two-pass": 1 + self.accepted / 2, "fused": 1 + self.accepted}
 
     def as_json(self) -> dict[str, Any]:
@@ -58,8 +57,7 @@ class Agreement:
 
 @torch.no_grad()
 def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
-    """Measure drafts after every STRIDE_TOKENS-th token of the text that the model wrote, one
-    sequence at a time.
+    """Measure drafts after every STRIDE_TOKENS-th token that the model wrote, by sequence.
 
     Sequences that are too short for L drafts are left out. Raises PassError if all are.
     """

@@ -17,8 +17,7 @@ from pass_trainer.drafter import Drafter, layer_of, new_adapter
 
 
 def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
-    """Return the parts that `config` trains, before the first step. Raises PassError if `start`
-    does not fit."""
+    """Return the drafter that `config` trains. Raises PassError if `start` does not fit."""
     start = read_or_baseline(config.start, config.lookahead, loaded.model)
     generator = torch.Generator().manual_seed(config.seed)
     adapter = _adapter(config, loaded, start, generator) if config.adapter == "lora" else None

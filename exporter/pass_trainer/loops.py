@@ -1,5 +1,4 @@
-"""Finds where many texts begin to repeat themselves: in worker processes, because it is pure
-Python."""
+"""Finds where many texts begin to loop, in worker processes, because it is pure Python."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def loop_starts(texts: Sequence[Sequence[int]]) -> list[int | None]:
 
 @cache
 def _workers() -> ProcessPoolExecutor:
-    """Return the pool, which lives as long as this process. Its workers are not forked, because
-    torch has threads."""
+    """Return this process's pool of workers, which are not forked, because torch has threads."""
     return ProcessPoolExecutor(
         min(os.cpu_count() or 1, MAX_WORKERS), multiprocessing.get_context("spawn")
     )

@@ -32,8 +32,7 @@ def write_report(
 
 
 def draw_curves(path: Path, history: History) -> None:
-    """Plot the loss, and the agreement of each draft on held-out sequences, over optimizer
-    steps."""
+    """Plot the loss, and each draft's agreement on held-out sequences, over optimizer steps."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -70,8 +69,8 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def replace_section(text: str, name: str, content: str) -> str | None:
-    """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has
-    no such section."""
+    """Return `text` with `content` from <!-- name --> to <!-- end -->, None without such a
+    section."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
     text, found = re.subn(
         pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S

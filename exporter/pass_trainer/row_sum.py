@@ -21,8 +21,7 @@ def sum_over_rows(
     weights: torch.Tensor,
     vocabulary: int,
 ) -> torch.Tensor:
-    """Return the sum of `losses` times `weights` [n], a scalar with gradients for `hidden` and
-    `corrections`.
+    """Return the sum of `losses` times `weights` [n], with gradients for the first two tensors.
 
     A chunk's gradients are computed together with its losses. So no logits are kept, and none are
     computed twice.

@@ -38,8 +38,7 @@ RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run. If a phase has a known length, the run calls its NotedStep after
-    every step."""
+    """Shows the phases of a run, which calls a phase's NotedStep after every step."""
 
     def phase(self, name: str) -> NotedStep: ...
 
@@ -54,8 +53,7 @@ class TrainReport:
 
 
 def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for errors that the user can correct. clock: of
-    --minutes."""
+    """Train look-ahead weights. Raises PassError for a user's errors. clock: of --minutes."""
     schedule = Schedule(config.steps, config.minutes, clock)
     check_output(config)
     text = digest(read_sources(config.data))
@@ -165,8 +163,7 @@ def shown_stages(history: History) -> list[dict[str, Any]]:
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raise PassError if `output` has a run and `resume` is off, or has weights without a
-    checkpoint."""
+    """Raise PassError if `output` has a run without `resume`, or no checkpoint."""
     trained = (config.output / FILE_NAME).exists()
     resumable = find_checkpoint(config.output / CHECKPOINT) is not None
     if not config.resume and (trained or resumable):
@@ -199,8 +196,7 @@ def check_length(length: int, name: str, loaded: LoadedModel) -> None:
 
 
 def make_accelerator(device: str) -> Accelerator:
-    """Return the accelerator for --device. auto: the GPU if there is one; under torchrun each
-    process has its own."""
+    """Return the accelerator for --device. auto: a GPU, if any, of each torchrun process."""
     if device not in ("auto", "cpu", "cuda"):
         raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():

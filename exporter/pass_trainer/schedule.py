@@ -1,5 +1,4 @@
-"""How far a run is, by its steps or by the clock: learning rates, measurements and the end follow
-from that."""
+"""How far a run is, by steps or by the clock, and what follows: rates, measurements, its end."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from pass_runtime.errors import PassError
 
 WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 MEASUREMENTS = 10
-"""Held-out sequences are measured so often in a run, less often if that would take more than a
-tenth of its time."""
+"""How often a run measures held-out sequences, if that takes at most a tenth of its time."""
 WRITING_SECONDS = 5.0
 """Kept at the end of a run with --minutes to write weights, curves and card."""
 T = TypeVar("T")
@@ -24,8 +22,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: from step `start` on, it follows the schedule of a run of so many steps or
-    minutes."""
+    """A part of a run: from step `start` on, with the schedule of so many steps or minutes."""
 
     start: int
     steps: int | None
@@ -35,8 +32,7 @@ class Stage:
 @dataclass(frozen=True)
 class Times:
     """Seconds of a run: until now, when its training and its last measurement began and ended. And
-    the longest times that a measurement, a save, reading text, and the steps between two looks
-    took."""
+    the longest times that a measurement, a save, reading text, and steps between looks took."""
 
     now: float = 0.0
     training: float = 0.0
@@ -49,15 +45,14 @@ class Times:
 
 def learning_rate_factor(share: float, step: int) -> float:
     """Return the factor of the learning rates: a cosine over the run, of which `share` is done,
-    down to FINAL_LR_RATIO, times a linear warm-up of WARMUP_STEPS. step: the steps since the stage
-    began."""
+    down to FINAL_LR_RATIO, times a linear warm-up of WARMUP_STEPS. step: of the stage."""
     cosine = 0.5 * (1 + math.cos(math.pi * share))
     return min(1.0, (step + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 
 
 class Schedule:
     """Where a run is. With --minutes, time counts from the start of `run`, and a resumed run has
-    what is left.
+    the rest.
 
     Decisions follow the times of the last look, `seen`. Of several processes, all see those of the
     first, so that all decide the same.
@@ -116,8 +111,7 @@ class Schedule:
         return step >= self._steps if self._steps is not None else self._seen.now >= self._end
 
     def is_measured_at(self, step: int) -> bool:
-        """Whether held-out sequences are measured after `step` steps. The end of a run is measured
-        in any case."""
+        """Whether held-out sequences are measured after `step` steps. The end always is."""
         if self._steps is not None:
             return step % max(self._steps // MEASUREMENTS, 1) == 0
         seen = self._seen

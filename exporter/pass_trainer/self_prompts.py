@@ -19,8 +19,7 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 TEMPERATURE, TOP_P = 1.0, 0.95
 MIN_MESSAGE_TOKENS, MAX_MESSAGE_TOKENS = 4, 96
-"""Fewest and most tokens of a user's message. Other messages are discarded; a third of
-SmolLM2-135M's are longer."""
+"""Fewest and most tokens of a user's message. A third of SmolLM2-135M's are longer."""
 MAX_BATCHES = 12
 """The most batches of messages that the model writes to get enough prompts."""
 MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"
@@ -29,8 +28,7 @@ MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"
 
 @dataclass(frozen=True)
 class SelfPrompts:
-    """Writes prompts of at most `max_tokens` token ids. The model's answer follows a prompt
-    directly."""
+    """Writes prompts of at most `max_tokens` token ids. The answer follows directly."""
 
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]

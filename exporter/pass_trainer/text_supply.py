@@ -71,8 +71,7 @@ class TextSupply(Protocol):
 
 
 class WrittenHere:
-    """Text that this process writes when it is waited for. Of several processes, each writes its
-    part of the shards."""
+    """Text that each process writes when it waits: its own part of the shards."""
 
     def __init__(self, distiller: Distiller, directory: Path, accelerator: Accelerator) -> None:
         self.distiller, self.directory, self._accelerator = distiller, directory, accelerator
@@ -90,8 +89,7 @@ class WrittenHere:
 
 
 class WrittenBeside:
-    """Text that another process writes, which ends with this one. is_late: called while it is
-    waited for."""
+    """Text of another process, which ends with this one. is_late: called while this one waits."""
 
     def __init__(
         self,
@@ -133,8 +131,7 @@ class WrittenBeside:
 
 
 def write_beside(config: TrainConfig, place: Place, errors: Connection) -> None:
-    """Write this place's shards, one after another, until all are there or the process that started
-    this one ends."""
+    """Write this place's shards, until all are there or the parent process ends."""
     # Ctrl-C goes to the other process, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -175,8 +172,7 @@ def make_supply(
     progress: Progress,
     is_late: Callable[[], None],
 ) -> TextSupply:
-    """Return the supply for `way_of(config)`. Raises PassError if there is no text to take prompts
-    from."""
+    """Return the supply for `way_of(config)`. Raises PassError if there are no prompts."""
     place = Place(str(accelerator.device), accelerator.process_index, accelerator.num_processes)
     distiller, directory = make_distiller(config, loaded, place, progress)
     distiller.check()
@@ -236,7 +232,6 @@ def text_writer_name(config: TrainConfig, device: torch.device, processes: int) 
 
 
 def model_cache_key(model: torch.nn.Module) -> str:
-    """Return a hash of a sample of the model's weights. It names the cache of texts that the model
-    writes."""
+    """Return a hash of a sample of the model's weights. It names the model's text cache."""
     sample = model_fingerprint(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]

@@ -1,5 +1,4 @@
-"""Writes training text with the frozen model in torch, or with its w8a8 bundle, which is four times
-as fast on a CPU.
+"""Writes training text with the frozen model in torch, or with its w8a8 bundle (fast on a CPU).
 
 The bundle rounds (its perplexity is 1.04 times the model's), but this changes only the text that is
 trained on. The target distributions of look-ahead rows always come from the frozen model.
@@ -32,8 +31,7 @@ SLOTS = 32
 
 
 class TextWriter(Protocol):
-    """Continues prompts. name: a part of the cache's name, because the logits of different writers
-    differ slightly."""
+    """Continues prompts. name: for the cache, because writers' logits differ slightly."""
 
     @property
     def name(self) -> str: ...
@@ -46,8 +44,8 @@ class TextWriter(Protocol):
         top_p: float,
         seed: int,
     ) -> list[list[int]]:
-        """Return every prompt with its continuation: `length` tokens in total, or fewer if an end
-        token comes first."""
+        """Return each prompt with its continuation: `length` tokens, or fewer up to an end
+        token."""
         ...
 
 
@@ -85,8 +83,7 @@ class TorchTextWriter:
 
 
 class BundleTextWriter:
-    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time. max_tokens: of a
-    sequence.
+    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time; max_tokens each.
 
     The first call exports the bundle into `directory`/w8a8 if it is missing.
     """

@@ -10,15 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
-    """Return the text that the chat template makes of a user's message `text`. The answer follows
-    it directly."""
+    """Return a user's message `text` in the chat template, up to where the answer follows."""
     messages = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Tokenize without adding special tokens, because the text of a chat template contains them
-    already."""
+    """Tokenize without adding special tokens, which chat templates contain."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -30,8 +28,7 @@ def continue_prompts(
     eos_token_ids: Sequence[int],
     **sampling: Any,
 ) -> list[list[int]]:
-    """Return up to `tokens` new tokens for each prompt. sampling: arguments of transformers'
-    `generate`.
+    """Return up to `tokens` new tokens for each prompt. sampling: arguments of `generate`.
 
     All rows of the batch have the same length, so a row may have padding after its end token;
     `until_end` removes it.

@@ -50,8 +50,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Look:
-    """What all processes know until their next look, after `next_step` steps. The first process
-    decides it.
+    """What the first process decides for all until their next look, after `next_step` steps.
 
     shards: of text that join now. save: whether a checkpoint is due.
     """
@@ -85,8 +84,7 @@ def train(
     checkpoint: Checkpoint,
     schedule: Schedule,
 ) -> History:
-    """Train `drafter` in place to the end of `schedule`, continuing from the last checkpoint if
-    there is one."""
+    """Train `drafter` in place to the end of `schedule`, from the last checkpoint if any."""
     optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     step, history = checkpoint.load()
@@ -141,8 +139,8 @@ def train(
 
 
 class Pace:
-    """Lets the processes of a run look at the clock together, about every LOOK_SECONDS; on a CPU
-    after each step."""
+    """Lets the processes of a run look at the clock together: every LOOK_SECONDS, on a CPU each
+    step."""
 
     def __init__(self, accelerator: Accelerator, schedule: Schedule, step: int) -> None:
         self._accelerator, self._schedule = accelerator, schedule
@@ -168,8 +166,7 @@ class Pace:
 def record_losses(
     losses: list[torch.Tensor], step: int, history: History, schedule: Schedule, hooks: Hooks
 ) -> None:
-    """Move `losses` of the last steps, on the device, into the history, and report the last of
-    them."""
+    """Move `losses` of the last steps from the device to the history, and report the last one."""
     values = torch.stack(losses).tolist()
     losses.clear()
     for ago, loss in enumerate(reversed(values)):
@@ -183,8 +180,7 @@ def record_losses(
 
 
 def clip_gradients(groups: list[dict[str, Any]]) -> None:
-    """Scale the gradients of each group to a norm of at most MAX_GRADIENT_NORM, all groups with the
-    same kernels."""
+    """Scale the gradients of each group to a norm of MAX_GRADIENT_NORM, with few kernels."""
     owners = [
         (owner, p.grad)
         for owner, group in enumerate(groups)
@@ -202,8 +198,7 @@ def clip_gradients(groups: list[dict[str, Any]]) -> None:
 def make_batch(
     config: TrainConfig, data: Sequences, dealt: list[int], step: int, accelerator: Accelerator
 ) -> tuple[torch.Tensor, Windows]:
-    """Return this process's part of the sequences `dealt` to a step, [batch,N] int64, and their
-    windows."""
+    """Return this process's part of a step's sequences, [batch,N] int64, and their windows."""
     batch = config.sequences_per_process
     first = accelerator.process_index * batch
     chosen, groups = dealt[first : first + batch], []

@@ -1,5 +1,4 @@
-"""The sequences that steps are made of: they grow while text is written, and the first ones are
-held out."""
+"""The sequences of steps, which grow while text is written. The first ones are held out."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class TrainingText:
         self.deck = Deck(seed)
 
     def _default_held_out(self) -> int:
-        """Return a sixteenth, at most MAX_HELD_OUT; an eighth of the first shard if the text has no
-        end."""
+        """Return a sixteenth, at most MAX_HELD_OUT; of endless text an eighth of a shard."""
         end = self._supply.distiller.recipe.sequences
         return min(
             max(self._supply.distiller.shard // 8 if end is None else end // 16, 1), MAX_HELD_OUT
@@ -57,8 +55,7 @@ class TrainingText:
         return self._all
 
     def begin(self, joins: Sequence[Sequence[int]], dealt: int, progress: Step) -> None:
-        """Read the first text; or, of a resumed run, all that it had, and go on where it had dealt
-        `dealt` indices."""
+        """Read the first text, or all of a resumed run, and go on after `dealt` dealt indices."""
         shard = self._supply.distiller.shard
         sequences = (joins[-1][1] if joins else 1) + self._held_out
         self._read(
@@ -68,8 +65,7 @@ class TrainingText:
         self._grow()
 
     def wanted(self) -> int:
-        """Return how many shards a run with --minutes has now. Of several processes, the first says
-        it.
+        """Return how many shards a run with --minutes has now. The first process decides.
 
         They are those that exist; and one more for each process, if text is written between steps,
         every sequence was used once, and there is time to write.

@@ -1,5 +1,4 @@
-"""Training windows: look-ahead rows in groups after many tokens (anchors) of a sequence, for one
-forward pass.
+"""Training windows: groups of look-ahead rows after many tokens (anchors) of a sequence.
 
 The definition is a `pass_runtime.bundle.plan.Plan`, as for export and runtime: the sequence is laid
 out as one window, with its first token as the root and its other tokens as drafts. Group a follows
@@ -17,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 Sizes = npt.NDArray[np.int64]
-"""[N]: the size of the group after each token of a sequence; 0 means that the token is no
-anchor."""
+"""[N]: the size of the group after each token of a sequence; 0 if it is no anchor."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ def sample_groups(
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
-    """Return groups for measuring: L = `lookahead` rows after every `stride`-th token that has L
-    tokens after it."""
+    """Return groups to measure: `lookahead` rows after every `stride`-th token that has room."""
     groups = np.zeros(length, np.int64)
     groups[max(prompt - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
     return groups
@@ -67,8 +64,8 @@ def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
 def make_windows(
     groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu"
 ) -> Windows:
-    """Return the windows, on `device`, of sequences that are padded to `width` tokens. groups[b]:
-    up to `width` sizes.
+    """Return the windows, on `device`, of sequences of `width` tokens. groups[b]: up to `width`
+    sizes.
 
     Shapes follow from `groups`, which are on the host, so nothing waits for the device.
     """

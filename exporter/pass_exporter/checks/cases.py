@@ -24,7 +24,7 @@ from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
 LARGE_MODEL_BYTES = 300 << 20
-"""Above so many bytes of weights, ONNX Runtime's packed or widened copies may not fit into
+"""Above so many bytes of weights, ONNX Runtime's copies (packed, widened) may not fit into
 memory."""
 MAX_CHECKED_WINDOW = 1024
 """In tokens. Wider sliding windows need a longer text, which takes torch minutes."""
@@ -59,8 +59,7 @@ def torch_cases(
     quantized: QuantizedModel | None = None,
     seed: int = 0,
 ) -> list[Case]:
-    """Run a random window of every plan of the bundle, and one of prefill; of a large model, few
-    plans.
+    """Run a random window of every plan of the bundle, and one of prefill; few of a large model.
 
     If layers have a sliding window, the widest plan also runs after a text longer than that window.
     quantized: how activations are rounded. A large model has over LARGE_MODEL_BYTES in 16 bits.

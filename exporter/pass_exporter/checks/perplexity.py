@@ -60,8 +60,7 @@ class Quality:
 
 @torch.no_grad()
 def score_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> TextScores:
-    """Score the first MAX_WINDOWS windows of a text in torch. Raises PassError if it is too
-    short."""
+    """Score up to MAX_WINDOWS windows of a text in torch. Raises PassError if it is too short."""
     text = text[: 16 * WINDOW_TOKENS * MAX_WINDOWS]  # 16 characters for each token
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     count = min(len(ids) // WINDOW_TOKENS, MAX_WINDOWS)

@@ -62,8 +62,7 @@ def _run(
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Split `nodes` into sequences of at most MAX_PIECE_ELEMENTS weight elements, or of one
-    node."""
+    """Split `nodes` into sequences with at most MAX_PIECE_ELEMENTS weights, or of one node."""
     started, sizes = 0, dict[ir.Value, int]()
     for at, node in enumerate(nodes):
         new = {
@@ -100,7 +99,7 @@ def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
 
 
 def _piece(model: ir.Model, nodes: Collection[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """Return a model of `nodes` alone. Its inputs are what they read of other nodes, its outputs
+    """Return a model of `nodes` alone. Its inputs come from other nodes; its outputs are
     `_results`.
 
     known: the arrays computed so far; they give the inputs' dtypes.

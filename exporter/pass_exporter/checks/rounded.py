@@ -54,8 +54,7 @@ def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def _read_torch_codes(graph: ir.Graph) -> None:
-    """Let readers of rounded tensors read new graph inputs, and make these tensors graph
-    outputs."""
+    """Make rounded tensors graph outputs, and let their readers read new graph inputs."""
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
         own, scale = node.outputs[0], node.inputs[1]
         assert scale is not None

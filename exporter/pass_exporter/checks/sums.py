@@ -1,5 +1,4 @@
-"""Checks one pass of a trunk with 8-bit activations as users run it, with fused products, against
-integer sums.
+"""Checks one pass of a trunk with 8-bit activations as users run it (fused), against integer sums.
 
 The other checks cannot find sums that saturate: they compare with torch within a limit that is
 meant for a correct graph, and large models run without fused products there.

@@ -108,8 +108,7 @@ def _check_file(
 
 
 def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
-    """Return the expected values of the outputs that precede the cache's: logits and, for a draft
-    head, the hidden rows."""
+    """Return the expected outputs before the cache's: logits and, for a draft head, hidden rows."""
     with_hidden = any(tensor.name == HIDDEN_OUTPUT for tensor in manifest.trunk.outputs)
     return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 

@@ -18,8 +18,8 @@ from pass_exporter.trunk.graph import initializer
 def add_weight_zero_points(graph: ir.Graph) -> bool:
     """Give every int8 weight with a scale for each output zero points, all 0, so that ONNX Runtime
     can make it uint8 on CPUs that do not sum products of uint8 and int8 codes exactly. Each weight
-    has zero points of its own, because ONNX Runtime fails if they are shared. Return whether any
-    are."""
+    has zero points of its own, because ONNX Runtime fails if they are shared. Return whether it
+    did."""
     found = False
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
         codes, scales, *zero_points = node.inputs
@@ -43,8 +43,7 @@ def add_weight_zero_points(graph: ir.Graph) -> bool:
 
 
 def unsigned_activations(graph: ir.Graph) -> None:
-    """Change the zero point of every QuantizeLinear, and of its DequantizeLinear, from 0 to uint8
-    128."""
+    """Change the zero point of every QuantizeLinear and its DequantizeLinear to uint8 128."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         quantized = node.outputs[0]
         zero_point = initializer(graph, "activations.zero_point", np.array(128, np.uint8))

@@ -23,8 +23,7 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
-    """Replace Gather, MatMul, MatMul, Pad, Add by MatMul, MatMul, GatedAdd in every adapted
-    layer."""
+    """Replace Gather, MatMul, MatMul, Pad, Add by MatMul, MatMul, GatedAdd in adapted layers."""
     pads = adapter_pads(graph)
     if not pads:
         return
@@ -53,7 +52,7 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
 
 
 def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
-    """Return the Gather of the rows whose products `pad` pads, and the nodes between, last
+    """Return the Gather of the rows whose products `pad` pads, and the nodes after it, last
     first."""
     nodes: list[ir.Node] = []
     value = pad.inputs[0]

@@ -41,8 +41,7 @@ def adapter_pads(graph: ir.Graph) -> list[ir.Node]:
 
 
 def gather_codes(graph: ir.Graph) -> None:
-    """Replace Gather, QuantizeLinear by a Gather of codes, if all rows are rounded with an equal
-    scale."""
+    """Replace Gather, QuantizeLinear by a Gather of codes where all rows have the same scale."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
         source = None if node.inputs[0] is None else node.inputs[0].producer()
         if source is None or source.op_type != "Gather" or source.inputs[0] is None:

@@ -140,8 +140,8 @@ def read_layer(attention: ir.Node, window: int | None) -> Layer:
 
 
 def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
-    """Return q, k and v merged, [B,Q,(H+2*KVH)*D], if one product has them, else each
-    [B,Q,heads*D]."""
+    """Return q, k and v: one product [B,Q,(H+2*KVH)*D] if they are merged, else [B,Q,heads*D]
+    each."""
     flat = []
     for value in layer.by_head:
         maker = value.producer()

@@ -19,7 +19,7 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates them, or
+    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates it, or
     None."""
 
     value: ir.Value

@@ -13,8 +13,7 @@ from pass_exporter.trunk.graph import initializer
 
 
 def split_by_one_node(graph: ir.Graph) -> None:
-    """Replace three Slices of the last axis of a product, into adjacent parts, by one Split.
-    (Phi3)"""
+    """Replace three Slices of a product's last axis, into adjacent parts, by one Split. (Phi3)"""
     cuts: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         if node.op_type == "Slice" and node.inputs[0] is not None and _cuts_last_axis(node):

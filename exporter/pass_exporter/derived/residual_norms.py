@@ -13,8 +13,7 @@ from pass_exporter.derived.group_query import DOMAIN
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:
-    """Replace Add, RMSNormalization by SkipSimplifiedLayerNormalization, which outputs the sum
-    too."""
+    """Replace Add, RMSNormalization by SkipSimplifiedLayerNormalization, with the sum."""
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         total = norm.inputs[0]
         add = None if total is None else total.producer()

@@ -179,7 +179,7 @@ def graph_sources(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> list[Source]:
-    """Return the graphs that engine plans need. Tails are first: they fail fast if a library is too
+    """Return the graphs that engine plans need, tails first: they fail fast if a library is too
     old.
 
     columns, least_width, prefill_widths: as for `trunk_profiles`.
@@ -218,8 +218,8 @@ def graph_sources(
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Return the trunk with a cache of `capacity` tokens, and the input `columns`
-    (engines/graph.py)."""
+    """Return the trunk with a cache of `capacity` tokens, and the input `columns` (see
+    graph.py)."""
     inputs, outputs = (
         tuple(_with_capacity(t, capacity) for t in tensors)
         for tensors in (graph.inputs, graph.outputs)

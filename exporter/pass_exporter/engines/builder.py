@@ -112,8 +112,8 @@ class EngineBuilder:
         )
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Raise PassError if names, dtypes or static sizes are not the manifest's, or a cache is
-        not aliased."""
+        """Raise PassError if names, dtypes or static sizes do not fit, or a cache is not
+        aliased."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
@@ -190,8 +190,8 @@ _DtypeAndShape = tuple[str, Sequence[int | str]]
 
 
 def _matches(found: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
-    """Whether dtype and rank are equal, and no static size differs. -1 is a size that the library
-    does not know."""
+    """Whether dtype and rank are equal, and no static size differs. The library's unknown sizes are
+    -1."""
     if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
         return False
     return all(

@@ -25,8 +25,7 @@ RELATIVE_LIMITS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan's largest difference of a logit, absolute and relative to the largest logit; its
-    limit."""
+    """One plan's largest difference of a logit, absolute and relative to the largest logit."""
 
     plan: str
     absolute: float

@@ -1,5 +1,4 @@
-"""Changes a bundle's graphs for TensorRT: a static KV capacity, of which a pass reads the first
-columns.
+"""Changes graphs for TensorRT: the KV capacity is static, and a pass reads the first columns only.
 
 TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste
 time. So the trunk gets an additional input, `columns` [s], of which only the size s is used:
@@ -30,7 +29,7 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """Return the inputs or outputs of a tail of `plan`, with windows of at least `least_width`
+    """Return the inputs or outputs of a tail of `plan`, its windows widened to `least_width`
     rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(

@@ -104,8 +104,8 @@ def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[P
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return the profiles of tail.logprobs.onnx, for windows but those of trees, and batch
-    sizes."""
+    """Return the profiles of tail.logprobs.onnx: all batch sizes, and windows but those of
+    trees."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(

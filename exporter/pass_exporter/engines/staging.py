@@ -1,5 +1,4 @@
-"""Installs engines atomically: finished engines are collected in a partial directory, which is then
-renamed."""
+"""Installs engines atomically: they are collected in a partial directory, which is then renamed."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from pass_runtime.files import locked, write_whole
 
 @contextmanager
 def staging(bundle: Path, name: str) -> Iterator[Path]:
-    """Yield the directory in which the engines of the set `name` are collected. An interrupted
-    build can be resumed.
+    """Yield the directory in which the engines of the set `name` are collected. A build can be
+    resumed.
 
     A lock, which ends with the process, admits one build at a time.
     """
@@ -39,8 +38,7 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
 
 
 def save_engine(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
-    """Write a finished engine, then the .json file that marks it finished. key: a hash of all it is
-    built from."""
+    """Write a finished engine, then the .json file that marks it finished. key: of its sources."""
     (directory / entry.file).write_bytes(engine)
     write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
@@ -57,8 +55,7 @@ def finished_engine(directory: Path, file: str, key: str) -> EngineFile | None:
 
 
 def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
-    """Move the finished set into the bundle, list it in the manifest, and remove the replaced
-    set."""
+    """Move the finished set into the bundle, list it in the manifest, and remove the old one."""
     listed = {engine.file for engine in engines.engines}
     for path in directory.iterdir():  # The .json files, and files of builds with other settings.
         if path.name not in listed:

@@ -12,8 +12,7 @@ from pass_runtime.errors import PassError
 
 DEFAULT_MAX_SEQ_LEN = 4096
 CAPACITY_MULTIPLE = 64
-"""Default capacities are multiples of this, because attention kernels read blocks whose size
-divides it."""
+"""Default capacities are multiples of this, because attention kernels read whole blocks."""
 
 
 def choose_targets(
@@ -49,13 +48,12 @@ def choose_targets(
 
 
 MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""By format, the lowest compute capability (80 is 8.0) whose matrix products TensorRT-RTX 1.7 built
-in tests."""
+"""By format, the lowest compute capability (80 is 8.0) for which TensorRT-RTX 1.7 built
+products."""
 
 
 def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
-    """Raises PassError if a target does not support the bundle's formats, or weights have zero
-    points."""
+    """Raise PassError if a target does not support a format, or weights have zero points."""
     quantization = manifest.model.quantization
     if quantization is not None and quantization.zero_points:
         again = "export the bundle again with --weights int4 --no-zero-points"

@@ -95,8 +95,7 @@ class Adapter(torch.nn.Module):
 
 
 def truncated(adapter: Adapter, rank: int) -> Adapter:
-    """Return the closest adapter with at most `rank`, by a truncated singular value decomposition
-    of every B A."""
+    """Return the closest adapter with at most `rank`, by truncated SVDs of every B A."""
     if rank >= adapter.rank:
         return adapter
     factors = {}

@@ -22,8 +22,7 @@ MAX_NAMED_TENSORS = 3
 
 
 def check_not_quantized(name: str, config: PretrainedConfig) -> None:
-    """Raise PassError for GPTQ, AWQ, bitsandbytes and the like, whose formats the exporter does not
-    read."""
+    """Raise PassError for GPTQ, AWQ, bitsandbytes and the like, which the exporter cannot read."""
     found = getattr(config, "quantization_config", None)
     if found:
         settings = found if isinstance(found, dict) else found.to_dict()
@@ -61,8 +60,7 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
 
 
 def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
-    """Return the names of tensors of a .gguf file that the model does not have. transformers
-    ignores them silently."""
+    """Return the tensors of a .gguf file that the model lacks: transformers ignores them."""
     reader = gguf.GGUFReader(str(file))
     field = reader.fields["general.architecture"]
     arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == field.contents())
@@ -91,8 +89,7 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
 
 
 def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise PassError if an id of the tokenizer, or an end-of-text token, is not in the model's
-    vocabulary."""
+    """Raise PassError if an id of the tokenizer, or an end token, is beyond the vocabulary."""
     vocabulary = int(model.config.vocab_size)
     added = tokenizer.backend_tokenizer.encode(
         ""

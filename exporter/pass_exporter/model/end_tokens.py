@@ -1,7 +1,7 @@
 """Finds the tokens with which a model ends a text or a turn.
 
-Several files of a checkpoint state such tokens, and often each states only some. As in vLLM and
-llama.cpp, all of them are used.
+Several files of a checkpoint state some of these tokens each. As in vLLM and llama.cpp, all of them
+are used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
-"""Keys `tokenizer.ggml.{}_token_id` of a .gguf file: the tokens that end a text, a turn and a
-message."""
+"""Keys `tokenizer.ggml.{}_token_id` of a .gguf file: the ends of a text, turn and message."""
 SAMPLE_QUESTION, SAMPLE_ANSWER = "Is it raining?", "It is a sunny day"
 
 
@@ -67,8 +66,7 @@ def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
 
 
 def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | None:
-    """Return the id of the added token after the sample answer; None if there is none, or if it
-    opens the next turn."""
+    """Return the id of the added token after the sample answer, unless it opens the next turn."""
     ids = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     if not ids:
         return None

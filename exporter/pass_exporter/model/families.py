@@ -23,8 +23,7 @@ UNSUPPORTED_SETTINGS = {
 """Settings of Gemma3's configuration that the exporter does not support."""
 
 MIN_CAPACITY = 16
-"""The smallest supported `max_position_embeddings`: the export's checks decode a prompt and a few
-tokens."""
+"""The smallest supported `max_position_embeddings`: the checks decode a prompt and more."""
 
 
 @dataclass(frozen=True)

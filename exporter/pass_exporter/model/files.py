@@ -28,8 +28,7 @@ TEXT_FILES = ("chat_template.jinja", "merges.txt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.model")
 LFS_POINTER, ANNEX_POINTER = b"version https://git-lfs.github.com/spec/", b"/annex/objects/"
 FIRST_PART = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""In the name of the first part of a split .gguf file, as llama.cpp and the gguf package write
-it."""
+"""Matches the name of the first part of a split .gguf file, as llama.cpp writes it."""
 AGAIN = "get it again"
 
 

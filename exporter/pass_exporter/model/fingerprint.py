@@ -11,13 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2.0**-8, 2.0**-20
-"""Tolerances: bfloat16 has a relative rounding error of 2^-9; float16's smallest numbers are 2^-24
-apart."""
+"""bfloat16 has a relative rounding error of 2^-9; float16's smallest numbers are 2^-24 apart."""
 
 
 def model_fingerprint(model: PreTrainedModel) -> torch.Tensor:
-    """Return [matrices] float32: the element of every weight matrix at half its rows and a third of
-    its columns."""
+    """Return [matrices] float32: each one's element at half its rows and a third of its columns."""
     matrices = [weight for weight in model.parameters() if weight.ndim == 2]
     return torch.stack(
         [w[w.shape[0] // 2, w.shape[1] // 3].detach().float().cpu() for w in matrices]

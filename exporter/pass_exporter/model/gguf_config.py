@@ -1,5 +1,4 @@
-"""Reads the configuration from a .gguf file. transformers reads only some of its keys and ignores
-the others silently.
+"""Reads the configuration from a .gguf file. transformers silently ignores some of its keys.
 
 Here every key `<architecture>.*` either becomes a setting, or must have a value without effect, or
 raises an error that names it. Meanings and defaults are those of llama.cpp, which defines the
@@ -35,8 +34,7 @@ SIZE_SETTINGS = {
 """Required keys -> settings of the configuration."""
 
 TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-"""Settings -> keys `tokenizer.ggml.*_token_id`. A missing key sets None, because the class's
-default would be wrong."""
+"""Settings -> keys `tokenizer.ggml.*_token_id`. A missing key sets None."""
 
 KNOWN_KEYS = (
     *SIZE_SETTINGS,
@@ -86,8 +84,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 """Keys that no supported model uses -> the values without effect. Any other value is an error."""
 
 GEMMA3_LOCAL_ROPE_BASE, GEMMA3_SLIDING_PATTERN = 10000.0, 6
-"""Defaults: the RoPE base of layers with a sliding window, and that every sixth layer has no
-window."""
+"""Defaults: the RoPE base of layers with a window, and that every sixth layer has none."""
 GEMMA3_27B_LAYERS = 62
 """Gemma 3 27B scales attention by hidden size / heads. No key states this; like llama.cpp, this
 module recognises the model by its number of layers."""
@@ -96,8 +93,7 @@ DEFAULT_ROPE_BASE = 10000.0
 
 
 class _Keys:
-    """The keys `<architecture>.*` of a file, without that prefix, and its token ids and tensor
-    names."""
+    """The keys `<architecture>.*` of a file, without that prefix, its token ids and tensors."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(str(path))

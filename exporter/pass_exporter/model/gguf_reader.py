@@ -14,8 +14,7 @@ from pass_runtime.errors import PassError
 
 
 class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader whose `data` is a plain array of the mapped file, because slicing a np.memmap is
-    many times slower."""
+    """A reader whose `data` is a plain array of the mapped file: it slices faster than a memmap."""
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

@@ -35,8 +35,7 @@ def _pre_tokenizers() -> dict[str, PreTokenizer]:
 
 
 def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Change `tokenizer` to what the file describes. Raises PassError if its type is not
-    supported."""
+    """Change `tokenizer` to what the file describes. Raises PassError for other types."""
     fields = gguf.GGUFReader(str(path)).fields
 
     def stated(key: str, default: Any) -> Any:

@@ -1,5 +1,4 @@
-"""The draft head: a small network that corrects a look-ahead row's logits by the token before its
-draft.
+"""The draft head: corrects a look-ahead row's logits by the token before its draft.
 
 A look-ahead row is computed before this token is known. For the rows j = 0, 1, ... of a group, let
 h_j [H] be the hidden state that the LM head reads, l_j [V] the row's logits, and t_j the token
@@ -34,8 +33,7 @@ HEAD_PREFIX = "head."
 TRAINED_TENSORS = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
 SCALED_DIRECTIONS = 96
-"""The table is scaled so that the columns of this many first principal directions have a root mean
-square of 1."""
+"""The table's columns of this many first directions have a root mean square of 1."""
 
 
 class DraftHead(torch.nn.Module):
@@ -105,8 +103,7 @@ class DraftHead(torch.nn.Module):
     def corrections(
         self, hidden: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor, deepest: int
     ) -> torch.Tensor:
-        """Return out s_j [...,R,r] for the inputs of `forward`. deepest: the largest index, or
-        more."""
+        """Return out s_j [...,R,r] for the inputs of `forward`. deepest: at least the largest."""
         inputs = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
         states = torch.nn.functional.silu(inputs)
         for _ in range(deepest):  # After j iterations the states of rows 0..j are final.
@@ -119,16 +116,14 @@ class DraftHead(torch.nn.Module):
     def adjusted(
         self, logits: torch.Tensor, corrections: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the candidates' ids [...,C] and their adjusted logits [...,C] for logits
-        [...,V]."""
+        """Map logits [...,V] to the candidates' ids [...,C] and adjusted logits [...,C]."""
         ids = candidates(logits.detach())
         added = torch.einsum("...cd,...d->...c", self.table[ids], corrections)
         return ids, logits.gather(-1, ids).float() + added
 
 
 def candidates(logits: torch.Tensor) -> torch.Tensor:
-    """Map logits [...,V] to ids [...,C]: the tokens of the CANDIDATE_BLOCKS blocks with the largest
-    logits.
+    """Map logits [...,V] to ids [...,C]: the tokens of the CANDIDATE_BLOCKS best blocks.
 
     All ids are candidates if the vocabulary is small or not a multiple of the block size.
     """
@@ -192,8 +187,7 @@ def widened(
 
 
 def _principal_directions(embeddings: torch.Tensor) -> torch.Tensor:
-    """[H,H]: the principal directions of embeddings [V,H] as columns, the one of largest variance
-    first.
+    """[H,H]: the principal directions of embeddings [V,H] as columns, by falling variance.
 
     They are scaled so that the table of the first SCALED_DIRECTIONS has a root mean square of 1.
     """

@@ -76,8 +76,7 @@ def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
 
 
 def check_cached_files(repo: str, revision: str | None) -> None:
-    """Raise PassError for the first of the files that were fetched from the hub which is
-    damaged."""
+    """Raise PassError for the first damaged file of those that were fetched from the hub."""
     config = try_to_load_from_cache(repo, CONFIG, revision=revision)
     if not isinstance(config, str):
         return

@@ -111,8 +111,7 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
 
 
 def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return the directory or hub id, and the keyword arguments, for `from_pretrained`. They forbid
-    remote code."""
+    """Return location and keyword arguments for `from_pretrained`, which forbid remote code."""
     kwargs: dict[str, Any] = {"trust_remote_code": False}
     if isinstance(source.location, str):
         return source.location, kwargs | hub_arguments(source.location, source.revision)
@@ -184,8 +183,7 @@ def _load_tokenizer(
 def _stored_vocabulary_size(
     source: ModelSource, location: str, kwargs: dict[str, Any]
 ) -> int | None:
-    """Return the number of token ids in the checkpoint's files; None if it has no
-    tokenizer.json."""
+    """Return the number of token ids in the files; None if there is no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
     place = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
@@ -229,8 +227,7 @@ def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> d
 
 @contextmanager
 def _parse_gguf_once() -> Iterator[None]:
-    """Within the block, `gguf.GGUFReader` is `read_gguf`, and parsed files and maps of tensor names
-    are cached.
+    """Within the block, `gguf.GGUFReader` is `read_gguf`, and files and maps of names are cached.
 
     transformers parses the file for the config, the tokenizer and the weights, and computes the map
     for every module. Each takes seconds.
@@ -246,8 +243,7 @@ def _parse_gguf_once() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within the block, transformers prints no messages and no progress bars, because the toolkit
-    prints its own."""
+    """Within the block, transformers prints nothing, because the toolkit has its own messages."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

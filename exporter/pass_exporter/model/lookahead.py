@@ -1,5 +1,4 @@
-"""Look-ahead weights: embeddings [L,H] and, if they were trained, an adapter and a draft head;
-their file format.
+"""Look-ahead weights, and their file: embeddings [L,H] and, if trained, adapter and draft head.
 
 `lookahead.safetensors` holds
 
@@ -134,8 +133,7 @@ def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[floa
 
 
 def read_fingerprint(path: Path) -> torch.Tensor:
-    """Return the `model_fingerprint` of the model that a file was trained for; empty if the file
-    has none."""
+    """Return the `model_fingerprint` in a file, of the model it was trained for; empty if none."""
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
@@ -161,8 +159,8 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 
 
 def read_lookahead(path: Path, lookahead: int, model: PreTrainedModel) -> LookaheadWeights:
-    """Return the first `lookahead` embeddings of a file, with adapter and head. Raises PassError if
-    they do not fit."""
+    """Return a file's first `lookahead` embeddings, adapter and head. Raises PassError if one is
+    unfit."""
     tensors, record = _read_file(path)
     trained_for = tensors.get(FINGERPRINT_KEY, torch.empty(0))
     if record is not None and not same_fingerprint(trained_for, model_fingerprint(model)):

@@ -1,5 +1,4 @@
-"""Resolves the name of a model to its source: a local file or directory, or a Hugging Face hub
-id."""
+"""Resolves the name of a model to its source: a file, a directory, or a Hugging Face hub id."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class ModelSource:
 
 
 def models_directory() -> Path:
-    """Return the directory models/ of the installed package, or of the checkout if the install is
-    editable."""
+    """Return models/ of the installed package, or of the checkout for an editable install."""
     installed = Path(__file__).parents[1] / "models"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "models"
 
@@ -58,8 +56,7 @@ def registry() -> dict[str, dict[str, Any]]:
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:
-    """Return the source that `model` names. Downloads a model of the registry if necessary.
-    revision: of a hub id."""
+    """Return the source that `model` names, fetched if in the registry. revision: of a hub id."""
     known = registry()
     source = (
         _from_registry(model, known[model])
@@ -97,8 +94,7 @@ def _local(model: str) -> ModelSource | None:
 
 
 def _adapter_base(file: Path) -> str | None:
-    """Return the name of the model that a PEFT adapter belongs to, or None if the file does not
-    state it."""
+    """Return the name of a PEFT adapter's base model, or None if the file does not state it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -118,8 +114,7 @@ def adapter_message(name: str, base: str | None) -> str:
 
 
 def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
-    """Return the source for owner/name. Raises PassError if `model` looks like the path of a
-    missing directory."""
+    """Return the source for owner/name. Raises PassError if `model` looks like a path."""
     owner, slash, name = model.partition("/")
     if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
         if Path(owner).is_dir():

@@ -1,5 +1,4 @@
-"""Finds the look-ahead weights that this package ships for a model, by the model's fingerprint, not
-by its name."""
+"""Finds the look-ahead weights that this package ships for a model, by its fingerprint."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from pass_exporter.model.registry import models_directory
 
 
 def shipped_weights(model: PreTrainedModel) -> Path | None:
-    """Return the weights file in models/ that was trained for `model`, in any dtype; None if there
-    is none.
+    """Return the weights file in models/ that was trained for `model`, in any dtype, or None.
 
     A fine-tuned model does not match its base model's file.
     """

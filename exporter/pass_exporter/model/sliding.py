@@ -12,18 +12,15 @@ from transformers import PretrainedConfig
 
 WINDOW_IN_ALL_LAYERS = ("mistral", "phi3")
 WINDOW_BY_LAYER = ("qwen2", "qwen3", "gemma3_text")
-"""Families in which `layer_types` says which layers have the window. Their decoders take a mask for
-each type."""
+"""Families whose `layer_types` names the layers with the window; decoders take a mask by type."""
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
-"""The type of `attention_mask` in transformers' decoders: one mask, or one for each type of
-layer."""
+"""The `attention_mask` of transformers' decoders: one mask, or one for each type of layer."""
 
 
 def layer_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    """Return for each layer the number of positions that a row sees, its own included; None if it
-    sees all.
+    """Return for each layer how many positions a row sees, its own included; None for all.
 
     A window that is not shorter than `max_position_embeddings` counts as none.
     """

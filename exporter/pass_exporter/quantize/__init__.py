@@ -1,2 +1,1 @@
-"""Quantization: schemes, the codes of weights, static scales of activations, and the graph over
-them."""
+"""Quantization: schemes, codes of weights, static scales of activations, and the graph."""

@@ -1,5 +1,4 @@
-"""Runs calibration in bf16 if the CPU has bf16 instructions: twice as fast as float32, with half
-the memory traffic.
+"""Runs calibration in bf16 on CPUs with bf16 instructions, where it is twice as fast as float32.
 
 bf16's 8 significant bits are enough to write calibration text, to measure channel maxima and to
 estimate the cost of rounding. The weights that are rounded, and the results that are checked, keep
@@ -15,8 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
-"""Names of the bf16 features of x86 and Arm CPUs. On CPUs without them bf16 is slower than
-float32."""
+"""Names of the bf16 features of x86 and Arm CPUs. Without them bf16 is slow."""
 
 
 def uses_bf16(model: PreTrainedModel) -> bool:
@@ -33,8 +31,7 @@ def bf16_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
 
 
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy with parameters in bf16, for many small passes: `bf16_autocast` would convert
-    them in each pass."""
+    """Return a copy with parameters in bf16, for many passes: `bf16_autocast` converts in each."""
     weights = {
         id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False)
         for weight in model.parameters()

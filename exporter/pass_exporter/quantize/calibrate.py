@@ -87,8 +87,7 @@ def static_scales(
     ids: torch.Tensor,
     step: Step,
 ) -> dict[QuantPoint, StaticScale]:
-    """Return each point's scale of least cost on the text ids [N,T]. scheme: of the readers'
-    weights."""
+    """Return each point's scale of least cost on the text ids [N,T]. scheme: of weights."""
     losses, batches = _Losses(maxima), _batches(ids)
     with bf16_autocast(model), losses.measured(model, scheme):
         for done, rows in enumerate(batches):
@@ -102,8 +101,7 @@ def static_scales(
 def _likelihood_gradient(
     model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden [N,T,H], times
-    LOSS_SCALE.
+    """Return the gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden, times LOSS_SCALE.
 
     Works on one sequence at a time, so that only one sequence's logits are in memory.
     """
@@ -117,8 +115,7 @@ def _likelihood_gradient(
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Split the sequences [N,T] into batches of about BATCH_TOKENS tokens, but at least one
-    sequence."""
+    """Split the sequences [N,T] into batches of about BATCH_TOKENS tokens."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
@@ -163,8 +160,7 @@ class _Losses:
         missing: dict[QuantPoint, int] = {}
 
         def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
-            """Give each reader its own view: the tensor's gradient would include other users, such
-            as the residual."""
+            """Give each reader its own view: its gradient leaves out users such as the residual."""
             if not reader:
                 seen[point], missing[point], gradients[point] = (
                     x.detach(),
@@ -198,8 +194,7 @@ class _Losses:
 
 
 def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> torch.Tensor:
-    """Return the cost of rounding x with each factor of CLIPS times the scale `covering`, float64
-    [len(CLIPS)].
+    """Return the costs of rounding x with CLIPS times the scale `covering`, float64 [len(CLIPS)].
 
     Works in place, on chunks that fit into a core's cache.
     """
@@ -222,8 +217,7 @@ def _fisher(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
-    """Return the fewest points that must be left out so that the others together cost at most
-    `budget` nats per token."""
+    """Return the fewest points without which the rest costs at most `budget` nats per token."""
     rest, left_out = sum(static.loss for static in found.values()), []
     for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
         if rest <= budget:

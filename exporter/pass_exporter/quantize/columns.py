@@ -55,8 +55,8 @@ class ColumnSplit:
 
     @property
     def offsets(self) -> torch.Tensor:
-        """[n] float32: the offset added to each column before it is rounded. A channel's offsets
-        sum to 0."""
+        """[n] float32: the offset added to each column before it is rounded. A channel's sum is
+        0."""
         return (
             torch.cat([(torch.arange(count) + 0.5) / count - 0.5 for count in self.copies.tolist()])
             * self.scale
@@ -74,8 +74,7 @@ class ColumnSplit:
 
 
 def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> ColumnSplit:
-    """Choose divisors and copies. weight [out,in]. maxima [in]: the largest magnitude of each
-    channel in some text."""
+    """Choose divisors and copies. weight [out,in]. maxima [in]: the channels' largest values."""
     magnitudes, largest = (
         values.float().clamp(min=MIN_MAGNITUDE) for values in (maxima, weight.abs().amax(0))
     )

@@ -34,8 +34,7 @@ class QuantizedInput:
 def rounded_activations(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel
 ) -> Iterator[dict[str, QuantizedInput]]:
-    """Within the block, the inputs of layers with a static scale, and of their adapters, are
-    rounded.
+    """Within the block, the inputs of layers with a static scale, and of adapters, are rounded.
 
     Yields the rounded inputs of the last pass, by the name of the weight that reads them.
     """

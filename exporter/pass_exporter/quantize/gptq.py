@@ -26,23 +26,20 @@ DAMPING = 0.01
 """The mean of the Hessian's diagonal times this is added to the diagonal."""
 
 FORECAST_MINUTES, FORECAST_SHARE = 30, 0.02
-"""When this share of the work is done, a warning gives the expected time if it exceeds so many
-minutes."""
+"""After this share of the work, a warning tells the expected time if it is above the minutes."""
 
 MAX_DIRECT_SIZE = 128
 """The size of the largest triangular matrix that is inverted without being split into blocks."""
 
 OUTPUTS_PER_BATCH = 2048
-"""Outputs that are rounded together. A block of inputs by so many outputs fits into a core's
-cache."""
+"""Outputs that are rounded together: so many by a block of inputs fit into a core's cache."""
 
 
 @torch.no_grad()
 def gptq_model(
     model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step
 ) -> dict[str, QuantizedWeight]:
-    """Round the decoder's layers and the LM head in place, on the text ids [N,T]. Return their
-    codes by name.
+    """Round the decoder's layers and the LM head in place, on text ids [N,T]; return codes by name.
 
     Skips layers whose number of inputs is not a multiple of the block size. The LM head's name is
     "lm_head".
@@ -86,8 +83,7 @@ def gptq_model(
 
 
 def rounding_cost(outputs: int, inputs: int) -> float:
-    """Return the approximate number of multiplications: for the Hessian's factor, and for updating
-    the later inputs."""
+    """Return about how many multiplications factor and updates of later inputs take."""
     return inputs**2 * (inputs / 3 + outputs / 2)
 
 
@@ -100,8 +96,7 @@ class Forecast:
         self._begun = clock()
 
     def add(self, cost: float) -> None:
-        """Add the cost of finished work, in the unit of `total`. Warn when FORECAST_SHARE of the
-        work is done."""
+        """Add the cost of finished work, in the unit of `total`; warn after FORECAST_SHARE."""
         self._done += cost
         minutes = (self._clock() - self._begun) / 60 * self._total / self._done
         if self._done < FORECAST_SHARE * self._total or self._is_shown:
@@ -137,8 +132,7 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
-    """Invert an upper triangular matrix [n,n] recursively by halves, so that most of the work is
-    matrix products."""
+    """Invert an upper triangular matrix [n,n] recursively by halves, mostly by matrix products."""
     size = len(matrix)
     inverse = torch.zeros_like(matrix)
     if size <= MAX_DIRECT_SIZE:

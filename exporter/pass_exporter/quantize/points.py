@@ -1,5 +1,4 @@
-"""The quantization points of a decoder: the inputs of its linear layers. Layers with the same input
-share its scale.
+"""The quantization points of a decoder, the inputs of linear layers. Readers of one share a scale.
 
 A decoder layer has four points in every family: the inputs of attention and of its output
 projection, and the inputs of the MLP and of its down projection. Layers are named as in
@@ -20,8 +19,7 @@ from pass_exporter.quantize.spec import PointKind
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """Outputs start .. start+count-1 of the layer `name`, which determine the channels of another
-    layer's input.
+    """Outputs start .. start+count-1 of the layer `name`, channels of another layer's input.
 
     o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs
     appears `repeats` times in the input, because all query heads of a group read the same V head.
@@ -80,8 +78,7 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
 
 
 def _v_outputs(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
-    """Return the outputs of the layer `name` that are V: the last ones if the layer computes Q and
-    K as well."""
+    """Return the outputs of the layer `name` that are V: its last ones if it has Q and K too."""
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     head_dim = attention.o_proj.in_features // heads
     count = kv_heads * head_dim

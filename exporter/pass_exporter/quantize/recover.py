@@ -20,19 +20,16 @@ from pass_exporter.quantize.spec import INT8, MAX_UNSIGNED_CODE, WeightScheme
 BLOCK_SIZE = 32
 UINT4 = WeightScheme("int4", BLOCK_SIZE, zero_points=True)
 PROBE_OUTPUTS = 8
-"""Outputs of a weight that are tried first. A format that does not fit them is rejected without
-trying the rest."""
+"""Outputs of a weight that are tried first. A format must fit them first."""
 TOLERANCES = {torch.float32: (0.0,), torch.float16: (0.0, 2**-10), torch.bfloat16: (2**-6,)}
 """By the model's dtype, the accepted errors of a value relative to the largest of its block, tried
 in turn. fp32 holds the file's values. fp16 rounds them, sometimes to a value that no float16 scale
 gives. bf16 has fewer bits than the file's scales."""
 
 Fitted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scale, zero point and offset, float32 [blocks,1]: a value is (code - zero point) * scale +
-offset."""
+"""Scale, zero, offset, float32 [blocks,1]: a value is (code - zero) * scale + offset."""
 Guess = Callable[[torch.Tensor], Fitted]
-"""Computes parameters for blocks [blocks,BLOCK_SIZE] under one assumption of how their scale was
-chosen."""
+"""Computes parameters for blocks [blocks,BLOCK_SIZE] by one guess of how scales were chosen."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ class _Format:
 
 
 def recover(weight: torch.Tensor) -> QuantizedWeight | None:
-    """Return the codes of a weight [out,in] that was dequantized from one of FORMATS; None if none
-    fits."""
+    """Return the codes of a weight [out,in] that comes from one of FORMATS; None if none fits."""
     for form in FORMATS:
         if _solve(form, weight[:PROBE_OUTPUTS]) is None:
             continue
@@ -130,21 +126,18 @@ def _max_distinct(blocks: torch.Tensor) -> int:
 
 
 def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
-    """`size` divided by `steps`, rounded to float16 and moved by `nudge` float16 values; 1 for a
-    block of zeros."""
+    """`size` divided by `steps`, moved by `nudge` float16 values; 1 for a block of zeros."""
     scale = (size / steps).half()
     scale = (scale.view(torch.int16) + nudge).view(torch.float16).float()
     return torch.where((size > 0) & (scale > 0), scale, 1)
 
 
 NUDGES = (0, 1, -1, 2, -2)
-"""A quantizer's scale can be so many float16 values from the one computed here, because of its own
-rounding."""
+"""A quantizer's rounding may move its scale by so many float16 values."""
 
 
 def _q4_0() -> Iterator[Guess]:
-    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of zero has 8 codes, the other
-    side has 7.
+    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of 0 has 8 codes.
 
     A quantizer may have chosen a larger scale, so fewer steps are tried as well.
     """
@@ -158,8 +151,7 @@ def _q4_0() -> Iterator[Guess]:
 
 
 def _q8_0() -> Iterator[Guess]:
-    """Guesses for Q8_0: the largest magnitude is 127 steps, or another number if a quantizer chose
-    another scale."""
+    """Guesses for Q8_0: the largest magnitude is 127 steps, or another number."""
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
         scale = _scale(blocks.abs().amax(-1, keepdim=True), steps, nudge)
@@ -172,8 +164,7 @@ def _q8_0() -> Iterator[Guess]:
 
 
 def _q4_1() -> Iterator[Guess]:
-    """Guesses for Q4_1: the least value has code 0 and the largest code 15; then all other pairs of
-    codes.
+    """Guesses for Q4_1: the least and the largest value have codes 0 and 15, or another pair.
 
     Each is tried with the zero point that makes the offset small, and with zero point 0: a small
     offset may be inexact.

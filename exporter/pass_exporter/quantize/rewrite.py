@@ -1,5 +1,4 @@
-"""Rewrites the trunk's MatMuls of quantized weights: DequantizeLinear of the codes replaces each
-weight.
+"""Rewrites the trunk's MatMuls of quantized weights: each becomes a DequantizeLinear of codes.
 
 Some weights are scale * code + offset, with a scale and an offset for each block of inputs
 (`QuantizedWeight`), which DequantizeLinear does not compute. An offset is multiplied with every
@@ -40,13 +39,11 @@ ZERO_POINT = "activation.zero_point"
 
 MIN_SUM_COLUMNS = 16
 """The fewest columns of block sums. So the constants of several inputs stay apart: ONNX Runtime
-merges equal ones of up to 8 numbers, and does not fuse a product whose constant has several
-readers."""
+merges equal ones of up to 8 numbers, and fuses no product whose constant has several readers."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Make every MatMul of a quantized weight read codes, and rounded rows if its input has a
-    static scale.
+    """Make every MatMul of a quantized weight read codes, and rows rounded by its static scale.
 
     The codes are transposed and packed only when the graph is saved.
     """
@@ -60,8 +57,7 @@ def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedMode
 
 
 class _Rewriter:
-    """Rewrites MatMuls in a graph. Those that read the same rows share the rounded rows and the
-    block sums."""
+    """Rewrites MatMuls in a graph. Those of the same rows share rounded rows and block sums."""
 
     def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
         self._graph, self._quantized = graph, quantized
@@ -75,8 +71,7 @@ class _Rewriter:
         names: Sequence[str],
         parts: Sequence[QuantizedWeight],
     ) -> None:
-        """Rewrite `node`, the product of rows and `weight`. parts: the codes of the model's weights
-        `names` in it."""
+        """Rewrite `node`, the product of rows and `weight`. parts: codes of `names`."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
         node.replace_input_with(
@@ -96,8 +91,7 @@ class _Rewriter:
             self._graph.initializers.pop(str(weight.name))
 
     def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
-        """Return the input rows of `node`, rounded by QuantizeLinear (int8, zero point 0) and
-        DequantizeLinear.
+        """Return the input rows of `node` after QuantizeLinear (int8) and DequantizeLinear.
 
         weight: the model's name of the weight that multiplies them.
         """
@@ -120,8 +114,7 @@ class _Rewriter:
     def _split(
         self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]
     ) -> ir.Value:
-        """Return the columns (see quantize/columns.py) of the input rows of `node`, before they are
-        rounded."""
+        """Return the columns (see quantize/columns.py) of the input rows of `node`, unrounded."""
         rows, channels = node.inputs[0], columns.channels.numpy()
         shape = None if rows is None else rows.shape
         assert rows is not None and shape is not None
@@ -152,8 +145,7 @@ class _Rewriter:
         parts: Sequence[QuantizedWeight],
         columns: ColumnSplit | None,
     ) -> ir.Value:
-        """Return the weight [in,out] of `node`, dequantized from the codes of `parts`; [n,out] if
-        `columns` has n columns."""
+        """Return the weight [in,out] of `node`, from `parts`; [n,out] with n `columns`."""
         scheme = parts[0].scheme
         assert all(part.scheme == scheme for part in parts), (
             f"{weight.name} has more than one scheme"
@@ -225,8 +217,7 @@ class _Rewriter:
     def _add_offsets(
         self, node: ir.Node, sums: ir.Value, weight: ir.Value, parts: Sequence[QuantizedWeight]
     ) -> None:
-        """Turn `node` into the sum of two products: rows by scaled codes, and block sums by
-        offsets."""
+        """Turn `node` into the sum of two products: rows by codes, block sums by offsets."""
         dtype, shape = weight.dtype, (_sum_columns(parts[0]), sum(len(part.data) for part in parts))
         assert dtype is not None
 
@@ -255,8 +246,7 @@ class _Rewriter:
         shape: tuple[int, ...],
         compute: Callable[[], ir.TensorProtocol],
     ) -> ir.Value:
-        """Return the initializer with this name, added if there is none. It is computed only when
-        the graph is saved."""
+        """Return the initializer `name`, added if there is none, with values computed on saving."""
         if name not in self._graph.initializers:
             value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
             value.const_value = ir.LazyTensor(

@@ -61,8 +61,7 @@ class QuantizedWeight:
 
 
 def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
-    """Round `weight` [out,in], in any float dtype, to the nearest codes. `in` must be a multiple of
-    the block size."""
+    """Round `weight` [out,in] to the nearest codes. `in` must be a multiple of the block size."""
     parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
     data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
@@ -78,8 +77,7 @@ def chunks(outputs: int, inputs: int) -> list[slice]:
 def _round(
     scheme: WeightScheme, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round some outputs of a weight. Return data, scales and zero points (0 in a symmetric
-    scheme)."""
+    """Round some outputs of a weight. Return data, scales and zero points (or 0)."""
     # [out,blocks,block]
     blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])
     scale, zero = choose_scales(scheme, blocks, weight.dtype)
@@ -93,8 +91,7 @@ def choose_scales(
     dtype: torch.dtype,
     importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose scales, rounded to `dtype`, and zero points, both float32 [...,1], for blocks
-    [...,block].
+    """Choose scales in `dtype` and zero points, both float32 [...,1], for blocks [...,block].
 
     importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
     """

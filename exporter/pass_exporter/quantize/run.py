@@ -1,5 +1,4 @@
-"""Quantizes a loaded model by a spec, and runs calibration text through it if the spec needs
-that."""
+"""Quantizes a loaded model by a spec, on calibration text if the spec needs it."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def quantize(
     calibration: str | None,
     progress: Progress,
 ) -> QuantizedModel:
-    """Quantize the model and the adapter in place. calibration: the text; None if the model writes
-    its own."""
+    """Quantize the model and the adapter in place. calibration: text, None for the model's own."""
     model, quantized = loaded.model, QuantizedModel(spec)
     ids = _calibration_ids(loaded, calibration, progress) if spec.reads_text else None
     if ids is not None:
@@ -63,8 +61,7 @@ def quantize(
 
 @contextmanager
 def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
-    """Yield [in]: the largest magnitude of each input channel of the LM head, over all text run
-    within the block."""
+    """Yield [in]: the largest magnitude of each input channel of the LM head in the block."""
     maxima = torch.zeros(model.config.hidden_size)
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:

@@ -15,8 +15,7 @@ from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.quantize.points import LayerOutputs, QuantPoint
 
 MIN_MAGNITUDE = 1e-5
-"""A channel gets no factor if its largest activation or weight is below this: it has no effect on
-the output."""
+"""Channels with smaller activations or weights get no factor: they do not affect the output."""
 
 
 def smooth(
@@ -25,8 +24,7 @@ def smooth(
     maxima: Mapping[QuantPoint, torch.Tensor],
     exponent: float,
 ) -> dict[QuantPoint, torch.Tensor]:
-    """Move factors from activations to weights, in place, at every point with a producer. Return
-    the new maxima.
+    """Move factors from activations to weights at every point with a producer. Return new maxima.
 
     maxima: the largest magnitude of each channel [in]. A channel's factor is magnitude^exponent /
     weight^(1-exponent); weight is the largest magnitude of its weights in all readers.
@@ -71,8 +69,7 @@ def _by_output(outputs: LayerOutputs, channels: torch.Tensor) -> torch.Tensor:
 
 
 def _divide_norm(norm: Any, divisor: torch.Tensor) -> torch.Tensor:
-    """Divide the norm's weight. Return the divisor in effect, which differs by rounding to the
-    weight's dtype."""
+    """Divide the norm's weight. Return the divisor after rounding to the weight's dtype."""
     # Gemma stores an offset from one.
     offset = 1.0 if type(norm).__name__.startswith("Gemma") else 0.0
     before = norm.weight.float() + offset

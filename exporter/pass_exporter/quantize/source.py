@@ -31,8 +31,7 @@ GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 
 
 def check_gguf_types(source: ModelSource) -> None:
-    """Raises PassError if the weights are not in a .gguf file, or a tensor's type is not in
-    GGUF_TYPES."""
+    """Raise PassError if the weights are no .gguf file, or a tensor's type is not in GGUF_TYPES."""
     instead = "choose --weights int4 or int8"
     if not source.is_gguf:
         raise PassError(
@@ -50,8 +49,8 @@ def check_gguf_types(source: ModelSource) -> None:
 
 @torch.no_grad()
 def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, QuantizedWeight]:
-    """Return the codes of all linear layers by name, "lm_head" included. Set the model's weights to
-    their values."""
+    """Return the codes of all linear layers and "lm_head" by name, and set weights to their
+    values."""
     modules: dict[str, torch.nn.Module] = {**linear_layers(model), "lm_head": model.lm_head}
     found: dict[str, QuantizedWeight] = {}
     with one_thread():

@@ -13,8 +13,8 @@ WINDOW_TOKENS = 256
 MAX_WINDOWS = 24
 OWN_SEQUENCES, OWN_TOKENS, SEQUENCES_PER_ROW = 32, 96, 2
 """Size of the text that the model writes: many short sequences in one batch, because another one
-costs little. Each row joins several of them, because the activations of a row's first token are
-unlike all others."""
+costs little. Each row joins several of them, because a row's first token has unusual
+activations."""
 SEED = 0
 PROMPTS = (
     "The history of",
@@ -57,8 +57,7 @@ def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
 def own_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step
 ) -> torch.Tensor:
-    """[16,192], or shorter rows if max_length is less: the model continues PROMPTS at temperature
-    1.
+    """Let the model continue PROMPTS at temperature 1: [16,192], or shorter rows by `max_length`.
 
     The text is the same on every call. The sequences of a row have the same prompt.
     """
@@ -86,8 +85,7 @@ def own_ids(
 
 
 def _sampled(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """[N,V] -> [N,1]: draws one random number per row; `torch.multinomial` would draw one per
-    token."""
+    """[N,V] -> [N,1]: draws one number per row; `torch.multinomial` would draw one per token."""
     below = logits.softmax(-1).cumsum(-1)
     drawn = torch.rand(len(logits), 1, generator=random) * below[:, -1:]
     return torch.searchsorted(below, drawn, right=True).clamp_(max=logits.shape[1] - 1)

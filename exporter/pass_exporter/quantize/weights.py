@@ -39,8 +39,7 @@ class QuantizedModel:
 
     @property
     def weight_only(self) -> tuple[str, ...]:
-        """The decoder's quantized layers whose input has no static scale; () if spec.activations is
-        None."""
+        """The decoder's quantized layers without a static scale; () if spec.activations is None."""
         if self.spec.activations is None:
             return ()
         decoder = (
@@ -60,8 +59,7 @@ def weight_name(layer: str) -> str:
 
 
 def layer_name(weight: str) -> str | None:
-    """Return the inverse of `weight_name`; None for a weight of neither the decoder nor the LM
-    head."""
+    """Return the inverse of `weight_name`; None for other weights."""
     if weight == weight_name("lm_head"):
         return "lm_head"
     return (
@@ -82,8 +80,7 @@ def factor_name(part: FactorPart, index: int) -> str:
 def quantize_model(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step
 ) -> None:
-    """Round the adapter's factors and the linear layers that `quantized` lacks, and add their codes
-    to it.
+    """Round the adapter's factors and the linear layers that `quantized` lacks, and add the codes.
 
     The model's weights are set to the values of their codes. If the LM head's weight is also the
     embedding table, the LM head gets a copy, so that embeddings stay exact.

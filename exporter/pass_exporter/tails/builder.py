@@ -1,5 +1,4 @@
-"""Parts that the tails of both acceptance rules share: inputs, rows of the window, and the next
-window."""
+"""Parts that tails of both acceptance rules share: inputs, rows, and the next window."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from pass_runtime.bundle.sampling import Sampler
 
 
 class TailBuilder:
-    """Builds the graph of one tail, which follows a pass of `plan` and lays out the window of
-    `plan.next`.
+    """Builds the tail that follows a pass of `plan` and lays out the window of `plan.next`.
 
     op: records the nodes. sampler: adds the nodes that draw tokens. head: the draft head, or None.
     width: Q, the rows of the window; symbolic in a fused tail, which serves windows with any number
@@ -37,15 +35,13 @@ class TailBuilder:
         return self.op.input("input_ids", np.int64, ["batch", self.width])
 
     def draft_probs(self) -> ir.Value:
-        """[B,D,V] float32, an input of the rejection rule: the distribution that each draft was
-        drawn from."""
+        """[B,D,V] float32, an input: the distribution that each draft was drawn from."""
         return self.op.input(
             "draft_probs", np.float32, ["batch", self.plan.drafts, self.vocab_size]
         )
 
     def advance(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing and
-        keeps its length."""
+        """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing."""
         op, active = self.op, self.op.input("active", np.int64, ["batch"])
         count = op("Squeeze", accepted, op.const([1]))
         count = (
@@ -56,8 +52,7 @@ class TailBuilder:
         return count, op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the rows [B,L'] that draft the next window, 0 for no row, and their logits
-        [B,L',V].
+        """Return the rows [B,L'] that make the next drafts, 0 for none, and their logits [B,L',V].
 
         accepted [B,1]: the number of accepted drafts; for a tree, the row of the last accepted
         draft.
@@ -74,8 +69,7 @@ class TailBuilder:
     def pick_rows(
         self, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int
     ) -> ir.Value:
-        """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1] on
-        the device.
+        """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1].
 
         GatherND would do this in one node, but cannot be captured as a CUDA graph.
         """
@@ -99,8 +93,7 @@ class TailBuilder:
         return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
-        """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: used for the batch
-        size only."""
+        """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: for its size."""
         op = self.op
         if self.plan.is_fused:
             ids = op.input("lookahead_ids", np.int64, ["lookahead_rows"])
@@ -143,8 +136,7 @@ def count_leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
 
 
 def run_after(op: GraphTape, value: ir.Value, first: ir.Value) -> ir.Value:
-    """Return `value` from a node that runs after the nodes that compute `first`. Both are integers
-    of one shape.
+    """Return `value` from a node that runs after the nodes that compute `first`. Both are integers.
 
     An output may be written over the memory of an input, so nodes that read this input must run
     first. ONNX has no edge for order alone, so this adds `first` times zero.

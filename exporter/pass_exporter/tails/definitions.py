@@ -38,8 +38,7 @@ def process_logits(
     factor: Floats,
     penalty: Floats,
 ) -> Floats:
-    """logits [B,R,V] -> [B,R,V]: the first P rows with a constraint, biases and penalties, the
-    others unchanged.
+    """logits [B,R,V] -> [B,R,V]: a constraint, biases and penalties in the first P rows.
 
     allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits.
     touched [B,T]: tokens to which bias [B,T] is added; the sum is divided by factor [B,P,T] if it
@@ -56,8 +55,7 @@ def process_logits(
 
 
 def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, Integers, Floats]:
-    """Log-probabilities of the tokens that a pass emitted, and of the K = min(k, V) most likely
-    tokens in their places.
+    """Log-probabilities of emitted tokens, and of the K = min(k, V) most likely ones instead.
 
     logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens'
     log-probabilities [B,E]; the ids [B,E,K] of the most likely tokens by falling probability, the
@@ -115,8 +113,7 @@ def head_drafts(
     positions: Integers,
     params: SamplingParams,
 ) -> Integers:
-    """Return the drafts [B,D] of a group of D look-ahead rows, each of which follows the one
-    before.
+    """Return the drafts [B,D] of a group of D look-ahead rows, one after the other.
 
     hidden [B,D,H] and logits [B,D,V] are those of the rows, root [B] is the token before the group,
     and positions [B,D] are the drafts' positions in the text.

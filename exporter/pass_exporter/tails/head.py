@@ -1,5 +1,4 @@
-"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that draft for
-the next window.
+"""The draft head of `pass_exporter.tails.definitions` as ONNX operators, for tails that draft.
 
 A tail with a head has one more input:
 
@@ -28,8 +27,7 @@ F32 = np.float32
 def head_drafts(
     tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, choose: Choose
 ) -> ir.Value:
-    """Return the drafts of the next window: token ids [B,D]. Entries whose row is 0 have no
-    meaning.
+    """Return the drafts of the next window: token ids [B,D]. Entries of row 0 have no meaning.
 
     rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: of these rows.
     root [B,1]: the new root.
@@ -52,8 +50,7 @@ def head_drafts(
 def next_state(
     op: GraphTape, head: HeadArrays, projected: ir.Value, tokens: ir.Value, before: ir.Value | None
 ) -> ir.Value:
-    """Return the head's states [...,m] after `tokens` [...], each of which follows a state `before`
-    [...,m], or none.
+    """Return the head's states [...,m] after `tokens` [...], each after a state `before` or none.
 
     projected [...,m]: the part of the states that comes from the look-ahead row, from
     `projected_rows`.
@@ -82,8 +79,7 @@ class CandidateSubset:
     vectors: Sequence[ir.Value]
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """Return the candidates' scores [B,1,C] in row j: logits plus table rows times direction
-        [B,1,1,r]."""
+        """Return the scores [B,1,C] of row j: logits plus rows times `direction` [B,1,1,r]."""
         op, count = self.op, noise.BLOCK_SIZE * CANDIDATE_BLOCKS
         # [B,1,C,1]
         products = op("MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1])))
@@ -109,8 +105,7 @@ class CandidateSubset:
 
 @dataclass(frozen=True)
 class FullVocabulary:
-    """Every token is a candidate: logits [B,1,V] by row, vectors [V,r]. Methods as in
-    CandidateSubset."""
+    """Has every token as a candidate: logits [B,1,V] by row, vectors [V,r]. See CandidateSubset."""
 
     op: GraphTape
     logits: Sequence[ir.Value]
@@ -130,8 +125,7 @@ class FullVocabulary:
 
 Choices = CandidateSubset | FullVocabulary
 Choose = Callable[[Choices, ir.Value, int], ir.Value]
-"""(the choices, their scores [B,1,C] in a row, the row's index) -> [B,1,1], the id of the one that
-is drafted."""
+"""(choices, their scores [B,1,C] in a row, the row's index) -> the drafted id [B,1,1]."""
 
 
 def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, count: int) -> Choices:
@@ -182,8 +176,7 @@ def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Va
 
 
 def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:
-    """ids [...] -> rows of the table [...,r] float32. It casts after Gather, so that no engine
-    stores a cast table."""
+    """ids [...] -> rows of the table [...,r] float32. No engine stores a cast table."""
     stored = op("Gather", op.const(head.table, np.float16, f"{HEAD_PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 

@@ -1,5 +1,4 @@
-"""tail.logprobs.onnx: the log-probabilities of emitted tokens, and of the most likely tokens at the
-same places.
+"""tail.logprobs.onnx: log-probabilities of emitted tokens, and of the most likely tokens there.
 
     logits         [B,R,V] float32   the trunk's, one row per window row
     emitted        [B,E] int64       the tail's output: token j was drawn from row j, but in trees

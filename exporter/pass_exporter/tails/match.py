@@ -1,5 +1,4 @@
-"""tail.<plan>.<sampler>.onnx: samples tokens, accepts drafts that equal them, and lays out the next
-window.
+"""tail.<plan>.<sampler>.onnx: samples tokens, accepts equal drafts, and lays out the next window.
 
 Contract (B batch, R = Q window rows, A look-ahead rows, D drafts, E = `Plan.max_emitted`, N listed
 positions; Q' and L' are the next plan's width and depth; a tail's graph has only the inputs that it
@@ -52,8 +51,7 @@ from pass_runtime.bundle.sampling import Sampler
 def build_tail(
     plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
 ) -> ir.Model:
-    """Build the tail of `plan` for the exact-match rule. head: makes the drafts; if None, they are
-    sampled."""
+    """Build the tail of `plan` for the exact-match rule. head: makes the drafts, or None."""
     if plan.parents:
         return build_tree_tail(plan, sampler, vocab_size, head)
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
@@ -102,8 +100,7 @@ def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
 def _later_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, window: WindowNoise | None
 ) -> ir.Value:
-    """[B,D']: the drafts of the look-ahead rows that follow the last accepted draft, id V if there
-    is no such row."""
+    """[B,D']: the drafts of the look-ahead rows after the last accepted draft, V for none."""
     op, sampler, count = tail.op, tail.sampler, tail.plan.next.drafts
     rows, logits = tail.group_rows(accepted)
     chain = None if window is None else ChainNoise(window, accepted, count)

@@ -17,8 +17,7 @@ F32 = np.float32
 @dataclass(frozen=True)
 class RowNoise:
     """Noise for one token in each of R rows: blocks [B,R,K], a number for each block of tokens, and
-    tokens [B,R,8], one for each token of a block. All are -E, with E from an exponential
-    distribution."""
+    tokens [B,R,8], one for each token of a block. All are -E, with E exponentially distributed."""
 
     blocks: ir.Value
     tokens: ir.Value
@@ -36,8 +35,7 @@ class NoiseNodes:
     vocab_size: int
 
     def at(self, before: ir.Value, count: int, stream: str) -> ir.Value:
-        """[B,P,I] float32: the numbers -E = log(1 - u) of the P = `count` positions after `before`
-        [B].
+        """[B,P,I] float32: -E = log(1 - u) of the P = `count` positions after `before` [B].
 
         They do not depend on tokens, so a tail computes them for all its positions at once.
         """
@@ -61,8 +59,7 @@ class NoiseNodes:
     def of_candidates(
         self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int
     ) -> list[RowNoise]:
-        """Return the noise of R rows in which only `blocks` [B,R,K] may be drawn, row by row:
-        [B,1,K] and [B,1,8].
+        """Return the noise of R rows that draw from `blocks` [B,R,K], by row: [B,1,K] and [B,1,8].
 
         numbers [B,P,I]: those of P = `count` positions. before [B,1] int64: the first row's token
         has that of the next one of them, and so on.
@@ -83,8 +80,7 @@ class NoiseNodes:
         return [RowNoise(*pair) for pair in zip(parts[rows:], parts[:rows], strict=True)]
 
     def uniform(self, before: ir.Value, count: int, stream: str) -> ir.Value:
-        """[B,P,1] float32: a uniform random number in (0, 1) for each of the P = `count` positions
-        after `before`."""
+        """[B,P,1] float32: numbers u in (0, 1) of the P = `count` positions after `before`."""
         op = self.op
         places = op("Mul", self._offsets(before, count, stream), op.const(noise.ROW_SIZE))
         parts = [
@@ -119,8 +115,7 @@ class NoiseNodes:
         ]
 
     def _table_sum(self, offsets: ir.Value, count: int) -> ir.Value:
-        """[B,P,I] int32: T1[16b + i] + T2[16d + i] for i = 0 .. I-1, with the offsets (b, d)
-        [B,P,2] of each position.
+        """[B,P,I] int32: T1[16b + i] + T2[16d + i] for i = 0 .. I-1, by offsets (b, d) [B,P,2].
 
         It gathers whole table rows of 16.
         """

@@ -1,5 +1,4 @@
-"""tail.processors.onnx: constraints, penalties and biases, applied to the logits between the trunk
-and a tail.
+"""tail.processors.onnx: constraints, penalties and biases, on the logits for a tail.
 
     logits            [B,R,V] float32     the trunk's, one row per window row
     allowed           [B,P,V/8] int32     a bit for each token that the first P rows may draw
@@ -58,8 +57,7 @@ def _penalized(op: GraphTape, rows: ir.Value, factor: ir.Value) -> ir.Value:
 
 
 def _mask(op: GraphTape, allowed: ir.Value, vocab_size: int) -> ir.Value:
-    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, FORBIDDEN_BIAS for any
-    other."""
+    """allowed [B,P,V/8] int32 in 0..255 -> [B,P,V]: 0 for an allowed token, else FORBIDDEN_BIAS."""
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
     listed = op.const(np.where(bits, 0, FORBIDDEN_BIAS), F32)
     mask = op("Reshape", op("Gather", listed, allowed, axis=0), op.const([0, 0, -1]))

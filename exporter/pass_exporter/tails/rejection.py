@@ -35,8 +35,7 @@ F32 = np.float32
 def build_rejection_tail(
     plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
 ) -> ir.Model:
-    """Build the tail of `plan` for the rejection rule; `sampler` is not greedy. head: makes the
-    drafts, or None."""
+    """Build the tail of `plan` for the rejection rule; `sampler` is not greedy. head: or None."""
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
     # [B,D+1,V]
@@ -126,8 +125,7 @@ def _emitted(
 def _next_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the next window's drafts [B,D'], id V if missing, and the distributions [B,D',V] they
-    are drawn from."""
+    """Return the next window's drafts [B,D'], id V if missing, and their distributions [B,D',V]."""
     op, plan = tail.op, tail.plan
     # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run
     # first.

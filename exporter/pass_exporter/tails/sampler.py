@@ -41,8 +41,7 @@ class SamplerNodes:
         return NoiseNodes(self.op, self.vocab_size)
 
     def weights(self, logits: ir.Value, rows: int, *, normalized: bool = False) -> ir.Value:
-        """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for tokens that truncation
-        removes.
+        """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for truncated ones.
 
         normalized: whether the remaining probabilities are scaled to sum to 1. If nothing is
         removed, the result equals that without truncation to the last bit.
@@ -85,8 +84,7 @@ class SamplerNodes:
         return op("Squeeze", drawn, axis)
 
     def draw_candidate(self, scores: ir.Value, noise_of: RowNoise) -> ir.Value:
-        """Draw the token that `draw` would draw if all tokens outside K candidate blocks had
-        probability 0.
+        """Draw as `draw` would if all tokens outside K candidate blocks had probability 0.
 
         scores [B,1,8K]: the logits of the blocks' tokens: the first token of every block, then the
         second of every block, and so on. noise_of: that of the K blocks. Returns [B,1,1], an index
@@ -97,8 +95,7 @@ class SamplerNodes:
         return self._race(mass, w, noise_of, CANDIDATE_BLOCKS)
 
     def rank_candidates(self, scores: ir.Value, rows: int, noise_of: RowNoise) -> ir.Value:
-        """scores [B,rows,8K], each row as in `draw_candidate` -> [B,rows,8K] keys that rank the
-        candidates.
+        """scores [B,rows,8K], each row as in `draw_candidate` -> keys [B,rows,8K] that rank them.
 
         The candidate with the largest key is the one that `draw_candidate` draws. A key is the
         block's times the token's, divided by the largest of the block's tokens; at temperature 0 it
@@ -126,8 +123,7 @@ class SamplerNodes:
         return self.op("Greater", self.op.per_request("temperature"), self.op.const(0, F32))
 
     def _race(self, mass: ir.Value, w: ir.Value, noise_of: RowNoise, blocks: int) -> ir.Value:
-        """mass [B,R,K] of the K = `blocks` blocks, w [B,R,8K] -> [B,R,1]: the index of the token
-        that is drawn.
+        """mass [B,R,K] of the K = `blocks` blocks, w [B,R,8K] -> [B,R,1]: the drawn token's index.
 
         Weights are divided by -E, so the least quotient wins: first that of a block, then that of
         one of its tokens.
@@ -139,8 +135,7 @@ class SamplerNodes:
         return op("GatherElements", tokens, op("ArgMin", quotients, axis=2, keepdims=1), axis=2)
 
     def _candidate_weights(self, scores: ir.Value, rows: int) -> tuple[ir.Value, ir.Value]:
-        """scores [B,rows,8K] -> the candidates' probabilities [B,rows,8K], and these by block
-        [B,rows,8,K]."""
+        """scores [B,rows,8K] -> probabilities [B,rows,8K], and these by block [B,rows,8,K]."""
         w = SamplerNodes(self.op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS).weights(
             scores, rows
         )

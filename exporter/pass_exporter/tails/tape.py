@@ -48,8 +48,7 @@ class GraphTape:
         return self._constants[key]
 
     def per_request(self, name: str, dtype: npt.DTypeLike = np.float32) -> ir.Value:
-        """Return the graph input `name` [B], which has one value per request, reshaped to
-        [B,1,1]."""
+        """Return the graph input `name` [B], one value per request, as [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Attribute) -> ir.Value:

@@ -102,8 +102,7 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
 def _next_drafts(
     tail: TailBuilder, last: ir.Value, root: ir.Value, chain: ChainNoise | None
 ) -> ir.Value:
-    """[B,D]: the next drafts in the order of the window, made by the look-ahead rows that follow
-    row `last` [B,1].
+    """[B,D]: the next drafts in window order, by the look-ahead rows after row `last` [B,1].
 
     The id of a draft is V if its look-ahead row is missing. chain: the noise of every depth; None
     if greedy.
@@ -151,8 +150,7 @@ class _Level:
 
 
 def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each child (row, parent row): the index of its parent in the level, and its rank among
-    its siblings."""
+    """For each child (row, parent row): its parent's index in the level, and its own rank."""
     parents = [parent for _, parent in children]
     return [
         (level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)
@@ -167,8 +165,7 @@ def _ranked_tokens(
     places: list[tuple[int, int]],
     noise_of: RowNoise | None,
 ) -> ir.Value:
-    """[B,K]: for each of K places (index of a state, rank), the token with that rank in the head's
-    scores there."""
+    """[B,K]: for each of K places (index of a state, rank), the token of that rank by the head."""
     op, head = tail.op, tail.head
     assert head is not None
     count, ranks = 1 + max(i for i, _ in places), 1 + max(rank for _, rank in places)
@@ -191,8 +188,7 @@ def _next_level(
     tokens: ir.Value,
     states: ir.Value,
 ) -> _Level:
-    """Return the next level: those children that have children; `level` again if none has. tokens:
-    the children's [B,K]."""
+    """Return the level of children that have children, or `level`. tokens: the children's [B,K]."""
     followed = [(i, c, p) for i, (c, p) in enumerate(children) if c in plan.parents]
     if not followed:
         return level

@@ -40,8 +40,7 @@ def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep; 0 if all three are
-    off.
+    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep; 0 if all are off.
 
     values [B,R,K]: the largest probabilities in falling order. candidates: K.
     """
@@ -68,8 +67,7 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 
 
 def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
-    """[B,R,1] bool: whether `smallest_kept` needs no values but the largest, `few`
-    [B,R,FIRST_CANDIDATES]."""
+    """[B,R,1] bool: whether `few` [B,R,FIRST_CANDIDATES] suffice for `smallest_kept`."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     mass, wanted = (
         op("ReduceSum", few, op.const([2]), keepdims=1),
@@ -87,8 +85,7 @@ def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
 
 
 def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """p [B,R,V] -> [B,R,V/8]: the largest value of each block of tokens; None if the last block is
-    not full."""
+    """p [B,R,V] -> [B,R,V/8]: the largest value of each block; None if the last is not full."""
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None
@@ -137,8 +134,7 @@ def _largest(
 def _with_falling_rest(
     op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int
 ) -> ir.Value:
-    """[B,R,count]: the searched ones of `values`, and negative numbers in falling order instead of
-    the others."""
+    """[B,R,count]: the searched `values`, and falling negative numbers for the others."""
     return (
         values
         if searched is None

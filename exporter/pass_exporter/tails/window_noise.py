@@ -1,5 +1,4 @@
-"""The noise of all positions that one pass may draw a token for, and the drafts that are drawn with
-it."""
+"""The noise of all positions for which a pass may draw a token, and drafts drawn with it."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from pass_exporter.tails.noise_nodes import RowNoise
 
 @dataclass(frozen=True)
 class WindowNoise:
-    """numbers [B,P,I]: the noise of the P = `count` positions after `before` [B]. A place is one of
-    0 .. P-1."""
+    """numbers [B,P,I]: noise of the P = `count` positions after `before` [B], at places 0 ..
+    P-1."""
 
     tail: TailBuilder
     numbers: ir.Value
@@ -40,8 +39,7 @@ class WindowNoise:
 
 @dataclass(frozen=True)
 class ChainNoise:
-    """Noise for the drafts of a chain, whose tokens have the `count` places after `before`
-    [B,1]."""
+    """Noise for the drafts of a chain, which have the `count` places after `before` [B,1]."""
 
     window: WindowNoise
     before: ir.Value

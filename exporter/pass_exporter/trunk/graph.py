@@ -19,8 +19,7 @@ OPSET = 24
 EXTERNAL_DATA_MIN_BYTES = 1024  # Smaller tensors stay inside the .onnx file.
 
 WeightParts = dict[str, tuple[str, ...]]
-"""Weight [in,out] in the graph -> names of the model's weights [out_i,in] whose transposes it
-concatenates."""
+"""Weight [in,out] in the graph -> names of the weights [out_i,in] that it joins, transposed."""
 
 _CLEANUP_PASSES = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
@@ -33,8 +32,7 @@ _CLEANUP_PASSES = ir.passes.Sequential(
 
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
-    """Fold constants, merge q, k and v, store weights transposed for MatMul, and drop tracing
-    metadata.
+    """Fold constants, merge q, k and v, store weights transposed for MatMul, and drop metadata.
 
     dimensions: the names of symbolic sizes of each input and output, None for sizes that stay as
     traced.
@@ -56,8 +54,7 @@ def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]])
 
 
 def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
-    """Replace Transpose(weight [out,in]) by a weight [in,out], which is transposed only when the
-    graph is saved.
+    """Replace Transpose(weight [out,in]) by a weight [in,out], transposed on saving.
 
     A weight with another reader (tied embeddings) keeps its Transpose, so that the file holds one
     copy of it.
@@ -83,8 +80,7 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
 
 
 def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
-    """Merge three MatMuls that read the same rows (q, k and v) into one MatMul and a Split, and
-    update `parts`.
+    """Merge three MatMuls of the same rows (q, k and v) into one and a Split. Update `parts`.
 
     This saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. Merging gate and up as well
     gained nothing.
@@ -140,8 +136,7 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Return the initializer with this name. Add it, with the values of `array`, if the graph lacks
-    it."""
+    """Return the initializer `name`, added with the values of `array` if the graph lacks it."""
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
         value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))

@@ -85,8 +85,8 @@ def _attention(
 def _rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], with R < D for partial rotary; their two
-    halves are equal.
+    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], R < D if only a part of a head is
+    rotated. The halves of cos and of sin are equal.
 
     The operator has one dtype. OLMo2 gives cos and sin in float32 to a model in float16.
     """

@@ -1,5 +1,4 @@
-"""Traces one decoder layer of each kind and copies its nodes for the others, because tracing a
-layer takes a second.
+"""Traces one decoder layer of each kind and copies its nodes for the others: it saves seconds.
 
 While the model is traced, the other layers return their input unchanged. A marker node before and
 one after every traced layer show where its nodes are. `repeat_layers` adds the copies and removes
@@ -32,8 +31,7 @@ COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
-    """Return for every decoder layer the index of the first layer of its kind, which may be its
-    own.
+    """Return for every decoder layer the index of the first layer of its kind.
 
     Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and
     types of masks.
@@ -62,8 +60,8 @@ def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
 def _weights(
     model: PreTrainedModel, adapter: Adapter | None, layer: int
 ) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return the weights of a layer, its adapter's included: name in the layer -> (name in the
-    trunk, weight)."""
+    """Return the weights of a layer, its adapter's included: name there -> (name in the trunk,
+    weight)."""
     found = {
         key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight)
         for key, weight in model.model.layers[layer].named_parameters()
@@ -84,8 +82,7 @@ def _weights(
 
 @contextmanager
 def marked_layers(model: PreTrainedModel, kinds: Sequence[int]) -> Iterator[None]:
-    """Within the block, the first layer of each kind has markers around it, and the others return
-    their input."""
+    """Within the block, the first layer of a kind has markers, and the others do nothing."""
     layers = list(model.model.layers)
     for index, layer in enumerate(layers):
         layer.forward = _between_marks(index, layer.forward) if kinds[index] == index else _identity
@@ -118,14 +115,12 @@ def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable
 
 
 LayerInputs = dict[str, ir.Value]
-"""The graph inputs and initializers that one layer alone reads: weights, by their names in the
-layer, and cache."""
+"""The graph inputs and initializers that only one layer reads: weights by name, and cache."""
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """A traced layer: its nodes in order, the hidden rows before and after it, and the tensors that
-    it alone reads."""
+    """A traced layer: its nodes, the hidden rows before and after, and what it alone reads."""
 
     nodes: list[ir.Node]
     entry: ir.Value
@@ -136,8 +131,8 @@ class _Traced:
 def repeat_layers(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, kinds: Sequence[int]
 ) -> None:
-    """Add the skipped layers to a graph that was traced in `marked_layers`, as copies of the first
-    of their kinds.
+    """Add the skipped layers to a graph traced in `marked_layers`, as copies of the first of a
+    kind.
 
     The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced
     layers.
@@ -193,8 +188,7 @@ def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) ->
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """Copy a node for another layer. Replace its inputs by `values`, and adds its new outputs to
-    `values`."""
+    """Copy a node for another layer. Its inputs are in `values`, to which its outputs are added."""
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [
         ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs
@@ -221,8 +215,7 @@ def _inputs_of_traced(
 def _inputs_of_copy(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
 ) -> LayerInputs:
-    """Add to the graph the tensors that a copied layer reads instead of the traced layer's tensors
-    `like`."""
+    """Add to the graph the tensors that a copied layer reads in place of those in `like`."""
     weights, found = _weights(model, adapter, layer), {}
     for key, value in like.items():
         name, tensor = weights.get(key, (f"{key}.{layer}", None))

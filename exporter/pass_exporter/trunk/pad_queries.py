@@ -1,5 +1,4 @@
-"""Adds a spare query row to every Attention, so that windows of all widths agree bit for bit on
-ONNX Runtime.
+"""Adds a spare query row to every Attention, so that windows of all widths agree bit for bit.
 
 ONNX Runtime has other attention kernels for one query row than for several, and their results
 differ by float32 rounding. If activations are rounded to 8 bits, later layers amplify this

@@ -1,5 +1,4 @@
-"""trunk.onnx: embeddings (vocabulary and look-ahead rows), every layer over a static KV cache, and
-the LM head.
+"""trunk.onnx: embeddings (of tokens and look-ahead rows), layers with a KV cache, LM head.
 
 Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, S KV capacity,
 all symbolic):
@@ -48,8 +47,7 @@ WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_ro
 
 
 class Trunk(torch.nn.Module):
-    """A frozen causal LM with look-ahead embeddings [L,H] and their adapter; `forward` is the
-    trunk.
+    """A frozen LM with look-ahead embeddings [L,H] and their adapter; `forward` is the trunk.
 
     The draft head runs in the tails. The hidden rows that it reads are an output of the trunk.
     """
@@ -69,8 +67,7 @@ class Trunk(torch.nn.Module):
         self.outputs_hidden = lookahead_weights.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """ids [B,Q] -> [B,Q,H]. Look-ahead embeddings are a separate table, so that tied embeddings
-        stay one tensor."""
+        """ids [B,Q] -> [B,Q,H]. Two tables, so that tied embeddings stay one tensor."""
         is_lookahead = input_ids >= self.vocab_size
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
@@ -91,8 +88,7 @@ class Trunk(torch.nn.Module):
         past_value: list[torch.Tensor | None],
         lookahead_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """past_key, past_value: by layer; None for layers that are skipped while tracing (see
-        layers.py)."""
+        """past_key, past_value: by layer; None for skipped layers (see layers.py)."""
         assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
@@ -116,8 +112,7 @@ class Trunk(torch.nn.Module):
         return (logits.float(), *head_reads, *written)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Apply the adapter to `rows` [A] alone, so that its products are empty if there are no
-        look-ahead rows."""
+        """Apply the adapter to `rows` [A] alone, so that it does nothing if there are none."""
         adapter = self.adapter
         if adapter is None or rows is None:
             return nullcontext()
@@ -130,8 +125,7 @@ class Trunk(torch.nn.Module):
 
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,1,Q,S] bool: every row sees the entries before the window, and the window's as in
-    `window_mask` [Q,Q]."""
+    """[B,1,Q,S] bool: rows see entries before the window, and in it `window_mask` [Q,Q]."""
     column, row, rows = _window_rows(length, window_mask[0], capacity)
     width = window_mask.shape[1]
     inside = (column >= 0) & (column < rows)
@@ -147,8 +141,7 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
 def cache_positions(
     length: torch.Tensor, row_position: torch.Tensor, capacity: Any
 ) -> torch.Tensor:
-    """[B,S]: the position of every column relative to `length`. Columns after the window have the
-    last row's."""
+    """[B,S]: the position of every column relative to `length`. Later ones have the last row's."""
     column, row, _ = _window_rows(length, row_position, capacity)
     return torch.where(
         column < 0, column, row_position.index_select(0, row.flatten()).reshape(-1, capacity)
@@ -158,8 +151,7 @@ def cache_positions(
 def _window_rows(
     length: torch.Tensor, window: torch.Tensor, capacity: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each cache column's distance from the window's first row, its nearest window row (both
-    [B,S]), and Q.
+    """Return each column's distance from the window's first row and nearest row, [B,S] each, and Q.
 
     window: a tensor [Q], of which only the size is used.
     """
@@ -173,8 +165,8 @@ def _window_rows(
 def trace_trunk(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights
 ) -> tuple[ir.Model, WeightParts]:
-    """Trace the trunk. Its initializers reference the model's weights; `trunk.graph.save` writes
-    them one by one."""
+    """Trace the trunk. Its initializers are the model's weights, until `move_weights` writes
+    them."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -251,8 +243,7 @@ def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
 
 @contextmanager
 def _exporter_silenced() -> Iterator[None]:
-    """Within the block, torch's exporter prints no progress and no warnings, because pass-export
-    prints its own."""
+    """Within the block, torch's exporter prints nothing: pass-export shows progress."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,2 +1,1 @@
-"""`pass-train evaluate`: measures the acceptance of drafts on answers to prompts that were not used
-for training."""
+"""`pass-train evaluate`: measures acceptance on answers to prompts that training did not use."""

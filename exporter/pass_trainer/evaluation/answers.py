@@ -1,5 +1,4 @@
-"""Answers prompts with the frozen model, sampled with the runtime's noise, and keeps the answers on
-disk.
+"""Answers prompts with the frozen model and the runtime's noise, and keeps answers on disk.
 
 The answers do not depend on look-ahead weights, so several weights files are measured on the same
 ones.
@@ -53,8 +52,7 @@ class SeededPrompt:
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `max_tokens` tokens. identity: names the model and dtype, for the
-    cache."""
+    """Answers prompts with up to `max_tokens` tokens. identity: names model and dtype."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
@@ -62,8 +60,7 @@ class AnswerWriter:
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt, from the directory `cache`. Write them there first if
-        they are missing."""
+        """Return an answer for each prompt, from the directory `cache` if it is there."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
         key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -106,8 +103,7 @@ class AnswerWriter:
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Maps logits to the scores of Gumbel-max sampling. Their argmax is the token that the runtime
-    samples."""
+    """Maps logits to the scores of Gumbel-max sampling. Their argmax is the sample."""
 
     def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
         self._sampling = [p.sampling for p in prompts]
@@ -128,8 +124,7 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """Return the tokens of a prompt. A chat message is put into the chat template if the model has
-    one."""
+    """Return the tokens of a prompt. A message gets the chat template, if any."""
     if not prompt.is_message or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
     return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

@@ -1,5 +1,4 @@
-"""Counts accepted drafts, and the passes that a runtime would need. Counts of several texts can be
-added."""
+"""Counts accepted drafts, and the passes that a runtime would need. Counts can be added."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class DraftCounts:
 
     @property
     def conditional(self) -> list[float]:
-        """Conditional acceptance [L]: the rate at which draft j is right if all drafts before it
-        are."""
+        """Conditional acceptance [L]: the rate at which draft j is right after right drafts."""
         return [
             right / tried if tried else 0.0
             for right, tried in zip(self.right, self.tried, strict=True)
@@ -124,8 +122,7 @@ def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCount
 
 
 def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """Return for each draft whether it is right, up to and including the first wrong one, or up to
-    the text's end."""
+    """Return for each draft whether it is right, to the first wrong one or the text's end."""
     right = []
     for draft, token in zip(drafts, text, strict=False):
         right.append(draft == token)
@@ -137,8 +134,7 @@ def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
 def _count(
     rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range
 ) -> DraftCounts:
-    """Count the drafts of row k if k + 1 is in `indices`, and the passes that begin there. rows: of
-    `right_in_row`."""
+    """Count drafts of row k if k + 1 is in `indices`, and passes there. rows: by `right_in_row`."""
     tried, right = [0] * lookahead, [0] * lookahead
     for k, row in enumerate(rows):
         if k + 1 in indices:
@@ -154,8 +150,7 @@ def _count(
 
 
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the number of tokens that each pass of fused decoding emits, for a text of `length`
-    tokens.
+    """Yield the tokens of each pass of fused decoding, for a text of `length` tokens.
 
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
     accepted[k]: the number of right drafts that follow token k, which were made when token k was

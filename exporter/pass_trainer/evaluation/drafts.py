@@ -1,5 +1,4 @@
-"""Computes the drafts of look-ahead rows, sampled as in the runtime: each with the noise of its own
-position."""
+"""Computes the drafts of look-ahead rows, sampled with the noise of their positions."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def drafts_of(
 def group_states(
     drafter: Drafter, tokens: list[int], anchors: range, lookahead: int
 ) -> tuple[torch.Tensor, Ids]:
-    """Return the hidden states [anchors,L,H] of look-ahead rows, and the positions [anchors,L] of
-    their drafts."""
+    """Return the hidden states [anchors,L,H] of look-ahead rows, and their drafts' positions."""
     known = torch.tensor(tokens[: anchors[-1] + 2])
     # A row sees only its anchor and the tokens before it, so no row sees the padding.
     row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
@@ -73,8 +71,7 @@ def group_states(
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the logits [P,V] float32 of the last of j drafts of P groups. With a head, only its
-    candidates are finite.
+    """Return logits [P,V] float32 for the last of j drafts of P groups; with a head, of candidates.
 
     hidden [P,j,H]: the states of the groups' first j rows. before [P,j] int64: the tokens before
     these rows' drafts.

@@ -1,5 +1,4 @@
-"""`pass-train evaluate`: the model answers prompts, and right drafts after every token of its
-answers are counted."""
+"""`pass-train evaluate`: counts right drafts after every token of the model's answers."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from pass_trainer.run import TrainProgress, make_accelerator
 from pass_trainer.text_supply import model_cache_key
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""Prompts of every kind in `real_use.KINDS`, written for this evaluation. Most are users'
-messages."""
+"""Prompts of every kind in `real_use.KINDS`, most of them users' messages."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,7 @@ def answer_all(
 def _answer_by_kind(
     writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
 ) -> list[Answer]:
-    """Answer the prompts kind by kind, so that cached answers of a kind do not depend on the other
-    kinds."""
+    """Answer the prompts kind by kind, so that each kind has its own cache."""
     written: dict[int, Answer] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]

@@ -1,5 +1,4 @@
-"""`pass-train evaluate --record`: writes the results into the weights file and the model card
-beside it."""
+"""`pass-train evaluate --record`: writes results into the weights file and its model card."""
 
 from __future__ import annotations
 

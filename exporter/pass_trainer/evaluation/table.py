@@ -23,8 +23,7 @@ repeats itself, are in the last two columns only."""
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row, with the columns HEADINGS, for every temperature and kind. report: what
-    `--json` prints."""
+    """Return a table row, as in HEADINGS, for every temperature and kind. report: as `--json`."""
     return [
         [
             decoding_label(temperature, report["top_k"]),
