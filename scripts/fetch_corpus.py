@@ -69,17 +69,8 @@ def main(output: Path) -> None:
 def fetch_wheel(requirement: str, scratch: Path) -> zipfile.ZipFile:
     """Download a wheel without installing it."""
     target = scratch / requirement
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(target),
-        requirement,
-    ]
+    flags = ["--quiet", "--no-deps", "--dest"]
+    command = [sys.executable, "-m", "pip", "download", *flags, str(target), requirement]
     subprocess.run(command, check=True)
     return zipfile.ZipFile(next(target.glob("*.whl")))
 

@@ -244,7 +244,8 @@ def tables(
 
 
 def attention_advice(step: Result, plain: Any) -> str:
-    """Return advice on exporting with PLAIN_FLAG. step: without it. plain: data with it."""
+    """Return advice on exporting with PLAIN_FLAG. step: its result. plain: the data with
+    PLAIN_FLAG."""
     if step.status != "ok":
         return (
             f"export with {PLAIN_FLAG}: {step.reason}" if step.status == "failed" else step.reason

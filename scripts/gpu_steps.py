@@ -157,8 +157,8 @@ def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: A
 
 
 def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
-    """Return for every plan if `found` writes what `expected` writes without drafts, and
-    captures."""
+    """Return for every plan if `found` writes what `expected` writes by `ar`, and if it was
+    captured."""
     prompt, plans = list(range(3, 30)), []
     for plan in PLANS:
         same = True

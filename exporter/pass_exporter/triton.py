@@ -165,5 +165,5 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal of protobuf's text format: JSON's, but not in ASCII."""
+    """Return a string literal of protobuf's text format: as in JSON, but not escaped to ASCII."""
     return json.dumps(text, ensure_ascii=False)

@@ -26,8 +26,8 @@ FLAG_NAMES = {
 """By the name of a setting: the name of its flag, if they differ."""
 DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
 """Values of the flags that are missing in checkpoints of earlier versions."""
-LENGTHS = ("steps", "minutes")
-"""Flags of which a resumed run may raise either one."""
+RUN_LENGTH_FLAGS = ("steps", "minutes")
+"""The flags that say how long a run is. A resumed run may raise the one that it has."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Checkpoint:
 
     def load(self) -> tuple[int, History]:
         """Load the checkpoint. Return the next step and the history, or 0 and a new one."""
-        length = {name: self.settings[name] for name in LENGTHS}
+        planned = {name: self.settings[name] for name in RUN_LENGTH_FLAGS}
         if (
             find_checkpoint(self._path) not in (None, self._path)
             and self._accelerator.is_main_process
@@ -102,7 +102,7 @@ class Checkpoint:
             self._path.with_suffix(OLD_SUFFIX).rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
-            return 0, History([Stage(0, **length)])
+            return 0, History([Stage(0, **planned)])
         state = _read_state(self._path)
         self._check(state)
         try:
@@ -118,7 +118,7 @@ class Checkpoint:
             self._accelerator.load_state(str(self._path))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise _unusable(self._path, error) from None
-        stage = Stage(step, **length)
+        stage = Stage(step, **planned)
         if (stage.steps, stage.minutes) != (stages[-1].steps, stages[-1].minutes):
             stages.append(stage)
         return step, history
@@ -127,10 +127,14 @@ class Checkpoint:
         saved = DEFAULT_SETTINGS | _flags(state["settings"])
         for flag, value in _flags(self.settings).items():
             saved_value = saved.get(flag)
-            if flag in LENGTHS and None not in (value, saved_value) and value >= saved_value:
+            if (
+                flag in RUN_LENGTH_FLAGS
+                and None not in (value, saved_value)
+                and value >= saved_value
+            ):
                 continue
             if value != saved_value:
-                hint = "; give at least as many" if flag in LENGTHS and saved_value else ""
+                hint = "; give at least as many" if flag in RUN_LENGTH_FLAGS and saved_value else ""
                 shown = "" if flag == "data" else f" ({_shown(saved_value)}{hint})"
                 raise PassError(
                     f"{self._path} was made with another --{flag}{shown}; give the same "
@@ -139,10 +143,12 @@ class Checkpoint:
 
 
 def planned_length(output: Path) -> dict[str, Any]:
-    """Return the LENGTHS of the run whose checkpoint is in `output`; {} if there is none."""
+    """Return the RUN_LENGTH_FLAGS of the checkpoint in `output`; {} if there is none."""
     path = find_checkpoint(output / CHECKPOINT)
     return (
-        {} if path is None else {name: _read_state(path)["settings"].get(name) for name in LENGTHS}
+        {}
+        if path is None
+        else {name: _read_state(path)["settings"].get(name) for name in RUN_LENGTH_FLAGS}
     )
 
 

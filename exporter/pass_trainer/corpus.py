@@ -45,8 +45,7 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters from a random place, at the start of a line or
-        word."""
+        """Return up to `characters` characters from a random line or word."""
         at = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, at)]
         start = rng.randrange(max(1, len(text) - characters))

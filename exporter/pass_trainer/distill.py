@@ -1,4 +1,4 @@
-"""Makes training text: the model continues prompts, its own or a corpus's. Shards keep the text.
+"""Makes training text: the model continues prompts, its own or a corpus's, into shards on disk.
 
 A draft is accepted if the model would have written it, so the model's own text is the right text
 for training. The name of the shards' directory is a hash of everything that they depend on. An
@@ -162,8 +162,8 @@ class Distiller:
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts (their lengths)
-        and lengths [n].
+        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts [n] (lengths),
+        lengths [n].
 
         An end token is a part of the text. A text that begins to repeat itself is cut there.
         """

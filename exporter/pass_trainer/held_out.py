@@ -40,8 +40,7 @@ class Agreement:
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
-        """Expected tokens per pass: two-pass writes 2 + accepted in two passes, fused 1 +
-        accepted."""
+        """Expected tokens per pass: 1 + accepted for fused, 1 + accepted / 2 for two-pass."""
         return {"ar": 1.0, "two-pass": 1 + self.accepted / 2, "fused": 1 + self.accepted}
 
     def as_json(self) -> dict[str, Any]:

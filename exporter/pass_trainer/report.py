@@ -69,8 +69,7 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def replace_section(text: str, name: str, content: str) -> str | None:
-    """Return `text` with `content` from <!-- name --> to <!-- end -->, None without such a
-    section."""
+    """Return `text` with `content` from <!-- name --> to <!-- end -->, or None."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
     text, found = re.subn(
         pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S

@@ -163,7 +163,8 @@ def shown_stages(history: History) -> list[dict[str, Any]]:
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raise PassError if `output` has a run without `resume`, or no checkpoint."""
+    """Raise PassError if `output` has a run but `resume` is off, or weights without a
+    checkpoint."""
     trained = (config.output / FILE_NAME).exists()
     resumable = find_checkpoint(config.output / CHECKPOINT) is not None
     if not config.resume and (trained or resumable):
@@ -196,7 +197,7 @@ def check_length(length: int, name: str, loaded: LoadedModel) -> None:
 
 
 def make_accelerator(device: str) -> Accelerator:
-    """Return the accelerator for --device. auto: a GPU, if any, of each torchrun process."""
+    """Return the accelerator for --device. auto: a GPU if there is one."""
     if device not in ("auto", "cpu", "cuda"):
         raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():

@@ -111,7 +111,7 @@ class Schedule:
         return step >= self._steps if self._steps is not None else self._seen.now >= self._end
 
     def is_measured_at(self, step: int) -> bool:
-        """Whether held-out sequences are measured after `step` steps. The end always is."""
+        """Whether held-out sequences are measured after `step` steps, besides the end."""
         if self._steps is not None:
             return step % max(self._steps // MEASUREMENTS, 1) == 0
         seen = self._seen

@@ -19,7 +19,7 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 TEMPERATURE, TOP_P = 1.0, 0.95
 MIN_MESSAGE_TOKENS, MAX_MESSAGE_TOKENS = 4, 96
-"""Fewest and most tokens of a user's message. A third of SmolLM2-135M's are longer."""
+"""Fewest and most tokens of a user's message. Others (a third of SmolLM2's) are discarded."""
 MAX_BATCHES = 12
 """The most batches of messages that the model writes to get enough prompts."""
 MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"

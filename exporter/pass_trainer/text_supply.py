@@ -71,7 +71,7 @@ class TextSupply(Protocol):
 
 
 class WrittenHere:
-    """Text that each process writes when it waits: its own part of the shards."""
+    """Text that this process writes when it is waited for; of several processes, its own part."""
 
     def __init__(self, distiller: Distiller, directory: Path, accelerator: Accelerator) -> None:
         self.distiller, self.directory, self._accelerator = distiller, directory, accelerator
@@ -172,7 +172,7 @@ def make_supply(
     progress: Progress,
     is_late: Callable[[], None],
 ) -> TextSupply:
-    """Return the supply for `way_of(config)`. Raises PassError if there are no prompts."""
+    """Return the supply for `way_of(config)`. Raises PassError if no text gives prompts."""
     place = Place(str(accelerator.device), accelerator.process_index, accelerator.num_processes)
     distiller, directory = make_distiller(config, loaded, place, progress)
     distiller.check()

@@ -139,7 +139,7 @@ def train(
 
 
 class Pace:
-    """Lets the processes of a run look at the clock together: every LOOK_SECONDS, on a CPU each
+    """Lets all processes of a run look at the clock every LOOK_SECONDS, on a CPU after each
     step."""
 
     def __init__(self, accelerator: Accelerator, schedule: Schedule, step: int) -> None:
@@ -180,7 +180,7 @@ def record_losses(
 
 
 def clip_gradients(groups: list[dict[str, Any]]) -> None:
-    """Scale the gradients of each group to a norm of MAX_GRADIENT_NORM, with few kernels."""
+    """Scale each group's gradients to a norm of at most MAX_GRADIENT_NORM, with few kernels."""
     owners = [
         (owner, p.grad)
         for owner, group in enumerate(groups)

@@ -64,8 +64,7 @@ def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
 def make_windows(
     groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu"
 ) -> Windows:
-    """Return the windows, on `device`, of sequences of `width` tokens. groups[b]: up to `width`
-    sizes.
+    """Return the windows, on `device`, of sequences of `width` tokens. groups[b]: their sizes.
 
     Shapes follow from `groups`, which are on the host, so nothing waits for the device.
     """

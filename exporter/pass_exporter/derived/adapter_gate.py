@@ -20,6 +20,7 @@ import onnx_ir as ir
 from pass_exporter.derived.adapter_rows import adapter_pads
 from pass_exporter.derived.embeddings import by_id
 from pass_exporter.derived.group_query import DOMAIN
+from pass_exporter.trunk.graph import take_place
 
 
 def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
@@ -40,13 +41,11 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
             node.outputs[0].shape = None  # it had the number of look-ahead rows
         (use,) = pad.outputs[0].uses()
         add = use.node
-        total = add.outputs[0]
         gated = ir.node(
             "GatedAdd", [add.inputs[1 - use.idx], pad.inputs[0], gate.outputs[0]], domain=DOMAIN
         )
-        gated.outputs[0].shape, gated.outputs[0].type = total.shape, total.type
         graph.insert_before(add, gated)
-        total.replace_all_uses_with(gated.outputs[0])
+        take_place(add.outputs[0], gated.outputs[0])
         graph.remove([add, pad, gather], safe=True)
     graph.opset_imports[DOMAIN] = 1
 

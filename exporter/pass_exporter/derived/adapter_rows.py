@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.trunk.graph import initializer, take_place
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
 
@@ -28,9 +28,7 @@ def scatter_adapter_results(graph: ir.Graph) -> None:
             "ScatterND", [add.inputs[1 - use.idx], indices, pad.inputs[0]], {"reduction": "add"}
         )
         graph.insert_before(add, scatter)
-        total = add.outputs[0]
-        scatter.outputs[0].shape, scatter.outputs[0].type = total.shape, total.type
-        total.replace_all_uses_with(scatter.outputs[0])
+        take_place(add.outputs[0], scatter.outputs[0])
         graph.remove([add, pad], safe=True)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.trunk.graph import initializer, take_place
 
 
 def fold_groups(graph: ir.Graph) -> bool:
@@ -43,9 +43,7 @@ def fold_groups(graph: ir.Graph) -> bool:
         )
         rows = ir.node("Reshape", [attended.outputs[0], by_head])
         graph.insert_before(node, [folded, attended, rows])
-        result = node.outputs[0]
-        rows.outputs[0].shape, rows.outputs[0].type = result.shape, result.type
-        result.replace_all_uses_with(rows.outputs[0])
+        take_place(node.outputs[0], rows.outputs[0])
     return True
 
 

@@ -216,13 +216,9 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
         shared.positions,
         shared.biases[layer.window],
     ]
-    attributes: dict[str, int | float] = {
-        "num_heads": layer.heads,
-        "kv_num_heads": layer.kv_heads,
-        "do_rotary": 1,
-        "scale": layer.attention.attributes["scale"].as_float(),
-    }
-    attended = ir.node("GroupQueryAttention", inputs, attributes, domain=DOMAIN, num_outputs=3)
+    attended = ir.node(
+        "GroupQueryAttention", inputs, layer.attributes, domain=DOMAIN, num_outputs=3
+    )
     graph.insert_before(layer.attention, attended)
     for old, new in zip((layer.result, *layer.present), attended.outputs, strict=True):
         replace_value(graph, old, new)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.trunk.graph import initializer, take_place
 
 LOOKAHEAD_TABLE = "lookahead_embeddings"
 """The initializer [L,H] of the look-ahead embeddings, which ids from V on select."""
@@ -42,9 +42,7 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
         )
         nodes += [factors, ir.node("Mul", [nodes[-1].outputs[0], factors.outputs[0]])]
     graph.insert_before(choice, nodes)
-    old, new = choice.outputs[0], nodes[-1].outputs[0]
-    new.shape, new.type = old.shape, old.type
-    old.replace_all_uses_with(new)
+    take_place(choice.outputs[0], nodes[-1].outputs[0])
 
 
 def by_id(

@@ -23,7 +23,7 @@ import onnxruntime as ort
 from onnx_ir.convenience import extract
 
 from pass_exporter.derived.heads import puts_heads_first
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.trunk.graph import initializer, take_place
 
 DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
@@ -52,6 +52,16 @@ class Layer:
     kv_heads: int
     result: ir.Value
     window: int | None
+
+    @property
+    def attributes(self) -> dict[str, int | float]:
+        """The attributes of the layer's GroupQueryAttention."""
+        return {
+            "num_heads": self.heads,
+            "kv_num_heads": self.kv_heads,
+            "do_rotary": 1,
+            "scale": self.attention.attributes["scale"].as_float(),
+        }
 
     @property
     def cos_sin(self) -> tuple[ir.Value | None, ...]:
@@ -236,12 +246,6 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
         *(node.outputs[0] for node in padded),
         *[None] * (3 - len(padded)),
     ]
-    attributes: dict[str, int | float] = {
-        "num_heads": layer.heads,
-        "kv_num_heads": layer.kv_heads,
-        "do_rotary": 1,
-        "scale": layer.attention.attributes["scale"].as_float(),
-    }
     common = [
         *shared.sizes,
         *shared.tables[layer.cos_sin],
@@ -251,7 +255,7 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
     attended = ir.node(
         "GroupQueryAttention",
         [*rows, *layer.past, *common],
-        attributes,
+        layer.attributes,
         domain=DOMAIN,
         num_outputs=3,
     )
@@ -268,12 +272,11 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     """Make all readers of `old` read `new`, which also takes its place as an output."""
-    new.shape, new.type = old.shape, old.type
     for place, output in enumerate(graph.outputs):
         if output is old:
             graph.outputs[place] = new
             new.name, old.name = old.name, None
-    old.replace_all_uses_with(new)
+    take_place(old, new)
 
 
 def _result(attention: ir.Node) -> ir.Value:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.trunk.graph import initializer, take_place
 
 HEADS_FIRST = (0, 2, 1, 3)
 
@@ -55,11 +55,7 @@ def norm_before_transpose(graph: ir.Graph) -> None:
         normed = ir.node("RMSNormalization", [transpose.inputs[0], scale], norm.attributes)
         transposed = ir.node("Transpose", normed.outputs, {"perm": HEADS_FIRST})
         graph.insert_before(norm, [normed, transposed])
-        transposed.outputs[0].shape, transposed.outputs[0].type = (
-            norm.outputs[0].shape,
-            norm.outputs[0].type,
-        )
-        norm.outputs[0].replace_all_uses_with(transposed.outputs[0])
+        take_place(norm.outputs[0], transposed.outputs[0])
         graph.remove([norm, transpose], safe=True)
 
 
@@ -95,11 +91,11 @@ def puts_heads_first(node: ir.Node) -> bool:
 
 
 def _heads(part: ir.Value) -> _Heads | None:
-    reshape = _only_user(part, "Reshape")
-    transpose = _only_user(reshape.outputs[0], "Transpose") if reshape is not None else None
+    reshape = only_user(part, "Reshape")
+    transpose = only_user(reshape.outputs[0], "Transpose") if reshape is not None else None
     if transpose is None or not puts_heads_first(transpose):
         return None
-    rotary = _only_user(transpose.outputs[0], "RotaryEmbedding")
+    rotary = only_user(transpose.outputs[0], "RotaryEmbedding")
     value = transpose.outputs[0] if rotary is None else rotary.outputs[0]
     shape = value.shape
     if shape is None or not isinstance(shape[1], int) or not isinstance(shape[3], int):
@@ -129,14 +125,14 @@ def _rewrite(graph: ir.Graph, split: ir.Node, q: _Heads, k: _Heads, v: _Heads) -
     second = ir.node("Split", [rotary.outputs[0], q_and_k], {"axis": 1}, num_outputs=2)
     graph.insert_before(q.rotary, [rows, by_head, first, rotary, second])
     for old, new in ((q, second.outputs[0]), (k, second.outputs[1]), (v, first.outputs[1])):
-        new.shape, new.type = old.value.shape, old.value.type
-        old.value.replace_all_uses_with(new)
+        take_place(old.value, new)
 
 
 def _sizes(graph: ir.Graph, first: int, second: int) -> ir.Value:
     return initializer(graph, f"heads.{first}+{second}", np.array([first, second]))
 
 
-def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+    """Return the only node that reads `value`, if it has this type."""
     users = [use.node for use in value.uses()]
     return users[0] if len(users) == 1 and users[0].op_type == op_type else None

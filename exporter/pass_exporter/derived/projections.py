@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.trunk.graph import initializer, take_place
 
 
 def split_by_one_node(graph: ir.Graph) -> None:
@@ -31,7 +31,7 @@ def split_by_one_node(graph: ir.Graph) -> None:
         split = ir.node("Split", [product, parts], {"axis": -1}, num_outputs=3)
         graph.insert_before(slices[0], split)
         for node, part in zip(slices, split.outputs, strict=True):
-            _take_place(node.outputs[0], part)
+            take_place(node.outputs[0], part)
         graph.remove(slices, safe=True)
 
 
@@ -53,7 +53,7 @@ def add_biases_before_split(graph: ir.Graph) -> None:
         )
         graph.insert_before(split, [total, parts])
         for add, part in zip(adds, parts.outputs, strict=True):
-            _take_place(add.outputs[0], part)
+            take_place(add.outputs[0], part)
         graph.remove([*adds, split], safe=True)
 
 
@@ -83,8 +83,3 @@ def _bias(add: ir.Node, part: ir.Value) -> ir.Value | None:
         if other is not None and other.const_value is not None and len(other.const_value.shape) == 1
         else None
     )
-
-
-def _take_place(old: ir.Value, new: ir.Value) -> None:
-    new.shape, new.type = old.shape, old.type
-    old.replace_all_uses_with(new)

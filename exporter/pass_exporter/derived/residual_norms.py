@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from pass_exporter.derived.group_query import DOMAIN
+from pass_exporter.trunk.graph import take_place
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:
@@ -31,8 +32,7 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
             value.name = ""
         graph.insert_before(add, fused)
         for old, new in ((norm.outputs[0], normalized), (add.outputs[0], summed)):
-            new.shape, new.type = old.shape, old.type
-            old.replace_all_uses_with(new)
+            take_place(old, new)
         graph.remove([norm, add], safe=True)
         graph.opset_imports[DOMAIN] = 1
 

@@ -14,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pass_exporter.derived.group_query import DOMAIN
-from pass_exporter.trunk.graph import initializer
+from pass_exporter.derived.heads import only_user
+from pass_exporter.trunk.graph import initializer, take_place
 
 EPSILON, SCALE = 2.0**30, 2.0**15  # SCALE**2 = EPSILON; both are exact in float16
 GROUP = 128
@@ -25,8 +26,8 @@ def fuse_silu_products(graph: ir.Graph) -> None:
     """Replace Sigmoid, Mul, Mul by GatedRMSNorm."""
     for sigmoid in [node for node in graph if node.op_type == "Sigmoid"]:
         gate = sigmoid.inputs[0]
-        silu = _only_user(sigmoid.outputs[0], "Mul")
-        product = None if silu is None else _only_user(silu.outputs[0], "Mul")
+        silu = only_user(sigmoid.outputs[0], "Mul")
+        product = None if silu is None else only_user(silu.outputs[0], "Mul")
         if gate is None or silu is None or product is None or gate not in silu.inputs:
             continue
         up = next(value for value in product.inputs if value is not silu.outputs[0])
@@ -44,13 +45,6 @@ def fuse_silu_products(graph: ir.Graph) -> None:
         attributes: dict[str, str | float] = {"activation": "silu", "epsilon": EPSILON}
         fused = ir.node("GatedRMSNorm", inputs, attributes, domain=DOMAIN)
         graph.insert_before(product, fused)
-        old, new = product.outputs[0], fused.outputs[0]
-        new.shape, new.type = old.shape, old.type
-        old.replace_all_uses_with(new)
+        take_place(product.outputs[0], fused.outputs[0])
         graph.remove([product, silu, sigmoid], safe=True)
         graph.opset_imports[DOMAIN] = 1
-
-
-def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    users = [use.node for use in value.uses()]
-    return users[0] if len(users) == 1 and users[0].op_type == op_type else None

@@ -194,24 +194,15 @@ def graph_sources(
                 widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs)
             )
             sources.append(Source(graph, model, path, inputs, outputs, profiles, {}))
-    logprobs, path = manifest.logprobs, bundle / manifest.logprobs.file
-    profiles = logprobs_profiles(manifest, max_batch_size)
-    sources.append(
-        Source(logprobs, path.read_bytes(), path, logprobs.inputs, logprobs.outputs, profiles, {})
-    )
-    if (processors := manifest.processors) is not None:
-        path, profiles = bundle / processors.file, processors_profiles(manifest, max_batch_size)
-        sources.append(
-            Source(
-                processors,
-                path.read_bytes(),
-                path,
-                processors.inputs,
-                processors.outputs,
-                profiles,
-                {},
-            )
-        )
+
+    def unchanged(graph: Graph, profiles: tuple[Profile, ...]) -> Source:
+        path = bundle / graph.file
+        return Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
+
+    sources.append(unchanged(manifest.logprobs, logprobs_profiles(manifest, max_batch_size)))
+    if manifest.processors is not None:
+        profiles = processors_profiles(manifest, max_batch_size)
+        sources.append(unchanged(manifest.processors, profiles))
     profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, prefill_widths)
     sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
     return sources

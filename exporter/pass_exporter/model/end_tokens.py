@@ -91,7 +91,7 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     finally:
         chat.close()
     end = added.match(after.lstrip()) if found else None
-    # If a template writes the next turn's opening after every message, that opening also precedes
-    # the answer.
+    # A template may open the next turn after every message. Then the same token stands right before
+    # the answer, so the last token there is no end.
     opening.update(added.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

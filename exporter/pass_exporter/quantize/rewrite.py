@@ -43,7 +43,7 @@ merges equal ones of up to 8 numbers, and fuses no product whose constant has se
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Make every MatMul of a quantized weight read codes, and rows rounded by its static scale.
+    """Make MatMuls of quantized weights read codes, and rounded rows if there are static scales.
 
     The codes are transposed and packed only when the graph is saved.
     """

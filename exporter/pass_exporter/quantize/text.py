@@ -57,7 +57,7 @@ def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
 def own_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step
 ) -> torch.Tensor:
-    """Let the model continue PROMPTS at temperature 1: [16,192], or shorter rows by `max_length`.
+    """Let the model continue PROMPTS at temperature 1: [16,192], shorter if `max_length` is less.
 
     The text is the same on every call. The sequences of a row have the same prompt.
     """

@@ -129,10 +129,15 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
     split = ir.node("Split", [product.outputs[0], sizes], {"axis": -1}, num_outputs=len(nodes))
     graph.insert_before(nodes[0], [product, split])
     for node, part in zip(nodes, split.outputs, strict=True):
-        part.shape, part.type = node.outputs[0].shape, node.outputs[0].type
-        node.outputs[0].replace_all_uses_with(part)
+        take_place(node.outputs[0], part)
         graph.remove(node, safe=True)
     return name
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Make all readers of `old` read `new`, which gets the shape and type of `old`."""
+    new.shape, new.type = old.shape, old.type
+    old.replace_all_uses_with(new)
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:

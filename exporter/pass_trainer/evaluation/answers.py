@@ -60,7 +60,7 @@ class AnswerWriter:
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt, from the directory `cache` if it is there."""
+        """Return an answer for each prompt. Those in `cache` are not made again."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
         key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

@@ -55,7 +55,8 @@ class DraftCounts:
 
     @property
     def conditional(self) -> list[float]:
-        """Conditional acceptance [L]: the rate at which draft j is right after right drafts."""
+        """Conditional acceptance [L]: the rate at which draft j is right if the drafts before
+        are."""
         return [
             right / tried if tried else 0.0
             for right, tried in zip(self.right, self.tried, strict=True)
@@ -150,7 +151,7 @@ def _count(
 
 
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the tokens of each pass of fused decoding, for a text of `length` tokens.
+    """Yield how many tokens each pass of fused decoding writes, for a text of `length` tokens.
 
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
     accepted[k]: the number of right drafts that follow token k, which were made when token k was

@@ -71,7 +71,8 @@ def group_states(
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return logits [P,V] float32 for the last of j drafts of P groups; with a head, of candidates.
+    """Return the logits [P,V] float32 of the last of j drafts in P groups. With a head, they are
+    -inf for all tokens but its candidates.
 
     hidden [P,j,H]: the states of the groups' first j rows. before [P,j] int64: the tokens before
     these rows' drafts.
