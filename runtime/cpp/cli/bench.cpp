@@ -106,15 +106,15 @@ std::string name_of(const Session& session, const GenerateOptions& options) {
 // The numbers of --batch; none if sequences are decoded one by one.
 std::vector<int> batches_of(const BenchFlags& flags) {
     if (!flags.batches) return {};
-    std::vector<int> found;
+    std::vector<int> result;
     for (std::int64_t size : parse_numbers(*flags.batches).value_or(Ids{0})) {
         if (size < 1 || size > std::numeric_limits<int>::max()) {
             throw Error("--batch must list numbers of sequences, as in 1,2,4,8, not '" +
                         *flags.batches + "'");
         }
-        found.push_back(static_cast<int>(size));
+        result.push_back(static_cast<int>(size));
     }
-    return found;
+    return result;
 }
 
 std::vector<Contender> contenders_of(const Session& session, const BenchFlags& flags) {
@@ -122,7 +122,7 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
         return given.empty() ? otherwise : given;
     };
     const SamplingParams sampling = flags.sampling.params().seeded();  // the same seed for all
-    std::vector<Contender> found;
+    std::vector<Contender> result;
     for (int batch : or_default(batches_of(flags), std::vector<int>{0})) {
         for (const std::string& plan :
              or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
@@ -143,13 +143,13 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
                     const auto same = [&](const Contender& other) {
                         return other.name == one.name;
                     };
-                    if (std::none_of(found.begin(), found.end(), same))
-                        found.push_back(std::move(one));
+                    if (std::none_of(result.begin(), result.end(), same))
+                        result.push_back(std::move(one));
                 }
             }
         }
     }
-    return found;
+    return result;
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
@@ -184,10 +184,10 @@ Json measured(const Contender& contender, const Contender& baseline) {
 // cause that.
 std::vector<std::string> differing(const Session& session,
                                    const std::vector<Contender>& contenders) {
-    std::vector<std::string> found;
+    std::vector<std::string> result;
     const Contender& first = contenders.front();
     if (session.bundle().rule() == "rejection" && first.options.sampling.temperature > 0)
-        return found;
+        return result;
     for (const Contender& other : contenders) {
         for (std::size_t i = 0; i < first.texts.size(); ++i) {
             const Ids &ours = other.texts[i], &theirs = first.texts[i];
@@ -195,11 +195,11 @@ std::vector<std::string> differing(const Session& session,
             const auto at =
                 std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first -
                 ours.begin();
-            found.push_back(other.name + ": prompt " + std::to_string(i) + " from token " +
-                            std::to_string(at));
+            result.push_back(other.name + ": prompt " + std::to_string(i) + " from token " +
+                             std::to_string(at));
         }
     }
-    return found;
+    return result;
 }
 
 // Prints what ran without a CUDA graph, and why; nothing on the CPU, which has no CUDA graphs.
@@ -240,18 +240,18 @@ void print_table(const Json& report) {
 }
 
 std::vector<Ids> prompts_of(const Session& session, const BenchFlags& flags) {
-    std::vector<Ids> found;
+    std::vector<Ids> result;
     for (const std::string& text : flags.prompt_ids)
-        found.push_back(parse_ids("--prompt-ids", text));
-    if (!found.empty() && flags.prompts.empty()) return found;
+        result.push_back(parse_ids("--prompt-ids", text));
+    if (!result.empty() && flags.prompts.empty()) return result;
     const Tokenizer tokenizer(flags.engine.bundle, "", flags.engine.options.onnxruntime);
     const std::vector<std::string> otherwise{
         "The history of the Roman Empire begins with", "def quicksort(items):\n    ",
         "To bake a loaf of bread, first", "Photosynthesis is the process by which"};
     for (const std::string& text : flags.prompts.empty() ? otherwise : flags.prompts) {
-        found.push_back(encode(tokenizer, session.bundle(), text));
+        result.push_back(encode(tokenizer, session.bundle(), text));
     }
-    return found;
+    return result;
 }
 
 void bench(const BenchFlags& flags) {

@@ -11,17 +11,17 @@ Json to_json(const StopReason& stop) {
 }
 
 Json logprobs_of(const Generation& generation) {
-    Json found = Json::array();
+    Json result = Json::array();
     for (const Token& token : generation.tokens()) {
         if (!token.logprobs) continue;
         Json top = Json::array();
         for (const auto& [id, logprob] : token.logprobs->top)
             top.push_back({id, static_cast<double>(logprob)});
-        found.push_back({{"token", token.id},
-                         {"logprob", static_cast<double>(token.logprobs->logprob)},
-                         {"top", std::move(top)}});
+        result.push_back({{"token", token.id},
+                          {"logprob", static_cast<double>(token.logprobs->logprob)},
+                          {"top", std::move(top)}});
     }
-    return found;
+    return result;
 }
 
 }  // namespace
@@ -49,16 +49,16 @@ Json to_json(const Stats& stats) {
 }
 
 Json to_json(const Generation& generation) {
-    Json found{{"prompt_ids", generation.prompt_ids()},
-               {"token_ids", generation.token_ids()},
-               {"text", generation.text()},
-               {"finish_reason",
-                generation.finish_reason() ? Json(name_of(*generation.finish_reason())) : Json()},
-               {"stop_reason", to_json(generation.stop_reason())},
-               {"seed", generation.seed()},
-               {"stats", to_json(generation.stats())}};
-    if (generation.logprobs()) found["logprobs"] = logprobs_of(generation);
-    return found;
+    Json result{{"prompt_ids", generation.prompt_ids()},
+                {"token_ids", generation.token_ids()},
+                {"text", generation.text()},
+                {"finish_reason",
+                 generation.finish_reason() ? Json(name_of(*generation.finish_reason())) : Json()},
+                {"stop_reason", to_json(generation.stop_reason())},
+                {"seed", generation.seed()},
+                {"stats", to_json(generation.stats())}};
+    if (generation.logprobs()) result["logprobs"] = logprobs_of(generation);
+    return result;
 }
 
 }  // namespace pass::cli

@@ -88,10 +88,10 @@ std::pair<std::int64_t, double> bias_of(const std::string& text) {
 }  // namespace
 
 SamplingParams SamplingFlags::params() const {
-    SamplingParams found = sampling;
+    SamplingParams result = sampling;
     for (const std::string& text : biases) {
         const auto [token, bias] = bias_of(text);
-        found.logit_bias[token] = bias;  // the last of a token counts, as in Python
+        result.logit_bias[token] = bias;  // the last of a token counts, as in Python
     }
     if (seed) {
         std::uint64_t number = 0;
@@ -99,9 +99,9 @@ SamplingParams SamplingFlags::params() const {
         const auto [stop, error] = std::from_chars(seed->data(), last, number);
         if (error != std::errc() || stop != last)
             throw Error("seed must be 0 to 2^64-1, not " + *seed);
-        found.seed = number;
+        result.seed = number;
     }
-    return found;
+    return result;
 }
 
 namespace {

@@ -138,9 +138,9 @@ TEST_CASE("a request of the C API may reuse K/V that round differently", "[c_api
         std::int64_t token = 0;
         while (pass_next(generation, &token, 1, error, sizeof error) > 0) {
         }
-        const std::int64_t found = pass_get_stats(generation).cached_tokens;
+        const std::int64_t result = pass_get_stats(generation).cached_tokens;
         pass_free(generation);
-        return found;
+        return result;
     };
     CHECK(cached() == 0);
     CHECK(cached() == 0);

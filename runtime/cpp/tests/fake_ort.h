@@ -49,14 +49,14 @@ class FakeOrt {
     std::set<std::tuple<const OrtSession*, int, int>> captured;  // session, thread and number
 
     std::set<std::string> captured_files() const {
-        std::set<std::string> found;
-        for (const auto& one : captured) found.insert(files_.at(std::get<0>(one)));
-        return found;
+        std::set<std::string> result;
+        for (const auto& one : captured) result.insert(files_.at(std::get<0>(one)));
+        return result;
     }
     std::size_t threads() const {
-        std::set<int> found;
-        for (const auto& one : captured) found.insert(std::get<1>(one));
-        return found.size();
+        std::set<int> result;
+        for (const auto& one : captured) result.insert(std::get<1>(one));
+        return result.size();
     }
 
    private:

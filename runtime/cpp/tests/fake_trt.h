@@ -194,15 +194,15 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
     std::int64_t scratch_size() const override { return 4096; }
     int profiles() const override { return static_cast<int>(plan_["profiles"].size()); }
     std::map<std::string, Shape> shapes() const override {
-        std::map<std::string, Shape> found;
+        std::map<std::string, Shape> result;
         for (const char* side : {"inputs", "outputs"}) {
             for (const auto& [name, described] : plan_[side].items()) {
-                Shape& shape = found[name];
+                Shape& shape = result[name];
                 for (const auto& size : described["shape"])
                     shape.push_back(size.is_string() ? -1 : size.get<int>());
             }
         }
-        return found;
+        return result;
     }
     std::optional<std::map<std::string, std::string>> aliases() const override {
         return plan_["aliases"].get<std::map<std::string, std::string>>();

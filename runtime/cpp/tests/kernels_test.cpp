@@ -69,8 +69,8 @@ TEST_CASE("a pass of too few rows is padded behind the slots' rows", "[bindings]
     manifest.trunk.outputs = {{"logits", "float32", {"batch", "logit_rows", std::int64_t{8}}}};
     const BundleBindings bindings(manifest, 64, 1, 2);
     const auto shapes = [&](const Plan& plan, int batch, bool prefill) {
-        const Bindings found = bindings.trunk(plan, batch, prefill);
-        const Binding &ids = found.inputs.at(0), &logits = found.outputs.at(0);
+        const Bindings result = bindings.trunk(plan, batch, prefill);
+        const Binding &ids = result.inputs.at(0), &logits = result.outputs.at(0);
         return std::vector<Shape>{ids.shape, ids.row, logits.shape, logits.row};
     };
     CHECK(shapes(ar_plan(), 1, false) == std::vector<Shape>{{1, 2}, {1}, {1, 2, 8}, {1, 8}});

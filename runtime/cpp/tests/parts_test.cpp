@@ -50,7 +50,7 @@ TEST_CASE("a tree of drafts", "[plan]") {
           std::vector<std::int64_t>{18, 19, 20});
     const Cycle pruned = make_cycle("tree:2,2,1,0", 2, trees);
     CHECK(pruned.plans.front().tail() == "tree-3");
-    CHECK(pruned.plans.front().next_drafts(2) == 1);
+    CHECK(pruned.plans.front().next_draft_depth(2) == 1);
     CHECK(pruned.narrower() == make_cycle("fused", 2));
     CHECK_THROWS_WITH(make_cycle("tree-8", 2, trees),
                       "a tree of 8 drafts needs a look-ahead of 4 or more, not 2");
@@ -67,7 +67,7 @@ TEST_CASE("a pruned fused plan", "[plan]") {
     CHECK(plan.width() == 7);
     CHECK(plan.tail() == "fused-2");
     CHECK(plan.next() == plan);
-    CHECK(plan.next_drafts(1) == 1);
+    CHECK(plan.next_draft_depth(1) == 1);
     const PlanConstants constants = constants_of(plan, 100);
     CHECK(constants.row_position == std::vector<std::int64_t>{0, 1, 2, 1, 2, 2, 3});
     CHECK(constants.lookahead_rows == std::vector<std::int64_t>{3, 4, 5, 6});
@@ -145,18 +145,18 @@ TEST_CASE("the menu promises what Python says it does", "[tuning]") {  // tests/
         {"tree:4,3,2,1,1,1,1,1,1", 2.3391000213},
         {"tree-8", 2.6283928571},
     };
-    const std::vector<Cycle> found = menu(4, &able);
-    REQUIRE(found.size() == expected.size());
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        const Cycle& cycle = found[i];
-        const std::string two_pass = "two-pass " + std::to_string(cycle.lookahead());
+    const std::vector<Cycle> result = menu(4, &able);
+    REQUIRE(result.size() == expected.size());
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        const Cycle& cycle = result[i];
+        const std::string two_pass = "two-pass " + std::to_string(cycle.depth());
         CHECK((cycle.plans.size() == 2 ? two_pass : cycle.plans.front().name) == expected[i].first);
         CHECK(expected_tokens(cycle, cumulative) == Approx(expected[i].second).epsilon(1e-9));
     }
     CHECK(menu(0).size() == 1);
     // Engines with plans for one look-ahead alone, in full groups.
     Capabilities built = able;
-    built.lookahead = 4;
+    built.fixed_lookahead = 4;
     built.trees = {trees.back()};
     REQUIRE(menu(6, &built).size() == 4);
     CHECK(menu(6, &built).back().plans.front().name == "tree-8");
@@ -221,7 +221,7 @@ TEST_CASE("pass times follow what passes take", "[tuning]") {
 
 TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") {
     // From what others taught, and faster. tests/runtime/test_auto.py has the same figures.
-    PlanTuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
+    Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
     std::map<int, ConditionalAcceptance> own;
     for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}}) {
         tuner.ngram(3).record(drafted, accepted);
@@ -265,7 +265,7 @@ TEST_CASE("pass times are those of Python", "[tuning]") {
 TEST_CASE("what was not run lately is tried for a few passes", "[tuning]") {
     TimedPasses timed;  // rows are nearly free; passes take so long that decisions are not put off
     for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = {1e6 + plan.width(), 1.0};
-    PlanTuner tuner(PassTimes(timed), 4, {0.9, 0.8, 0.7, 0.6});
+    Tuner tuner(PassTimes(timed), 4, {0.9, 0.8, 0.7, 0.6});
     const std::string decided = tuner.next_candidate(4, 1, {}).cycle.name;
     const Plan plan = tuner.next_candidate(4, 1, {}).cycle.plans.front();
     CHECK(decided != "ar");

@@ -40,7 +40,7 @@ struct Machine {
         request.prompt_ids = prompt;
         request.max_new_tokens = tokens;
         request.cycle = make_cycle(plan, 4, {{0, 1, 2, 0, 1}});
-        request.lookahead = request.cycle->lookahead();
+        request.lookahead_drafts = request.cycle->depth();
         request.reuse_prefix = reuse_prefix;
         request.cache_salt = salt;
         auto sequence = std::make_shared<SequenceState>(std::move(request), nullptr,
@@ -161,7 +161,7 @@ TEST_CASE("after a move the older request still decides the plan", "[prefix]") {
     for (int i = 0; i < 4; ++i) {
         REQUIRE(machine.step());
         REQUIRE(!older->finished);
-        const std::optional<Plan>& window = machine.runner.window();
+        const std::optional<Plan>& window = machine.runner.staged_plan();
         CHECK((window.has_value() && older->request.cycle->contains(*window)));
     }
 }
@@ -217,9 +217,9 @@ TEST_CASE("a tree runs only if all requests of the pass take one", "[trees]") {
     const auto tree = machine.submit({1, 2, 3}, 12, "tree-5"),
                beside = machine.submit({4, 5, 6}, 30);
     REQUIRE(machine.step());  // the second prompt is read in the next step
-    REQUIRE(machine.runner.window().has_value());
-    CHECK(machine.runner.window()->is_tree());
-    while (machine.step() && !tree->finished) CHECK(!machine.runner.window()->is_tree());
+    REQUIRE(machine.runner.staged_plan().has_value());
+    CHECK(machine.runner.staged_plan()->is_tree());
+    while (machine.step() && !tree->finished) CHECK(!machine.runner.staged_plan()->is_tree());
     CHECK(beside->written() > 0);
 }
 
@@ -248,11 +248,11 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
         CHECK(machine.cached(first) + machine.cached(beside) == 0);
     }
     Machine machine(1, false);  // if requests ask for it
-    std::vector<std::int64_t> found;
+    std::vector<std::int64_t> result;
     for (const char* salt : {"a", "b", "b", "a"}) {
-        found.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
+        result.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
     }
-    CHECK(found == Tokens{0, 0, 96, 0});
+    CHECK(result == Tokens{0, 0, 96, 0});
 }
 
 TEST_CASE("the text used last stays, within the budget", "[prefix]") {

@@ -12,28 +12,28 @@ namespace {
 constexpr std::int64_t tokens = 70;  // of the vocabulary: two words of bits and a part
 
 Processing processing() {
-    Processing found;
-    found.vocab_size = tokens;
-    return found;
+    Processing result;
+    result.vocab_size = tokens;
+    return result;
 }
 
 // The tokens that row `row` may draw.
 std::set<std::int64_t> allowed(const ProcessedRows& rows, std::size_t row) {
     constexpr std::size_t bytes = (tokens + 7) / 8;
-    std::set<std::int64_t> found;
+    std::set<std::int64_t> result;
     for (std::int64_t token = 0; token < tokens; ++token) {
         const std::int32_t byte = rows.allowed[row * bytes + static_cast<std::size_t>(token) / 8];
-        if ((byte >> (token % 8) & 1) != 0) found.insert(token);
+        if ((byte >> (token % 8) & 1) != 0) result.insert(token);
     }
-    return found;
+    return result;
 }
 
 std::set<std::int64_t> all_but(const std::set<std::int64_t>& banned) {
-    std::set<std::int64_t> found;
+    std::set<std::int64_t> result;
     for (std::int64_t token = 0; token < tokens; ++token) {
-        if (!banned.contains(token)) found.insert(token);
+        if (!banned.contains(token)) result.insert(token);
     }
-    return found;
+    return result;
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ using namespace pass;
 TEST_CASE("prompts are read in the windows that the engine has", "[prompt]") {
     const auto chunk = [](const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
                           std::optional<std::int64_t> most = std::nullopt) {
-        const PromptChunk found =
+        const PromptChunk result =
             next_chunk(sizes, cached, remaining, sizes.capacity(cached), most);
-        return std::pair(found.tokens, found.width);
+        return std::pair(result.tokens, result.width);
     };
     using Found = std::pair<std::int64_t, int>;
     Capabilities sizes{"cpu", 50, following_capacities(256), {64, 16, 1}, {1}};
@@ -41,12 +41,12 @@ TEST_CASE("a GPU has wide chunks for prompts where there is memory for them", "[
     // As tests/runtime/test_wide_chunks.py: 7B in fp16 and in fp32, 135M.
     using Chunks = std::map<int, std::int64_t>;
     const auto model = [](const char* dtype, std::int64_t hidden_size, std::int64_t heads) {
-        ModelInfo found;
-        found.dtype = dtype;
-        found.hidden_size = hidden_size;
-        found.heads = heads;
-        found.vocab_size = 32000;
-        return found;
+        ModelInfo result;
+        result.dtype = dtype;
+        result.hidden_size = hidden_size;
+        result.heads = heads;
+        result.vocab_size = 32000;
+        return result;
     };
     const std::vector<std::int64_t> capacities = doubling_capacities(32768);
     const ModelInfo large = model("float16", 4096, 32), small = model("float16", 576, 9);
@@ -65,14 +65,14 @@ TEST_CASE("wide chunks are read while the cache is small enough for them", "[pro
     // The widths in which so many tokens are read, the cache growing from `capacity`.
     const auto widths = [&](std::int64_t capacity, std::int64_t tokens,
                             std::optional<std::int64_t> most = std::nullopt) {
-        std::vector<int> found;
+        std::vector<int> result;
         for (std::int64_t start = 0; start < tokens;) {
             const auto [count, width] = next_chunk(sizes, start, tokens - start, capacity, most);
             capacity = std::max(capacity, sizes.capacity(start + width));
-            found.push_back(width);
+            result.push_back(width);
             start += count;
         }
-        return found;
+        return result;
     };
     using Widths = std::vector<int>;
     CHECK(widths(256, 720) == Widths{256, 256, 256});

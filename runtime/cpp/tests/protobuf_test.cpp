@@ -17,16 +17,16 @@ TEST_CASE("fields are read as they were written", "[protobuf]") {
                                     "12345678"
                                     "\x25"
                                     "1234");
-    const std::vector<protobuf::Field> found = protobuf::fields(message);
-    REQUIRE(found.size() == 4);
-    CHECK(found[0].number == 1);
-    CHECK(found[0].content.empty());
-    CHECK(found[1].number == 20);
-    CHECK(found[1].content == text);
-    CHECK(found[2].whole ==
+    const std::vector<protobuf::Field> result = protobuf::fields(message);
+    REQUIRE(result.size() == 4);
+    CHECK(result[0].number == 1);
+    CHECK(result[0].content.empty());
+    CHECK(result[1].number == 20);
+    CHECK(result[1].content == text);
+    CHECK(result[2].whole ==
           "\x19"
           "12345678");
-    CHECK(found[3].number == 4);
+    CHECK(result[3].number == 4);
     const auto shorter = [](std::string_view content) { return std::string(content.substr(1)); };
     const std::string changed = protobuf::replace(message, 20, shorter);
     CHECK(protobuf::fields(changed)[1].content == text.substr(1));

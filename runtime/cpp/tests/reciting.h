@@ -84,7 +84,7 @@ class RecitingBackend : public Backend {
         const Plan next = plan.next();
         std::vector<std::int64_t> window{recited(after)};
         for (int i = 0; i < next.drafts; ++i)
-            window.push_back(i < plan.next_drafts(accepted) ? drafted(after + 1 + i) : vocab);
+            window.push_back(i < plan.next_draft_depth(accepted) ? drafted(after + 1 + i) : vocab);
         const PlanConstants constants = constants_of(next, vocab);
         window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
         buffers_.write_row("input_ids", slot, {next.width()}, window.data(), window.size());
@@ -106,12 +106,12 @@ inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend 
 }
 
 inline Request request(std::size_t prompt, std::int64_t tokens, const std::string& plan = "fused") {
-    Request found;
+    Request result;
     for (std::size_t i = 0; i < prompt; ++i)
-        found.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
-    found.options.max_new_tokens = tokens;
-    found.options.plan = plan;
-    return found;
+        result.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
+    result.options.max_new_tokens = tokens;
+    result.options.plan = plan;
+    return result;
 }
 
 // The tokens that are read until the end. Throws the sequence's error.

@@ -53,26 +53,26 @@ class RememberingBackend : public RecitingBackend {
         const Tokens lengths = buffers_.read<std::int64_t>("length", kind.batch, {});
         const Tokens active = buffers_.read<std::int64_t>("active", kind.batch, {});
         const Tokens ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
-        PassResult found;
+        PassResult result;
         if (kind.plan.is_tree()) {
-            found.count = {3};
-            found.emitted = {20, 21, 22, 0};
-            found.emitted_rows = {0, 1, second_choices ? 5 : 2, 0};
+            result.count = {3};
+            result.emitted = {20, 21, 22, 0};
+            result.emitted_rows = {0, 1, second_choices ? 5 : 2, 0};
         } else {
-            found = RecitingBackend::run_pass(kind);
+            result = RecitingBackend::run_pass(kind);
         }
         for (int slot = 0; slot < kind.batch; ++slot) {
             const auto at = static_cast<std::size_t>(slot);
             if (active[at] == 0) continue;
             const auto window = ids.begin() + slot * width;
-            Tokens path(window, window + found.count[at]), rows = one_by_one(path.size());
+            Tokens path(window, window + result.count[at]), rows = one_by_one(path.size());
             if (kind.plan.is_tree()) {
                 path = {*window, 20, 21};
-                rows = {0, 1, found.emitted_rows[2]};
+                rows = {0, 1, result.emitted_rows[2]};
             }
             write(slot, lengths[at], path, rows);
         }
-        return found;
+        return result;
     }
 
    private:

@@ -67,13 +67,13 @@ inline Request request_of(const Json& line) {
 // The result of a generation, without times.
 inline Json result_of(Generation& generation) {
     generation.run();
-    Json found = cli::to_json(generation);
-    for (const char* key : {"prompt_ids", "text", "seed"}) found.erase(key);
-    for (const char* key : seconds) found["stats"].erase(key);
+    Json result = cli::to_json(generation);
+    for (const char* key : {"prompt_ids", "text", "seed"}) result.erase(key);
+    for (const char* key : seconds) result["stats"].erase(key);
     Json sources = Json::array();
     for (const Token& token : generation.tokens()) sources.push_back(name_of(token.source));
-    found["sources"] = std::move(sources);
-    return found;
+    result["sources"] = std::move(sources);
+    return result;
 }
 
 // The results of a scene's requests on `session`, which has as many slots as the scene. Throws the

@@ -25,13 +25,13 @@ struct Reading {
 
 Reading read(const std::vector<std::int64_t>& tokens, const std::vector<std::string>& stops = {}) {
     pass::TextStream stream(std::make_shared<pass::Vocabulary>(tokenizer), stops);
-    Reading found;
+    Reading result;
     for (const std::int64_t token : tokens) {
-        found.text += stream.read(token, found.stop) + "|";
-        if (found.stop) return found;
+        result.text += stream.read(token, result.stop) + "|";
+        if (result.stop) return result;
     }
-    found.text += stream.flush();
-    return found;
+    result.text += stream.flush();
+    return result;
 }
 
 }  // namespace

@@ -34,16 +34,16 @@ struct Token {
 };
 
 // The tokens that one pass wrote, and the text that became final with them. The last event of a
-// text may have no tokens, but text that was held back.
+// generation may have text that was held back, and no tokens.
 struct Event {
     std::vector<Token> tokens;
     std::string text;
 };
 
-// length: max_new_tokens are written, or the KV cache has no room.
+// length: max_new_tokens are written, or the KV cache is full.
 enum class FinishReason { stop, length, cancelled, error };
 
-// The name of the enumerator.
+// The enumerator's name.
 PASS_API const char* name_of(FinishReason reason);
 PASS_API const char* name_of(TokenSource source);
 
@@ -53,13 +53,12 @@ using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 // Counts of one generation. A step is a pass whose window holds drafts.
 struct PASS_API Stats {
     std::string plan = "ar";
-    int lookahead = 0;  // L, the most drafts of a step
+    int lookahead = 0;  // L, the most drafts that a step verifies
     std::int64_t prompt_tokens = 0;
-    std::int64_t cached_tokens = 0;  // of the prompt, whose K/V were reused
+    std::int64_t cached_tokens = 0;  // prompt tokens whose K/V were reused
     std::int64_t generated_tokens = 0;
     std::int64_t passes = 0;
-    // tokens that the passes wrote; some may be cut at a stop or the limit
-    std::int64_t emitted = 0;
+    std::int64_t emitted = 0;  // tokens of all passes, also those after the end of the text
     std::int64_t steps = 0;
     std::int64_t drafted = 0;
     std::int64_t accepted = 0;
@@ -67,16 +66,14 @@ struct PASS_API Stats {
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
-    // the part of decode_seconds in which the engine ran, for any sequence
-    double engine_seconds = 0.0;
+    double engine_seconds = 0.0;  // of decode_seconds; the engine may have run for others
 
     // Count one pass with `drafts` drafts that emitted `count` tokens.
     void record(int drafts, int count);
     // Add the counts of another generation of the same plan, without its prompt tokens and times.
     void add(const Stats& other);
 
-    // Tokens emitted per pass, bonus tokens included. A pass that only drafts is counted, too. 0
-    // without passes.
+    // Tokens emitted per pass, also over passes without drafts; 0 without passes.
     double tau() const;
     // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
     double mean_acceptance_length() const;
@@ -88,8 +85,7 @@ struct PASS_API Stats {
     std::vector<std::int64_t> acceptance_histogram() const;
     // The part of decode_seconds in which the engine did not run.
     double host_seconds() const { return decode_seconds - engine_seconds; }
-    // Generated tokens / decode_seconds, which last from the beginning of the first pass to the
-    // last token.
+    // Generated tokens / decode_seconds (from the start of the first pass to the last token).
     double decode_tokens_per_second() const;
 };
 

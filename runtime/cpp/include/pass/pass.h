@@ -27,25 +27,21 @@ typedef struct pass_generation pass_generation;
 
 typedef struct pass_load_options {
     size_t size;             /* sizeof(pass_load_options) */
-    const char* device;      /* "auto", "cpu", "cuda", "cuda:1" (GPU 1), "tensorrt", "tensorrt-rtx",
-                                "tensorrt-rtx-ep" */
-    const char* onnxruntime; /* libonnxruntime.so; null: $PASS_ONNXRUNTIME, then where it was found
-                                at build time */
-    int threads;             /* of the CPU; 0 is ONNX Runtime's choice */
+    const char* device;      /* as LoadOptions::device of <pass/options.hpp> */
+    const char* onnxruntime; /* libonnxruntime.so; null: as LoadOptions::onnxruntime */
+    int threads;             /* CPU threads; 0 lets ONNX Runtime choose */
     int max_batch_size;      /* sequences that decode together */
     int64_t max_queue;       /* requests that may wait */
     int64_t capacity;        /* longest sequence in tokens, a multiple of 4; 0: the most possible */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
     int weight_cache;        /* on the CPU, map weights that the Python runtime has packed for it */
-    int64_t speculative_max_concurrency; /* if more sequences than this decode, none drafts; -1:
-                                            plans decide */
+    int64_t speculative_max_concurrency; /* with more sequences, none drafts; -1: no limit */
     int prefix_cache; /* reuse K/V of earlier requests if that changes no bit of the results */
 } pass_load_options;
 
-/* As AllowedTokens of <pass/options.hpp>. `text` has `count` tokens, the last of which may be
- * drafts; `allowed` has `words` words. Clears bit t % 32 of word t / 32 if token t may not follow
- * `text`. Returns 0, or anything else to end the request with an error. */
+/* As AllowedTokens of <pass/options.hpp>. `text` has `count` tokens, `allowed` has `words` words.
+ * Returns 0, or anything else to end the request with an error. */
 typedef int (*pass_allowed_tokens)(void* user, const int64_t* text, size_t count, uint32_t* allowed,
                                    size_t words);
 
@@ -60,20 +56,19 @@ typedef struct pass_generate_options {
     uint64_t seed;
     const char* plan;  /* "auto", "ar", "two-pass", "fused", "fused:4,3,2,2,1" */
     const char* draft; /* null, "lookahead", "ngram", "both" */
-    int lookahead;     /* drafts per step; -1: the bundle's */
+    int lookahead;     /* most look-ahead drafts of a pass; -1: the bundle's L */
     int ignore_eos;
     const int64_t* stop_token_ids;
     size_t stop_token_count;
     const char* const* stop; /* strings that end the text and are not part of it */
     size_t stop_count;
-    int logprobs; /* report log-probabilities of tokens and of the 0 to 20 most likely ones; -1:
-                     none */
+    int logprobs; /* report log-probabilities, also of the 0 to 20 most likely tokens; -1: none */
     double presence_penalty, frequency_penalty; /* -2 to 2; 0 is off */
     double repetition_penalty;                  /* 0.01 to 100; 1 is off */
     const int64_t* bias_token_ids;              /* tokens whose logits `biases` are added to */
     const double* biases;
     size_t bias_count;
-    int64_t min_tokens; /* before so many, no token and no stop string ends the text */
+    int64_t min_tokens;               /* until so many are written, nothing ends the text */
     const int64_t* allowed_token_ids; /* no other tokens are drawn; null: all */
     size_t allowed_token_count;
     const int64_t* const* bad_words; /* token sequences that are never written */
@@ -82,12 +77,10 @@ typedef struct pass_generate_options {
     pass_allowed_tokens allowed_tokens; /* null: all */
     void* allowed_tokens_user;
     const char* cache_salt; /* a request reuses K/V only of requests with the same salt; null: "" */
-    int reuse_prefix; /* 1: reuse K/V of prompt prefixes even if that may change bits of the results
-                       */
+    int reuse_prefix;       /* 1: reuse K/V of prompt prefixes even if results may change in bits */
 } pass_generate_options;
 
-/* Counts and times of one generation, as in Stats of <pass/event.hpp>. A step is a pass with drafts
- * in its window. */
+/* Counts and times of one generation, as in Stats of <pass/event.hpp>. */
 typedef struct pass_stats {
     int64_t prompt_tokens, cached_tokens, generated_tokens;
     int64_t passes, steps, drafted, accepted;
@@ -100,7 +93,7 @@ PASS_API const char* pass_version(void);
 enum { PASS_LOG_VERBOSE, PASS_LOG_INFO, PASS_LOG_WARNING, PASS_LOG_ERROR };
 typedef void (*pass_log_callback)(void* user, int level, const char* message);
 
-/* Give this process's messages of `level` and above to `callback`, with `user`. Until the first
+/* Gives this process's messages of `level` and above to `callback`, with `user`. Until the first
  * call, or if `callback` is null, only errors of the engines are written, to standard error. Call
  * it before opening sessions. Several threads may call the callback at once. The callback must not
  * call the library. */
@@ -134,10 +127,9 @@ static inline pass_stats pass_get_stats(const pass_generation* generation) {
  * defaults. */
 PASS_API pass_session* pass_open(const char* bundle, const pass_load_options* options, char* error,
                                  size_t error_size);
-/* Generations that have not ended report an error afterwards, and must still be freed. Null is
- * ignored. */
+/* Generations that have not ended then report an error; free them all the same. Ignores null. */
 PASS_API void pass_close(pass_session* session);
-/* Do what the first requests would wait for; see Session::warm_up. Returns 0, or -1 on failure. */
+/* Does what the first requests would wait for; see Session::warm_up. Returns 0, -1 on failure. */
 PASS_API int pass_warm_up(pass_session* session, char* error, size_t error_size);
 
 /* Writes the ids of `text` to `ids`, at most `room` of them. Returns how many ids `text` has, or -1
@@ -153,12 +145,11 @@ PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prom
  * on failure. */
 PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
 /* Waits for the next tokens, and writes at most `room` (1 or more) of them to `tokens`. Returns how
- * many, 0 at the end, -1 if the request failed. */
+ * many it wrote, 0 at the end, -1 if the request failed. */
 PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error,
                        size_t error_size);
-/* As pass_next, but without decoding or waiting, for tokens of passes that other calls, on any
- * thread, have run. Returns 0 also if there are none yet; pass_finish_reason is null until the end.
- */
+/* As pass_next, but without decoding or waiting, for tokens of passes that other calls have run.
+ * Returns 0 also if there are none yet; pass_finish_reason is null until the end. */
 PASS_API int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error,
                        size_t error_size);
 /* The text that is final so far, also that of tokens for which pass_next had no room; "" without
@@ -171,13 +162,11 @@ PASS_API const char* pass_text(const pass_generation* generation, size_t* length
  * were requested. */
 PASS_API int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob,
                                  int64_t* top_ids, float* top_logprobs, size_t room);
-/* Ends the request after the pass in progress; tokens that were written by then can still be read.
- * Null is ignored. */
+/* Ends the request after the pass in progress; its tokens can still be read. Ignores null. */
 PASS_API void pass_cancel(pass_generation* generation);
-/* "stop", "length", "cancelled", "error"; null before pass_next or pass_poll has returned the end.
- */
+/* "stop", "length", "cancelled", "error"; null until pass_next or pass_poll returns the end. */
 PASS_API const char* pass_finish_reason(const pass_generation* generation);
-/* Cancels the request if it has not ended. Null is ignored. */
+/* Cancels the request if it has not ended. Ignores null. */
 PASS_API void pass_free(pass_generation* generation);
 
 #ifdef __cplusplus

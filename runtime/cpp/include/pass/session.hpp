@@ -22,8 +22,7 @@ namespace pass {
 class Core;
 class Tokenizer;
 
-// A directory that pass-export wrote. Its manifest has been validated and its files exist.
-// Move-only.
+// A directory that pass-export wrote, with a valid manifest and all its files. Move-only.
 class PASS_API Bundle {
    public:
     // path: the directory. verify: compare the hashes of all files, not only their sizes. Throws
@@ -36,15 +35,12 @@ class PASS_API Bundle {
     const std::filesystem::path& path() const;
     const std::string& name() const;
     std::int64_t vocab_size() const;
-    std::int64_t max_capacity() const;  // the longest sequence in tokens
-    int lookahead() const;              // the most drafts of a step
-    // by which drafts are accepted: "match" or "rejection"
-    const std::string& rule() const;
-    const std::string& dtype() const;  // of activations and KV cache
-    // the format of the linear layers: "full", "w8a8", ...
-    const std::string& weights() const;
-    // describes the origin of the look-ahead embeddings
-    const std::string& lookahead_source() const;
+    std::int64_t max_capacity() const;            // the longest sequence in tokens
+    int lookahead() const;                        // L, the most look-ahead drafts of a pass
+    const std::string& rule() const;              // accepts drafts: "match" or "rejection"
+    const std::string& dtype() const;             // of activations and KV cache
+    const std::string& weights() const;           // of the linear layers: "full", "w8a8", ...
+    const std::string& lookahead_source() const;  // where the look-ahead embeddings come from
     const std::vector<std::int64_t>& eos_token_ids() const;
     std::optional<std::int64_t> bos_token_id() const;
 
@@ -70,27 +66,26 @@ class PASS_API Generation {
     ~Generation();
 
     // The tokens of the next pass; none at the end. Decodes on this thread, or waits while another
-    // one decodes. Throws the error that ended the request, once.
+    // thread decodes. Throws the error that ended the request, once.
     std::optional<Event> next();
     // The same without decoding or waiting, for tokens of passes that other calls of `step` or
-    // `next`, on any thread, have run. Returns none at the end and if there are no tokens yet; at
-    // the end `finish_reason` has a value.
+    // `next` have run. Returns none at the end, when `finish_reason` has a value, and if there are
+    // no tokens yet.
     std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
-    // End the request after the pass in progress; tokens that were written by then can still be
-    // read. For any thread.
+    // End the request after the pass in progress; its tokens can still be read. For any thread.
     void cancel();
 
     // The tokens that `next` and `poll` have returned so far.
     const std::vector<Token>& tokens() const;
     std::vector<std::int64_t> token_ids() const;
     const std::string& text() const;
-    // No value, and monostate, before `next` or `poll` has returned the end or thrown.
+    // No value, or monostate, until `next` or `poll` returns the end or throws.
     std::optional<FinishReason> finish_reason() const;
     StopReason stop_reason() const;
     const std::vector<std::int64_t>& prompt_ids() const;
-    // The seed of sampling, with which the same text can be generated again.
+    // The seed of sampling: with it the same text can be generated again.
     std::uint64_t seed() const;
     bool logprobs() const;  // whether the request asked for log-probabilities
     Stats stats() const;
@@ -121,23 +116,23 @@ class PASS_API Session {
     // session is closed. tokenizer: for text and stop strings; null if token ids are enough. The
     // tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // Run one step of the scheduler, for all requests, after the step that another thread may be
-    // in. Returns false if there is nothing more to do. Throws Error if the session is closed; a
-    // lost device closes it.
+    // Run one step of the scheduler, for all requests, once no other thread is in a step. Returns
+    // false if there is nothing more to do. Throws Error if the session is closed, also by a lost
+    // device.
     bool step();
     // Do the work that the first requests would wait for, for every batch size and these samplings
-    // (empty: greedy and sampled): measure how long passes take, for `auto`; on TensorRT engines
-    // capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt chunks. Call it before any
-    // request: while some run, it does little. Throws Error if the session is closed, a timed pass
-    // fails or the device is lost.
+    // (empty: greedy and sampled): time passes for `auto`, and on TensorRT engines capture the CUDA
+    // graphs of `ar`, `two-pass`, `fused` and prompt chunks. Call it before any request, because
+    // while requests run it does little. Throws Error if the session is closed, a timed pass fails
+    // or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
-    // The names of graph files and passes that could not be captured as CUDA graphs, and the
-    // reasons. Empty on the CPU. Throws Error if the session is closed.
+    // By name of a graph file or a pass, why it could not be captured as a CUDA graph. Empty on the
+    // CPU. Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory; the session cannot be used afterwards.
     void close();
-    // `Stats::plan` of a request with these options, and the most drafts of a step. Throws Error if
-    // the options cannot be used with this bundle.
+    // `Stats::plan` and `Stats::lookahead` of a request with these options. Throws Error if this
+    // bundle cannot run them.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;

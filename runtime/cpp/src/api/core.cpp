@@ -65,31 +65,31 @@ std::shared_ptr<SequenceState> Core::submit(const Request& request,
     return sequence;
 }
 
-Mode Core::mode(const GenerateOptions& options) const {
+DraftChoice Core::choose(const GenerateOptions& options) const {
     const int available = bundle_.lookahead(), lookahead = options.lookahead.value_or(available);
     if (lookahead < 0 || lookahead > available) {
         throw Error("look-ahead must be 0 to " + std::to_string(available) +
                     ", the look-ahead of the bundle, not " + std::to_string(lookahead));
     }
-    const std::optional<int> built = capabilities_.lookahead;
+    const std::optional<int> built = capabilities_.fixed_lookahead;
     const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
     if (built && (sized || (lookahead != 0 && lookahead != *built))) {
         throw Error("the engines run only look-ahead " + std::to_string(*built) +
                     " without group sizes; use --plan fused, --lookahead " +
                     std::to_string(*built) + " or 0");
     }
-    Mode found = make_mode(options.plan, lookahead, options.draft, capabilities_.trees);
-    if (found.cycle && found.cycle->is_tree() && capabilities_.rounds_activations) {
-        throw Error("the plan " + found.cycle->plans.front().name +
+    DraftChoice result = choose_drafts(options.plan, lookahead, options.draft, capabilities_.trees);
+    if (result.cycle && result.cycle->is_tree() && capabilities_.rounds_activations) {
+        throw Error("the plan " + result.cycle->plans.front().name +
                     " could change texts: activations are rounded to 8 bits here, and some drafts "
                     "of a tree round "
                     "differently than in plain decoding; use --plan fused");
     }
-    if (std::max(found.lookahead, found.ngram_drafts) > available) {
+    if (std::max(result.lookahead_drafts, result.ngram_drafts) > available) {
         throw Error(options.plan + " has more drafts than the bundle's " +
                     std::to_string(available) + "; use --plan fused");
     }
-    return found;
+    return result;
 }
 
 ResolvedRequest Core::resolve(const Request& request) const {
@@ -115,14 +115,14 @@ ResolvedRequest Core::resolve(const Request& request) const {
                     " tokens, more than the KV capacity of " + std::to_string(capacity) +
                     "; shorten it");
     }
-    Mode found = mode(options);
+    DraftChoice result = choose(options);
     ResolvedRequest resolved;
     resolved.prompt_ids = request.prompt_ids;
     resolved.sampling = options.sampling.seeded();
     resolved.max_new_tokens = options.max_new_tokens;
-    resolved.cycle = std::move(found.cycle);
-    resolved.lookahead = found.lookahead;
-    resolved.ngram_drafts = found.ngram_drafts;
+    resolved.cycle = std::move(result.cycle);
+    resolved.lookahead_drafts = result.lookahead_drafts;
+    resolved.ngram_drafts = result.ngram_drafts;
     resolved.stop_token_ids.insert(options.stop_token_ids.begin(), options.stop_token_ids.end());
     if (!options.ignore_eos) {
         resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(),
@@ -131,7 +131,7 @@ ResolvedRequest Core::resolve(const Request& request) const {
     resolved.reuse_prefix = options.reuse_prefix;
     resolved.cache_salt = options.cache_salt;
     resolved.logprobs = options.logprobs;
-    resolved.name = std::move(found.name);
+    resolved.mode = std::move(result.mode);
     Processing processing{vocab,
                           resolved.sampling,
                           options.min_tokens,
@@ -228,9 +228,9 @@ void Core::warm_up(const std::vector<SamplingParams>& samplings) {
 }
 
 std::map<std::string, std::string> Core::uncaptured() {
-    std::map<std::string, std::string> found;
-    between_steps([&] { found = backend_->uncaptured(); });
-    return found;
+    std::map<std::string, std::string> result;
+    between_steps([&] { result = backend_->uncaptured(); });
+    return result;
 }
 
 void Core::close(const End& end) {

@@ -32,7 +32,7 @@ class Core {
     static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest,
                                       const LoadOptions& options);
 
-    // submit, step, warm_up, uncaptured, mode: as in Session.
+    // submit, step, warm_up, uncaptured: as in Session.
     std::shared_ptr<SequenceState> submit(const Request& request,
                                           std::unique_ptr<TextReader> reader);
     bool step();
@@ -42,7 +42,7 @@ class Core {
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
-    Mode mode(const GenerateOptions& options) const;
+    DraftChoice choose(const GenerateOptions& options) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
     const std::shared_ptr<Signals>& signals() const { return signals_; }

@@ -22,9 +22,9 @@ constexpr std::size_t max_listed = 1024;  // tokens in logit_bias, and sequences
 std::string text_of(double number) {
     char text[32];
     const auto end = std::to_chars(text, text + sizeof text, number).ptr;
-    std::string found(text, end);
-    if (found.find_first_not_of("-0123456789") == std::string::npos) found += ".0";
-    return found;
+    std::string result(text, end);
+    if (result.find_first_not_of("-0123456789") == std::string::npos) result += ".0";
+    return result;
 }
 
 void require(bool holds, const char* what, const std::string& found) {
@@ -61,9 +61,9 @@ bool SamplingParams::penalizes() const {
 }
 
 SamplingParams SamplingParams::seeded() const {
-    SamplingParams found = *this;
-    if (!found.seed) found.seed = temperature != 0 ? std::random_device{}() : 0;
-    return found;
+    SamplingParams result = *this;
+    if (!result.seed) result.seed = temperature != 0 ? std::random_device{}() : 0;
+    return result;
 }
 
 Sampler SamplingParams::sampler() const {
@@ -75,7 +75,7 @@ void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1",
             std::to_string(max_new_tokens));
-    // Throws if there is no such plan. `Core::mode` checks trees, because they depend on the
+    // Throws if there is no such plan. `Core::choose` checks trees, because they depend on the
     // bundle.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {

@@ -100,8 +100,8 @@ std::map<std::string, std::string> Session::uncaptured() const { return core_->u
 void Session::close() { core_->close(); }
 
 std::pair<std::string, int> Session::mode(const GenerateOptions& options) const {
-    const Mode found = core_->mode(options);
-    return {found.name, std::max(found.lookahead, found.ngram_drafts)};
+    const DraftChoice result = core_->choose(options);
+    return {result.mode, std::max(result.lookahead_drafts, result.ngram_drafts)};
 }
 
 const Bundle& Session::bundle() const { return core_->bundle(); }

@@ -68,16 +68,16 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
 }
 
 std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int batch) {
-    std::vector<std::vector<std::int64_t>> found(static_cast<std::size_t>(batch));
-    if (plan.drafts == 0) return found;
+    std::vector<std::vector<std::int64_t>> result(static_cast<std::size_t>(batch));
+    if (plan.drafts == 0) return result;
     const std::int64_t width = bindings_.padded_width(plan);
     const std::vector<std::int64_t> windows =
         buffers_.read<std::int64_t>("input_ids", batch, {width});
-    for (std::size_t slot = 0; slot < found.size(); ++slot) {
+    for (std::size_t slot = 0; slot < result.size(); ++slot) {
         const auto root = windows.begin() + static_cast<std::ptrdiff_t>(slot) * width;
-        found[slot].assign(root + 1, root + 1 + plan.drafts);
+        result[slot].assign(root + 1, root + 1 + plan.drafts);
     }
-    return found;
+    return result;
 }
 
 void Backend::set_processors(int slot, const ProcessedRows& rows) {
@@ -124,22 +124,22 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
 
 std::vector<Emitted> Backend::run(const PassKind& kind) {
     for (int slot = 0; slot < kind.batch; ++slot) cover_noise(slot, kind.plan);
-    const PassResult found = run_pass(kind);
+    const PassResult result = run_pass(kind);
     const auto most = static_cast<std::size_t>(kind.plan.max_emitted());
     std::vector<Emitted> emitted;
-    for (std::size_t slot = 0; slot < found.count.size(); ++slot) {
+    for (std::size_t slot = 0; slot < result.count.size(); ++slot) {
         const auto emitted_of = [&](const std::vector<std::int64_t>& all_slots) {
             const auto first = all_slots.begin() + static_cast<std::ptrdiff_t>(slot * most);
-            return std::vector<std::int64_t>(first, first + found.count[slot]);
+            return std::vector<std::int64_t>(first, first + result.count[slot]);
         };
-        std::vector<std::int64_t> rows(static_cast<std::size_t>(found.count[slot]));
+        std::vector<std::int64_t> rows(static_cast<std::size_t>(result.count[slot]));
         std::iota(rows.begin(), rows.end(), 0);
-        if (!found.emitted_rows.empty()) rows = emitted_of(found.emitted_rows);
+        if (!result.emitted_rows.empty()) rows = emitted_of(result.emitted_rows);
         if (lengths_[slot]) {
             cache_.keep_rows(static_cast<int>(slot), *lengths_[slot], rows);
-            *lengths_[slot] += found.count[slot];
+            *lengths_[slot] += result.count[slot];
         }
-        emitted.push_back({emitted_of(found.emitted), std::move(rows)});
+        emitted.push_back({emitted_of(result.emitted), std::move(rows)});
     }
     return emitted;
 }
@@ -148,12 +148,12 @@ Backend::PassResult Backend::run_pass(const PassKind& kind) {
     run_trunk(kind.plan, kind.batch);
     run_tail(kind);
     const Shape emitted{kind.plan.max_emitted()};
-    PassResult found{buffers_.read<std::int64_t>("count", kind.batch, {}),
-                     buffers_.read<std::int64_t>("emitted", kind.batch, emitted),
-                     {}};
+    PassResult result{buffers_.read<std::int64_t>("count", kind.batch, {}),
+                      buffers_.read<std::int64_t>("emitted", kind.batch, emitted),
+                      {}};
     if (kind.plan.is_tree())
-        found.emitted_rows = buffers_.read<std::int64_t>("emitted_rows", kind.batch, emitted);
-    return found;
+        result.emitted_rows = buffers_.read<std::int64_t>("emitted_rows", kind.batch, emitted);
+    return result;
 }
 
 Logprobs Backend::logprobs(const PassKind& kind) {

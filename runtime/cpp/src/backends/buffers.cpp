@@ -30,11 +30,11 @@ std::byte* Buffers::address_of(const Binding& binding) {
     const std::size_t item = item_size(binding.dtype);
     const Shape& shape = binding.shape;
     if (binding.by_slot) return rows_address(binding.buffer, binding.row, item);
-    std::byte* found = address(binding.buffer, shape, product(shape), item);
-    if (binding.constant && filled_.insert(found).second) {
-        memory_.upload(found, binding.constant->data(), binding.constant->size());
+    std::byte* result = address(binding.buffer, shape, product(shape), item);
+    if (binding.constant && filled_.insert(result).second) {
+        memory_.upload(result, binding.constant->data(), binding.constant->size());
     }
-    return found;
+    return result;
 }
 
 std::byte* Buffers::rows_address(const std::string& name, const Shape& shape,
@@ -63,14 +63,14 @@ void Buffers::write_part(const std::string& name, int slot, const Shape& shape, 
 
 std::byte* Buffers::address(const std::string& name, const Shape& key, std::int64_t elements,
                             std::size_t item_size) {
-    std::byte*& found = addresses_[{name, key}];
-    if (found == nullptr) {
+    std::byte*& result = addresses_[{name, key}];
+    if (result == nullptr) {
         const std::size_t size =
             static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * item_size;
         const bool transient = !key.empty() && key.front() == -1 && transient_.contains(name);
-        found = transient ? transient_address(name, size) : memory_.allocate(size);
+        result = transient ? transient_address(name, size) : memory_.allocate(size);
     }
-    return found;
+    return result;
 }
 
 std::byte* Buffers::transient_address(const std::string& name, std::size_t size) {

@@ -59,10 +59,10 @@ class Buffers {
     std::vector<Value> read(const std::string& name, int count, const Shape& shape) {
         std::size_t values = static_cast<std::size_t>(count);
         for (std::int64_t size : shape) values *= static_cast<std::size_t>(size);
-        std::vector<Value> found(values);
-        memory_.download(found.data(), rows_address(name, shape, sizeof(Value)),
+        std::vector<Value> result(values);
+        memory_.download(result.data(), rows_address(name, shape, sizeof(Value)),
                          values * sizeof(Value));
-        return found;
+        return result;
     }
 
    private:

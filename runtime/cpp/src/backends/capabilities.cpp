@@ -14,14 +14,14 @@ namespace {
 
 // The plans of all modes without trees.
 std::vector<Plan> chain_plans(int lookahead) {
-    std::vector<Plan> found;
+    std::vector<Plan> result;
     for (const char* mode : {"ar", "two-pass", "fused"}) {
         for (Plan& plan : make_cycle(mode, lookahead).plans) {
-            if (std::find(found.begin(), found.end(), plan) == found.end())
-                found.push_back(std::move(plan));
+            if (std::find(result.begin(), result.end(), plan) == result.end())
+                result.push_back(std::move(plan));
         }
     }
-    return found;
+    return result;
 }
 
 }  // namespace
@@ -38,21 +38,21 @@ std::int64_t Capabilities::capacity(std::int64_t tokens) const {
 }
 
 std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t present) const {
-    std::vector<int> found;
+    std::vector<int> result;
     for (const int width : prefill_widths) {
         const std::int64_t end = start + padded_width(width);
         if (end > max_capacity()) continue;
         const auto limit = chunk_capacities.find(width);
         if (limit != chunk_capacities.end() && std::max(present, capacity(end)) > limit->second)
             continue;
-        found.push_back(width);
+        result.push_back(width);
     }
-    return found;
+    return result;
 }
 
 bool Capabilities::allows(const std::vector<Plan>& plans) const {
-    if (!lookahead) return true;
-    std::vector<Plan> built = chain_plans(*lookahead);
+    if (!fixed_lookahead) return true;
+    std::vector<Plan> built = chain_plans(*fixed_lookahead);
     for (const Tree& tree : trees) built.push_back(full_tree(tree));
     return std::all_of(plans.begin(), plans.end(), [&](const Plan& plan) {
         return std::find(built.begin(), built.end(), plan) != built.end();
@@ -60,9 +60,9 @@ bool Capabilities::allows(const std::vector<Plan>& plans) const {
 }
 
 std::vector<Plan> Capabilities::mode_plans(int drafts) const {
-    std::vector<Plan> found = chain_plans(drafts);
-    std::erase_if(found, [&](const Plan& plan) { return !allows({plan}); });
-    return found;
+    std::vector<Plan> result = chain_plans(drafts);
+    std::erase_if(result, [&](const Plan& plan) { return !allows({plan}); });
+    return result;
 }
 
 std::vector<int> batch_sizes_up_to(int maximum) {
@@ -102,14 +102,14 @@ std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::in
 
 std::map<int, std::int64_t> wide_chunks(const ModelInfo& model,
                                         const std::vector<std::int64_t>& capacities) {
-    std::map<int, std::int64_t> found;
+    std::map<int, std::int64_t> result;
     for (const int rows : {2048, 1024}) {
         for (const std::int64_t capacity : capacities) {
             if (rows <= capacity && activation_bytes(model, rows, capacity) <= max_chunk_bytes)
-                found[rows] = capacity;
+                result[rows] = capacity;
         }
     }
-    return found;
+    return result;
 }
 
 namespace {

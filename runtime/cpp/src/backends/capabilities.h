@@ -31,7 +31,7 @@ struct Capabilities {
     std::vector<int> batch_sizes;
     // The length of the draft chain and of the look-ahead groups that the engines were built for;
     // none allows any plan.
-    std::optional<int> lookahead{};
+    std::optional<int> fixed_lookahead{};
     std::vector<Tree> trees{};        // that the bundle has tails for
     bool rounds_activations = false;  // whether activations are rounded to 8 bits
     // Whether the bits of a token's K/V are the same whichever prompt chunk or chain writes them.
@@ -77,7 +77,9 @@ struct Capabilities {
     // Whether the backend can run all of `plans`.
     bool allows(const std::vector<Plan>& plans) const;
     // A plan that verifies `drafts` drafts. It may have more draft rows.
-    Plan verify_plan(int drafts) const { return pass::verify_plan(lookahead.value_or(drafts)); }
+    Plan verify_plan(int drafts) const {
+        return pass::verify_plan(fixed_lookahead.value_or(drafts));
+    }
 };
 
 // 1, 2, 4, ... up to and including `maximum`.

@@ -28,10 +28,10 @@ const char* name_of(Sampler sampler) {
 }
 
 std::set<std::string> BundleBindings::transient() const {
-    std::set<std::string> found;
+    std::set<std::string> result;
     const auto add = [&](const Graph& graph) {
         for (const Tensor& output : graph.outputs) {
-            if (!fed_by(output.name)) found.insert(output.name);
+            if (!fed_by(output.name)) result.insert(output.name);
         }
     };
     add(manifest_.trunk);
@@ -40,28 +40,27 @@ std::set<std::string> BundleBindings::transient() const {
     for (const PlanInfo& plan : manifest_.plans) {
         for (const auto& [sampler, tail] : plan.tails) add(tail);
     }
-    return found;
+    return result;
 }
 
 BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
-    const PlanConstants found = constants_of(plan, manifest_.model.vocab_size);
+    const PlanConstants result = constants_of(plan, manifest_.model.vocab_size);
     return {
-        {"row_position", bytes_of(found.row_position)},
-        {"window_mask", bytes_of(found.window_mask)},
-        {"logit_rows", bytes_of(found.logit_rows)},
-        {"lookahead_rows", bytes_of(found.lookahead_rows)},
-        {"draft_rows", bytes_of(found.draft_rows)},
-        {"lookahead_ids", bytes_of(found.lookahead_ids)},
+        {"row_position", bytes_of(result.row_position)},
+        {"window_mask", bytes_of(result.window_mask)},
+        {"logit_rows", bytes_of(result.logit_rows)},
+        {"lookahead_rows", bytes_of(result.lookahead_rows)},
+        {"draft_rows", bytes_of(result.draft_rows)},
+        {"lookahead_ids", bytes_of(result.lookahead_ids)},
     };
 }
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
     Constants known = constants(plan);
     const int own = padded_width(plan), width = trunk_width(plan, batch);
-    // Rows that were padded because products of few rows differ have logits too: these are a
-    // product.
+    // Rows that pad a pass up to least_rows have logits too, because logits are a product as well.
     const int rows = prefill ? 1 : width > own ? width : plan.width();
-    // the padded window is one chain of rows; nothing reads the results of the padding
+    // The padded window is one chain of rows; nothing reads the results of the padding.
     if (width > plan.width()) {
         known = constants(prefill_plan(width));
         std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(rows));
@@ -91,11 +90,11 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool
                       {"positions", positions_},
                       {"width", plan.width()},
                       {"lookahead_rows", plan.lookahead_rows()}};
-    Bindings found = bind_graph(tail_graph(plan, sampler), sizes, plan, constants(plan));
-    for (Binding& input : found.inputs) {
+    Bindings result = bind_graph(tail_graph(plan, sampler), sizes, plan, constants(plan));
+    for (Binding& input : result.inputs) {
         if (processed && input.tensor == "logits") input.buffer = "processed_logits";
     }
-    return found;
+    return result;
 }
 
 Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch,
@@ -112,9 +111,9 @@ Tensor BundleBindings::padded(const Tensor& tensor, const Plan& plan) const {
     if (!next && tensor.name != "input_ids") return tensor;
     const Plan window = next ? plan.next() : plan;
     if (tensor.shape.at(1) != Dimension(std::int64_t{window.width()})) return tensor;
-    Tensor found = tensor;
-    found.shape[1] = std::int64_t{padded_width(window)};
-    return found;
+    Tensor result = tensor;
+    result.shape[1] = std::int64_t{padded_width(window)};
+    return result;
 }
 
 Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
@@ -127,16 +126,16 @@ Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, cons
                                     const Constants& constants, const std::string& scope,
                                     const Sizes* unpadded) const {
     const Sizes& own = unpadded == nullptr ? sizes : *unpadded;
-    Bindings found;
+    Bindings result;
     for (const Tensor& tensor : graph.inputs) {
         if (tensor.name.starts_with(cache_prefix)) continue;
-        found.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope, own));
+        result.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope, own));
     }
     for (const Tensor& tensor : graph.outputs) {
         if (tensor.name.starts_with(present_prefix)) continue;
-        found.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope, own));
+        result.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope, own));
     }
-    return found;
+    return result;
 }
 
 Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,

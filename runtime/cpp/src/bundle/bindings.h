@@ -20,21 +20,19 @@
 
 namespace pass {
 
-// An input that only a trunk for TensorRT has. Its length is the number of KV cache entries that a
-// pass reads.
+// An input that only trunks for TensorRT have: its length says how many cache entries a pass reads.
 inline constexpr const char* columns_input = "columns";
-// Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they
-// are.
+// Prefix of the buffers that only prefill uses, so that prefill changes no slot's window.
 inline constexpr const char* prefill_scope = "prefill.";
 
 const char* name_of(Sampler sampler);
 
 using Bytes = std::vector<std::uint8_t>;
 
-// The buffer of a tensor. by_slot: the buffer has a row for every slot, and a pass over b slots is
-// bound to the first b rows. row: the shape of such a row: `shape` after its first size, or less if
-// the tensor has padding, which is then in the rows of the next slots. constant: what the buffer
-// always holds; null if the host or a graph writes it.
+// The buffer of a tensor. by_slot: whether the buffer has a row for every slot; a pass over b slots
+// is bound to the first b rows. row: the shape of such a row: `shape` without its first size. If
+// the tensor has padding, the row is smaller, and the padding lies in the rows of the next slots.
+// constant: what the buffer always holds; null if the host or a graph writes it.
 struct Binding {
     std::string tensor;
     std::string buffer;
@@ -50,10 +48,10 @@ struct Bindings {
     std::vector<Binding> inputs, outputs;
 };
 
-// The bindings of a bundle's graphs, from its manifest. positions: the number of positions in the
-// tails' inputs of noise offsets. least_width: the fewest window rows that the engine runs;
-// narrower windows are padded at their end, in memory too. least_rows: the fewest rows, of all
-// slots together, that the trunk runs; it alone reads the padding of fewer.
+// The bindings of a bundle's graphs, from its manifest. positions: how many positions the tails'
+// noise inputs list. least_width: the fewest window rows that the engine runs; narrower windows are
+// padded at their end, in memory too. least_rows: the fewest rows, of all slots together, that the
+// trunk runs; no other graph reads their padding.
 class BundleBindings {
    public:
     BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width,
@@ -71,8 +69,8 @@ class BundleBindings {
     int trunk_width(const Plan& plan, int batch) const {
         return std::max(padded_width(plan), (least_rows_ + batch - 1) / batch);
     }
-    // The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and compute
-    // the logits of one row; the host writes which row that is.
+    // The bindings of the trunk, without the KV cache. prefill: use separate buffers, and compute
+    // the logits of the one row whose number the host writes.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
     // Throws Error if the bundle has no such tail.
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
@@ -90,15 +88,15 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` as it is in memory: if it holds a window's ids and its width is a number, that
-    // becomes the padded width.
+    // `tensor` as it is in memory: the width of a window's ids, if it is a number, becomes the
+    // padded width.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
     // As for `bind_graph`.
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
                  const Constants& constants, const std::string& scope, const Sizes& unpadded) const;
     // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope:
-    // prefix of the buffers. unpadded: the sizes without the padding that tails do not see; none if
-    // that is `sizes`.
+    // prefix of the buffers. unpadded: the sizes without the padding that only the trunk reads;
+    // null if there is none.
     Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
                         const Constants& constants, const std::string& scope = "",
                         const Sizes* unpadded = nullptr) const;

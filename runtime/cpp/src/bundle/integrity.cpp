@@ -140,15 +140,15 @@ bool HashCache::knows(const std::filesystem::path& path, const std::string& sha2
 bool HashCache::matches(const std::filesystem::path& path, const std::string& sha256) {
     if (knows(path, sha256)) return true;
     const std::optional<Identity> before = identity_of(path);
-    const std::string found = sha256_of_file(path);
+    const std::string result = sha256_of_file(path);
     const std::optional<Identity> after = identity_of(path);
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
     if (before && after && before->text == after->text &&
         after->changed + min_age_ns < nanoseconds(now)) {
-        new_.emplace_back(before->text, found);
+        new_.emplace_back(before->text, result);
     }
-    return found == sha256;
+    return result == sha256;
 }
 
 void HashCache::save() const {
@@ -161,7 +161,7 @@ void HashCache::save() const {
     }
     std::error_code error;
     std::filesystem::create_directories(directory, error);
-    // each save has a file of its own, as two threads may save at once
+    // Each save writes its own file, because two threads may save at once.
     static std::atomic<int> saves = 0;
     const std::filesystem::path part =
         directory / ("." + std::string(hashes_file) + ".part-" + std::to_string(getpid()) + "-" +

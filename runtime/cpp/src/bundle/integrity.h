@@ -32,15 +32,15 @@ class HashCache {
     // Whether `path` has this hash. The file is read unless the cache has the hash. Throws Error if
     // it cannot be read.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
-    // Write the new hashes, and keep those that other processes have written meanwhile. Failures
-    // are ignored: the files are read again next time.
+    // Add the new hashes to those that other processes have written meanwhile. Failures are
+    // ignored: the files are then read again next time.
     void save() const;
 
    private:
     using Line = std::pair<std::string, std::string>;  // the identity of a file, and its SHA-256
 
-    std::vector<Line> lines_;                   // of the cache, in its order
-    std::map<std::string, std::string> known_;  // the same, by identity
+    std::vector<Line> lines_;                   // in the order of the file
+    std::map<std::string, std::string> known_;  // hashes by identity
     std::vector<Line> new_;                     // for `save`
 };
 

@@ -104,14 +104,14 @@ const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots
 }
 
 std::vector<Tree> Manifest::trees(const std::function<bool(const std::string&)>& built) const {
-    std::vector<Tree> found;
+    std::vector<Tree> result;
     for (const PlanInfo& info : plans) {
         const bool all = std::all_of(info.tails.begin(), info.tails.end(),
                                      [&](const auto& tail) { return built(tail.second.file); });
         if (!info.parents.empty() && all)
-            found.emplace_back(info.parents.begin(), info.parents.end());
+            result.emplace_back(info.parents.begin(), info.parents.end());
     }
-    return found;
+    return result;
 }
 
 const PlanInfo& Manifest::plan(const std::string& name) const {

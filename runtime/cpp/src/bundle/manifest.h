@@ -52,30 +52,30 @@ struct Graph {
 
 // The trunk rewritten for ONNX Runtime on one device: other nodes, the same tensors, the same file
 // of weights. batch: the only batch size that it runs; empty is any. With batch 1 on the CPU, a
-// pass may overwrite the entry after its window in the KV cache, so the cache needs a spare entry.
+// pass may overwrite the cache entry after its window, so the cache needs a spare entry.
 // lookahead_rows: whether its windows may have look-ahead rows. A trunk without them computes the
-// same bits as the one with them, in less time. weight_zero_points: whether 8-bit weights with a
-// scale for each output have zero points (all 0), so that ONNX Runtime can make them unsigned.
+// same bits in less time. weight_zero_points: whether 8-bit weights with a scale for each output
+// have zero points (all 0), so that ONNX Runtime can make them unsigned.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
     bool weight_zero_points = false;
-    // How many entries after its window a pass may overwrite in the KV cache.
+    // How many cache entries after its window a pass may overwrite.
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
 // How weights are stored. numbers: int8, int4 or fp8. block_size: how many inputs share a scale;
-// none is all of an output. offsets: whether every block's values also have an offset in common.
+// none: all inputs of an output. offsets: whether the values of a block also share an offset.
 struct SchemeInfo {
     std::string numbers;
     std::optional<std::int64_t> block_size;
     bool offsets = false;
 };
 
-// grid: the scheme of the decoder's layers. lm_head: its scheme, if it is quantized. layers: the
-// schemes of decoder layers that have another one. activations: "full" or "static_int8".
+// grid: the default scheme of decoder layers. lm_head: its scheme, if it is quantized. layers:
+// schemes of single decoder layers, by name. activations: "full" or "static_int8".
 struct QuantizationInfo {
     SchemeInfo grid;
     std::optional<SchemeInfo> lm_head;
@@ -90,8 +90,7 @@ struct ModelInfo {
     std::string name;
     std::string dtype;
     std::string weights;
-    // none for "full" and in bundles of older versions
-    std::optional<QuantizationInfo> quantization;
+    std::optional<QuantizationInfo> quantization;  // none for "full", and in older bundles
     std::int64_t vocab_size = 0;
     std::int64_t hidden_size = 0;
     std::int64_t layers = 0;
@@ -184,19 +183,17 @@ struct Manifest {
     std::vector<DerivedTrunk> derived;
     std::vector<PlanInfo> plans;
     Graph logprobs;
-    // constraints, penalties and biases; none in bundles of older versions
-    std::optional<Graph> processors;
+    std::optional<Graph> processors;  // constraints, penalties, biases; none in older bundles
     OrderedMap<FileInfo> files;
     std::vector<EngineSet> engines;
 
-    // A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is this
-    // hash.
+    // A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is equal.
     std::string content() const;
 
     // The trunk that ONNX Runtime runs on `device` in a session with so many slots; null if it is
-    // `trunk`. A session runs the same trunk for every batch size, so that a sequence's text does
-    // not depend on the batch. lookahead_rows: whether the passes have look-ahead rows. One for a
-    // fixed batch is preferred, then one without look-ahead rows.
+    // `trunk`. It is the same for every batch size of a session, so that a sequence's text does not
+    // depend on the batch. lookahead_rows: whether the passes have look-ahead rows. Prefers a trunk
+    // for a fixed batch, then one without look-ahead rows.
     const DerivedTrunk* derived_trunk(const std::string& device, int slots,
                                       bool lookahead_rows = true) const;
 
@@ -219,7 +216,7 @@ bool is_file_name(const std::string& name);
 Manifest parse_manifest(const std::string& text);
 
 // Throws Error if the manifest would make this runtime read or write memory that is not there, or
-// use tensors that it does not know. Contradictions that do neither are not looked for.
+// use tensors that it does not know. Finds no other contradictions.
 void check_consistency(const Manifest& manifest);
 
 // Throws Error if trunk.onnx was exported from another model. stated: the JSON in its metadata.

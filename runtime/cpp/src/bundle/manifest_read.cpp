@@ -17,17 +17,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// nested lists and objects, as in Python
-constexpr int max_nesting = 200;
-// so that sums of numbers cannot overflow
-constexpr std::int64_t max_number = std::int64_t{1} << 53;
+constexpr int max_nesting = 200;                            // of lists and objects, as in Python
+constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so sums cannot overflow
 
 // A value and its place in the document, such as `model.vocab_size`.
 struct JsonNode {
     const Json& value;
     std::string path;
 
-    // the node of a field or an item
+    // The node of a field or an item.
     JsonNode operator()(const std::string& key, const Json& inner) const {
         return {inner, path.empty() ? key : path + "." + key};
     }
@@ -280,7 +278,7 @@ void read(const JsonNode& node, LookaheadInfo& out) {
         .end();
 }
 
-struct Constants {};  // empty, as other types below: its fields are checked and not kept
+struct Constants {};  // empty, as Noise and Version: its fields are checked and not kept
 
 void read(const JsonNode& node, Constants&) {
     Fields(node)
@@ -433,9 +431,9 @@ bool is_file_name(const std::string& name) {
 
 Manifest parse_manifest(const std::string& text) {
     const Json document = parse(text);
-    Manifest found;
-    read(JsonNode{document, ""}, found);
-    return found;
+    Manifest result;
+    read(JsonNode{document, ""}, result);
+    return result;
 }
 
 }  // namespace pass

@@ -1,5 +1,5 @@
-// Random numbers for a seed and a position: two offsets into the tables of random numbers that the
-// tails have. As pass_runtime/bundle/noise.py, which explains them.
+// Random numbers for a seed and a position: two offsets into the tails' tables of random numbers.
+// As pass_runtime/bundle/noise.py, which explains them.
 #pragma once
 
 #include <array>
@@ -15,18 +15,16 @@ using Words2 = std::array<std::uint32_t, 2>;
 // Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 Words4 philox4x32(Words4 counter, Words2 key);
 
-// The tails' inputs of offsets, each with its own random numbers. Only the rejection rule's tails
-// have the second and the third.
+// The tails' inputs of offsets, each with its own random numbers. Tails of the exact-match rule
+// have only the first.
 inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets",
                                                       "draft_offsets"};
 
-inline constexpr const char* noise_tables_file = "tail.noise.data";  // the file with both tables
-// the tails' way of using the tables
-inline constexpr const char* noise_scheme = "block-race-1";
-inline constexpr int noise_block_size = 8;  // token ids in a block
-// entries in a row of the tables
-inline constexpr int noise_row_entries = 16;
-inline constexpr int noise_bits = 30;  // random bits in an entry
+inline constexpr const char* noise_tables_file = "tail.noise.data";
+inline constexpr const char* noise_scheme = "block-race-1";  // how the tails use the tables
+inline constexpr int noise_block_size = 8;                   // token ids in a block
+inline constexpr int noise_row_entries = 16;                 // entries in a row of a table
+inline constexpr int noise_bits = 30;                        // random bits in an entry
 
 // Fill `offsets` [N,2] for N positions from `first` on: rows of the tables, for the input
 // noise_streams[stream].

@@ -26,15 +26,15 @@ std::string joined(const std::vector<int>& sizes) {
     return text;
 }
 
-// The name of a plan of this kind. Throws Error, with `reason`, if a group has more than `max_size`
-// rows or fewer than 0, or the first has none.
+// The name of a plan of this kind. Throws Error, with `reason`, unless the first group has 1 to
+// `max_size` rows and the others 0 to `max_size`.
 std::string name_with_groups(const std::string& kind, const std::vector<int>& groups, int max_size,
                              const std::string& reason) {
     const auto [smallest, largest] = std::minmax_element(groups.begin(), groups.end());
     if (*smallest < 0 || *largest > max_size || groups.front() == 0) {
-        const std::string most = std::to_string(max_size);
+        const std::string limit = std::to_string(max_size);
         throw Error(kind + ":" + joined(groups) + reason + ", so the first group must have 1 to " +
-                    most + " rows and the others 0 to " + most);
+                    limit + " rows and the others 0 to " + limit);
     }
     return *smallest == max_size ? kind + "-" + std::to_string(groups.size() - 1)
                                  : kind + ":" + joined(groups);
@@ -42,8 +42,7 @@ std::string name_with_groups(const std::string& kind, const std::vector<int>& gr
 
 constexpr const char* known_plans =
     "choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, tree-16, auto, or group sizes as "
-    "in fused:4,3,2,2,1 "
-    "and tree:2,2,1,0";
+    "in fused:4,3,2,2,1 and tree:2,2,1,0";
 
 // The number that `text` is; none if it is something else.
 std::optional<int> parse_number(std::string_view text) {
@@ -104,8 +103,7 @@ const Tree& find_tree(const std::vector<Tree>& trees, int drafts, int lookahead)
     }
     throw Error("there is no tree-" + std::to_string(drafts) +
                 " here: trees of drafts need the exact-match rule, a draft head, a vocabulary that "
-                "is a multiple of 8, "
-                "and a bundle and engines of this version; use --plan fused");
+                "is a multiple of 8, and a bundle and engines of this version; use --plan fused");
 }
 
 }  // namespace
@@ -157,39 +155,39 @@ Plan full_tree(const Tree& tree) {
 PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
     const std::vector<Row> rows = rows_of(plan);
     const std::size_t width = rows.size();
-    PlanConstants found;
-    found.window_mask.assign(width * width, 0);
+    PlanConstants result;
+    result.window_mask.assign(width * width, 0);
     for (std::size_t i = 0; i < width; ++i) {
-        found.row_position.push_back(rows[i].depth);
-        found.logit_rows.push_back(static_cast<std::int64_t>(i));
-        std::uint8_t* seen = &found.window_mask[i * width];
+        result.row_position.push_back(rows[i].depth);
+        result.logit_rows.push_back(static_cast<std::int64_t>(i));
+        std::uint8_t* seen = &result.window_mask[i * width];
         if (rows[i].parent >= 0) {  // a parent has a lower index than its children
             const std::uint8_t* above =
-                &found.window_mask[static_cast<std::size_t>(rows[i].parent) * width];
+                &result.window_mask[static_cast<std::size_t>(rows[i].parent) * width];
             std::copy(above, above + width, seen);
         }
         seen[i] = 1;
     }
     for (int row = plan.width() - plan.lookahead_rows(); row < plan.width(); ++row)
-        found.lookahead_rows.push_back(row);
+        result.lookahead_rows.push_back(row);
     for (int size : plan.groups) {
-        for (int i = 0; i < size; ++i) found.lookahead_ids.push_back(vocab_size + i);
+        for (int i = 0; i < size; ++i) result.lookahead_ids.push_back(vocab_size + i);
     }
     if (plan.is_fused()) {
         std::int64_t row = 1 + plan.drafts;
         for (int size : plan.groups) {
             for (int i = 0; i < plan.depth(); ++i)
-                found.draft_rows.push_back(i < size ? row + i : 0);
+                result.draft_rows.push_back(i < size ? row + i : 0);
             row += size;
         }
     }
-    return found;
+    return result;
 }
 
-int Cycle::lookahead() const {
-    int most = 0;
-    for (const Plan& plan : plans) most = std::max(most, plan.depth());
-    return most;
+int Cycle::depth() const {
+    int deepest = 0;
+    for (const Plan& plan : plans) deepest = std::max(deepest, plan.depth());
+    return deepest;
 }
 
 bool Cycle::contains(const Plan& plan) const {
@@ -197,16 +195,16 @@ bool Cycle::contains(const Plan& plan) const {
 }
 
 int Cycle::reach(const Plan& first) const {
-    int most = 0, passes = 0;
+    int end = 0, passes = 0;
     for (auto plan = std::find(plans.begin(), plans.end(), first); plan != plans.end(); ++plan) {
-        most = std::max(most, passes++ + plan->width());
+        end = std::max(end, passes++ + plan->width());
     }
-    return most;
+    return end;
 }
 
 Cycle Cycle::narrower() const {
-    if (is_tree()) return make_cycle("fused", lookahead());
-    const int drafts = lookahead() - 1;
+    if (is_tree()) return make_cycle("fused", depth());
+    const int drafts = depth() - 1;
     if (drafts < 1 || !name.starts_with("fused:")) return make_cycle(name, std::max(drafts, 0));
     std::vector<int> sizes(plans.front().groups.begin(), plans.front().groups.end() - 1);
     for (int& size : sizes) size = std::min(size, drafts);

@@ -1,7 +1,7 @@
 // Plans: the static layout of a decoding window. pass_runtime/bundle/plan.py explains them.
 //
-// The constants of plans are computed here and not read from the manifest, because it has only
-// those of plans whose groups are full. The trees are read from the manifest.
+// The constants of plans are computed here, because the manifest has only those of plans whose
+// groups are full. Trees are read from the manifest.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@ namespace pass {
 inline constexpr int max_lookahead = 16;
 
 // A tree of drafts: the row that each draft follows, 0 for the root. Drafts that follow the same
-// row are the first choice for the next token, the second choice, and so on. The chain of first
-// choices comes first.
+// row are the first, second, ... choice for the next token. The chain of first choices comes first.
 using Tree = std::vector<int>;
 
 // How many drafts the longest path of a tree has.
@@ -36,15 +35,14 @@ struct Plan {
     int depth() const;
     int max_emitted() const { return depth() + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
-    // The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if
-    // none is.
-    int next_drafts(int last) const {
+    // The depth of the drafts for the next pass. last: the row of the last accepted draft, or 0.
+    int next_draft_depth(int last) const {
         return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)];
     }
     // The plan whose window the tail of this plan lays out.
     Plan next() const;
-    // The name of this plan's tail graphs, which fused plans (or trees) of the same number of
-    // drafts share.
+    // The name of this plan's tail graphs. Fused plans with equally many drafts share tails, as do
+    // trees.
     std::string tail() const {
         return is_fused() ? (is_tree() ? "tree-" : "fused-") + std::to_string(drafts) : name;
     }
@@ -67,42 +65,40 @@ Plan full_tree(const Tree& tree);
 // The inputs of a plan's graphs that are the same in every pass. A window has Q rows, of which D
 // are drafts and A are look-ahead rows; V is the vocabulary size.
 struct PlanConstants {
-    std::vector<std::int64_t> row_position;  // [Q] position of each row relative to the root's
-    // [Q,Q] 1 if a row sees another: itself and its ancestors
-    std::vector<std::uint8_t> window_mask;
+    std::vector<std::int64_t> row_position;    // [Q] position of each row relative to the root's
+    std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees the other
     std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
     std::vector<std::int64_t> lookahead_rows;  // [A] the last rows of the window
     // [D+1,depth] of a fused plan, else empty. Entry (a, j) is row j of the group that follows row
-    // a; 0 without one.
+    // a; 0 if there is none.
     std::vector<std::int64_t> draft_rows;
     std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
 
 PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size);
 
-// A decoding mode: its passes use these plans in turn.
+// The plans that the passes of a sequence use in turn.
 struct Cycle {
     std::string name;
     std::vector<Plan> plans;
 
     // The most drafts that one pass can accept.
-    int lookahead() const;
+    int depth() const;
     bool is_tree() const { return plans.front().is_tree(); }
     bool contains(const Plan& plan) const;
-    // How many cache entries, from the root's on, the rest of the cycle from `first` on writes if
-    // no draft is accepted.
+    // How many cache entries, from the root's on, the passes from `first` to the cycle's end write
+    // if no draft is accepted.
     int reach(const Plan& first) const;
-    // The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of the
-    // same depth.
+    // The cycle with one draft less, or `ar`. A tree becomes a chain of the same depth.
     Cycle narrower() const;
 
     bool operator==(const Cycle& other) const { return name == other.name && plans == other.plans; }
 };
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of
-// every group. lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives
-// `ar`, others do not change "fused:". trees: those of the bundle. Throws Error if there is no such
-// mode.
+// every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 always gives
+// `ar`, and "fused:" ignores all others. trees: those of the bundle. Throws Error if there is no
+// such mode.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

@@ -53,8 +53,7 @@ std::optional<std::string> fed_by(const std::string& output) {
 }
 
 std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head) {
-    // more than any file has, and far from overflow
-    constexpr std::int64_t max_bytes = std::int64_t{1} << 56;
+    constexpr std::int64_t max_bytes = std::int64_t{1} << 56;  // more than any file has
     std::vector<HeadArray> arrays{{"head_table", {model.vocab_size, head.rank}, 2},
                                   {"head_hidden", {model.hidden_size, head.width}},
                                   {"head_token", {head.rank, head.width}},

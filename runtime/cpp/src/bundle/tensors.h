@@ -12,10 +12,10 @@
 
 namespace pass {
 
-// The names of the trunk's inputs and outputs of K/V begin with these.
+// Prefixes of the names of the trunk's K/V inputs and outputs.
 inline constexpr const char* cache_prefix = "past_";
 inline constexpr const char* present_prefix = "present_";
-inline constexpr const char* head_file = "tail.head.data";  // with the draft head's arrays
+inline constexpr const char* head_file = "tail.head.data";  // holds the draft head's arrays
 
 struct TensorKind {
     std::string dtype;
@@ -26,8 +26,7 @@ struct TensorKind {
 // all graphs.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
-// The next pass's input that shares the memory of `output` under another name; none if there is
-// none.
+// The input of the next pass that shares the memory of `output`, if there is one.
 std::optional<std::string> fed_by(const std::string& output);
 
 // An array in the draft head's file: `bytes` bytes of float16 (item_bytes: 2) or float32, from byte

@@ -16,8 +16,9 @@ Drafts first_of(const Drafts& drafts, int count) {
 // The next plan of the cycle; null if it verifies no drafts or does not fit the room.
 const Plan* verifying_plan(const Situation& here) {
     const Plan* plan = &here.cycle.plans.front();
-    if (here.window != nullptr && here.cycle.contains(*here.window) && here.window->drafts > 0)
-        plan = here.window;
+    if (here.staged_plan != nullptr && here.cycle.contains(*here.staged_plan) &&
+        here.staged_plan->drafts > 0)
+        plan = here.staged_plan;
     return plan->drafts > 0 && here.fits(plan->width()) ? plan : nullptr;
 }
 
@@ -39,29 +40,29 @@ std::optional<NextPass> with_ngrams(const Situation& here) {
     int longest = 0;
     for (const DraftState& state : here.states)
         longest = std::max(longest, static_cast<int>(state.ngram.size()));
-    longest = std::min(longest, here.capabilities.lookahead.value_or(max_lookahead));
+    longest = std::min(longest, here.capabilities.fixed_lookahead.value_or(max_lookahead));
     if (plan == nullptr || longest > plan->depth()) {
         const std::vector<Plan> plans = ngram_plans(here, longest);
         if (const int count = here.policy.ngram_count(here.states, plan, plans); count > 0) {
-            NextPass found{plans[static_cast<std::size_t>(count - 1)], {}};
+            NextPass result{plans[static_cast<std::size_t>(count - 1)], {}};
             for (const DraftState& state : here.states) {
-                found.drafts.push_back(state.ngram.empty()
-                                           ? std::nullopt
-                                           : std::optional(first_of(state.ngram, count)));
+                result.drafts.push_back(state.ngram.empty()
+                                            ? std::nullopt
+                                            : std::optional(first_of(state.ngram, count)));
             }
-            return found;
+            return result;
         }
     }
     if (plan == nullptr) return std::nullopt;
-    NextPass found{*plan, {}};
+    NextPass result{*plan, {}};
     bool any = false;
     for (const DraftState& state : here.states) {
         const bool taken = !state.ngram.empty() && here.policy.prefers_ngrams(state, *plan);
-        found.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth()))
-                                     : std::nullopt);
+        result.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth()))
+                                      : std::nullopt);
         any = any || taken;
     }
-    return any ? std::optional(std::move(found)) : std::nullopt;
+    return any ? std::optional(std::move(result)) : std::nullopt;
 }
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the
@@ -70,14 +71,15 @@ std::optional<NextPass> with_ngrams(const Situation& here) {
 std::optional<NextPass> from_cycle(const Situation& here) {
     Cycle cycle = here.cycle;
     while (true) {
-        for (const Plan* plan : {here.window, static_cast<const Plan*>(&cycle.plans.front())}) {
+        for (const Plan* plan :
+             {here.staged_plan, static_cast<const Plan*>(&cycle.plans.front())}) {
             const bool fits =
                 plan != nullptr && cycle.contains(*plan) && here.fits(cycle.reach(*plan));
             if (fits && here.capabilities.allows(cycle.plans)) {
                 return NextPass{*plan, std::vector<std::optional<Drafts>>(here.states.size())};
             }
         }
-        if (cycle.lookahead() == 0) return std::nullopt;
+        if (cycle.depth() == 0) return std::nullopt;
         cycle = cycle.narrower();
     }
 }
@@ -92,15 +94,15 @@ std::optional<NextPass> Situation::next_pass() const {
     return from_cycle(*this);
 }
 
-Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
-               const std::vector<Tree>& trees) {
+DraftChoice choose_drafts(const std::string& plan, int lookahead,
+                          const std::optional<std::string>& draft, const std::vector<Tree>& trees) {
     if (plan == "auto" && lookahead > 0) {
         const std::string source = draft.value_or("both");
         return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead,
                 source == "lookahead" ? 0 : lookahead};
     }
     Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead, trees);
-    const int drafts = cycle.lookahead();
+    const int drafts = cycle.depth();
     if (!draft || *draft == "lookahead" || lookahead == 0) {
         std::string name = cycle.name;
         return {std::move(name), std::move(cycle), drafts, 0};

@@ -17,10 +17,10 @@
 namespace pass {
 
 // How a request is decoded: the fields of the same names in `ResolvedRequest`.
-struct Mode {
-    std::string name;
+struct DraftChoice {
+    std::string mode;
     std::optional<Cycle> cycle;
-    int lookahead = 0;
+    int lookahead_drafts = 0;
     int ngram_drafts = 0;
 };
 
@@ -54,9 +54,9 @@ class DraftPolicy {
     // How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i]
     // verifies i + 1 of them. window: the cycle's next plan if it could verify some of them, too;
     // null if it could not.
-    virtual int ngram_count(const std::vector<DraftState>&, const Plan* window,
+    virtual int ngram_count(const std::vector<DraftState>&, const Plan* cycle_plan,
                             const std::vector<Plan>& plans) {
-        return window == nullptr ? static_cast<int>(plans.size()) : 0;
+        return cycle_plan == nullptr ? static_cast<int>(plans.size()) : 0;
     }
 };
 
@@ -65,7 +65,7 @@ class DraftPolicy {
 // sequence.
 struct Situation {
     Cycle cycle;
-    const Plan* window;
+    const Plan* staged_plan;
     std::int64_t room;
     const Capabilities& capabilities;
     const std::vector<DraftState>& states;
@@ -79,7 +79,7 @@ struct Situation {
 
 // plan, lookahead, trees: as for `make_cycle`; plan may also be "auto". draft: "lookahead", "ngram"
 // or "both" (none: "both" for auto, else "lookahead").
-Mode make_mode(const std::string& plan, int lookahead, const std::optional<std::string>& draft,
-               const std::vector<Tree>& trees);
+DraftChoice choose_drafts(const std::string& plan, int lookahead,
+                          const std::optional<std::string>& draft, const std::vector<Tree>& trees);
 
 }  // namespace pass

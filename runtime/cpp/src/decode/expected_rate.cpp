@@ -24,16 +24,16 @@ bool ExpectedRate::prefers_ngrams(const DraftState& state, const Plan& plan) {
     const double ngram_tokens =
         sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngram_acceptance).rates()), 1,
             plan.depth() + 1);
-    return ngram_tokens >
-           sum(cumulative_acceptance(tuner_.lookahead_drafts().rates()), 1, state.num_drafts + 1);
+    return ngram_tokens > sum(cumulative_acceptance(tuner_.lookahead_acceptance().rates()), 1,
+                              state.num_drafts + 1);
 }
 
-int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan* window,
+int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan* cycle_plan,
                               const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
     const double decided = decided_.rate() * static_cast<double>(states.size());
-    if (window != nullptr)
-        return drafts > window->depth() && rate >= ngram_margin * decided ? drafts : 0;
+    if (cycle_plan != nullptr)
+        return drafts > cycle_plan->depth() && rate >= ngram_margin * decided ? drafts : 0;
     if (rate >= switch_margin * decided) return drafts;
     // the rates drift to the initial ones, so that n-grams are tried again
     for (const DraftState& state : states) {
@@ -46,7 +46,7 @@ int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan*
 
 std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
                                           const std::vector<Plan>& plans) {
-    std::pair<double, int> found(0.0, 0);
+    std::pair<double, int> result(0.0, 0);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         const int drafts = static_cast<int>(i) + 1;
         double tokens = 0;
@@ -61,9 +61,9 @@ std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
             }
         }
         const double rate = tokens / tuner_.plan_seconds(plans[i], batch_);
-        if (found.second == 0 || rate > found.first) found = {rate, drafts};
+        if (result.second == 0 || rate > result.first) result = {rate, drafts};
     }
-    return found;
+    return result;
 }
 
 }  // namespace pass

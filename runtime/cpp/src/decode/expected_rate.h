@@ -13,10 +13,10 @@ namespace pass {
 // without them.
 class ExpectedRate : public DraftPolicy {
    public:
-    ExpectedRate(PlanTuner& tuner, const Candidate& decided, int batch)
+    ExpectedRate(Tuner& tuner, const Candidate& decided, int batch)
         : tuner_(tuner), decided_(decided), batch_(batch) {}
     bool prefers_ngrams(const DraftState& state, const Plan& plan) override;
-    int ngram_count(const std::vector<DraftState>& states, const Plan* window,
+    int ngram_count(const std::vector<DraftState>& states, const Plan* cycle_plan,
                     const std::vector<Plan>& plans) override;
 
    private:
@@ -25,7 +25,7 @@ class ExpectedRate : public DraftPolicy {
     std::pair<double, int> best(const std::vector<DraftState>& states,
                                 const std::vector<Plan>& plans);
 
-    PlanTuner& tuner_;
+    Tuner& tuner_;
     const Candidate& decided_;
     int batch_;
 };

@@ -41,13 +41,13 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
 
 PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens,
                                       const std::string& salt) const {
-    Match found;
+    Match result;
     for (std::size_t i = 0; i < saved_.size(); ++i) {
         const std::int64_t count =
             saved_[i].salt == salt ? common_prefix(saved_[i].tokens, tokens) : 0;
-        if (count > found.count) found = {i, count};
+        if (count > result.count) result = {i, count};
     }
-    return found;
+    return result;
 }
 
 void PrefixStore::load(const Match& found, int slot) {

@@ -92,7 +92,7 @@ ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens,
     const auto end = std::find(drafts.begin(), drafts.end(), processing_.vocab_size);
     const std::span<const std::int64_t> known =
         drafts.first(static_cast<std::size_t>(end - drafts.begin()));
-    ProcessedRows found =
+    ProcessedRows result =
         no_processing(processing_.vocab_size, static_cast<int>(drafts.size()) + 1, size);
     std::vector<std::int64_t> text(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_length_),
                                    tokens.end());
@@ -101,26 +101,26 @@ ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens,
         if (row > 0) text.push_back(known[row - 1]);
         const Bits bits = allowed(text);
         for (std::size_t i = 0; i < bytes; ++i) {
-            found.allowed[row * bytes + i] =
+            result.allowed[row * bytes + i] =
                 static_cast<std::int32_t>(bits[i / 4] >> (8 * (i % 4)) & 0xFF);
         }
     }
-    change(found, known, drafts.size() + 1, size);
-    return found;
+    change(result, known, drafts.size() + 1, size);
+    return result;
 }
 
 Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
     const Bits every = every_token(processing_.vocab_size);
-    Bits found = every;
+    Bits result = every;
     if (processing_.allowed_tokens) {
         Bits own = every;
         processing_.allowed_tokens(text, own);
-        keep_listed(found, own);
+        keep_listed(result, own);
     }
     if (!processing_.allowed_token_ids.empty()) {
         Bits listed(every.size(), 0);
         for (std::int64_t token : processing_.allowed_token_ids) set_bit(listed, token);
-        keep_listed(found, listed);
+        keep_listed(result, listed);
     }
     Bits banned(every.size(), 0);
     for (const std::vector<std::int64_t>& word : processing_.bad_words) {
@@ -130,8 +130,8 @@ Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
         for (std::int64_t token : processing_.end_tokens) set_bit(banned, token);
     }
     for (std::uint32_t& word : banned) word = ~word;
-    keep_listed(found, banned);
-    return found;
+    keep_listed(result, banned);
+    return result;
 }
 
 void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> drafts,
@@ -166,13 +166,13 @@ void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> draft
 
 ProcessedRows no_processing(std::int64_t vocab_size, int rows, std::size_t size) {
     const auto count = static_cast<std::size_t>(rows);
-    ProcessedRows found;
-    found.allowed.assign(count * bytes_of_bits(vocab_size), 0xFF);
-    found.touched.assign(size, 0);
-    found.bias.assign(size, 0.0F);
-    found.factor.assign(count * size, 1.0F);
-    found.penalty.assign(count * size, 0.0F);
-    return found;
+    ProcessedRows result;
+    result.allowed.assign(count * bytes_of_bits(vocab_size), 0xFF);
+    result.touched.assign(size, 0);
+    result.bias.assign(size, 0.0F);
+    result.factor.assign(count * size, 1.0F);
+    result.penalty.assign(count * size, 0.0F);
+    return result;
 }
 
 }  // namespace pass

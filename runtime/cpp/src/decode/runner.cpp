@@ -15,12 +15,12 @@ constexpr int runs_until_captured = 2;  // runs of a pass, after which its CUDA 
 
 TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index, int count) {
     const std::size_t row = static_cast<std::size_t>(slot) * logprobs.emitted + index;
-    TokenLogprobs found{logprobs.chosen[row], {}};
+    TokenLogprobs result{logprobs.chosen[row], {}};
     for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), logprobs.most); ++i) {
         const std::size_t at = row * logprobs.most + i;
-        found.top.emplace_back(logprobs.ids[at], logprobs.values[at]);
+        result.top.emplace_back(logprobs.ids[at], logprobs.values[at]);
     }
-    return found;
+    return result;
 }
 
 // The result of a pass for the sequence of `slot`. logprobs: of the whole pass; null without.
@@ -102,11 +102,11 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
     }
     // Under the rejection rule, windows of another sampler's tail may lack the draft probabilities
     // that this one needs.
-    if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") window_.reset();
+    if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") staged_plan_.reset();
     sampler_ = kind.sampler;
     stage(kind, drafts);
     if (kind.touched > 0) set_processors(kind, active);
-    window_.reset();  // until the pass is done
+    staged_plan_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
         if (slot->sequence->decoding_since) continue;
@@ -126,17 +126,17 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
     for (const Slot* slot : active) {
         const Emitted& tokens = emitted[static_cast<std::size_t>(slot->number)];
         results.push_back(result_of(*slot, tokens, logprobs ? &*logprobs : nullptr));
-        next_drafts.push_back(plan.next_drafts(results.back().last_row));
+        next_drafts.push_back(plan.next_draft_depth(results.back().last_row));
     }
     for (std::size_t i = 0; i < active.size(); ++i) record(*active[i], results[i], next_drafts[i]);
-    window_.swap(next);
+    staged_plan_.swap(next);
     return {std::move(results), seconds};
 }
 
 // Write windows of `kind` in all of its slots, and mask them.
 void Runner::stage_masked(const PassKind& kind) {
     slots_.make_room(kind.plan, kind.batch);
-    window_.reset();
+    staged_plan_.reset();
     for (int i = 0; i < kind.batch; ++i) {
         Slot& slot = slots_.all()[static_cast<std::size_t>(i)];
         backend_.stage(slot.number, kind.plan, slot.cached(), 0);
@@ -160,10 +160,10 @@ int Runner::batch(const std::vector<Slot*>& active) const {
 }
 
 Sampler Runner::sampler(const std::vector<Slot*>& active) {
-    Sampler found = Sampler::greedy;
+    Sampler result = Sampler::greedy;
     for (const Slot* slot : active)
-        found = std::max(found, slot->sequence->request.sampling.sampler());
-    return found;
+        result = std::max(result, slot->sequence->request.sampling.sampler());
+    return result;
 }
 
 // Write the windows that differ from those on the device, and mask the slots that take no part.
@@ -175,7 +175,7 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
             continue;
         }
         const auto given = drafts.find(slot.number);
-        if (window_ == kind.plan && slot.staged && given == drafts.end()) continue;
+        if (staged_plan_ == kind.plan && slot.staged && given == drafts.end()) continue;
         const Drafts& ngrams = given != drafts.end() ? given->second : Drafts{};
         slot.staged = false;
         backend_.stage(slot.number, kind.plan, slot.sequence->cached, slot.sequence->tokens.back(),

@@ -54,7 +54,7 @@ class Runner {
     Backend& backend() { return backend_; }
     Slots& slots() { return slots_; }
     // The plan whose windows are on the device; none if all windows must be staged again.
-    const std::optional<Plan>& window() const { return window_; }
+    const std::optional<Plan>& staged_plan() const { return staged_plan_; }
 
     // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens in
     // it.
@@ -91,7 +91,7 @@ class Runner {
 
     Backend& backend_;
     Slots slots_;
-    std::optional<Plan> window_;
+    std::optional<Plan> staged_plan_;
     Sampler sampler_ = Sampler::greedy;  // of the last pass
     double engine_seconds_ = 0.0;        // spent in passes, prefill included
 };

@@ -28,7 +28,7 @@ DraftState draft_state_of(const Slot& slot) {
 }
 
 // Teach the tuner how long a pass took, and how many of its drafts were accepted.
-void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds,
+void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
              const std::vector<StepResult>& results, const std::vector<DraftState>& states) {
     tuner.observe(plan, batch, seconds);
     bool drafted = false;
@@ -43,14 +43,14 @@ void observe(PlanTuner& tuner, const Plan& plan, int batch, double seconds,
             tuner.ngram(states[i].matched).record(result.drafted, accepted);
             continue;
         }
-        tuner.lookahead_drafts().record(result.drafted, accepted);
-        if (result.sequence->acceptance)
-            result.sequence->acceptance->record(result.drafted, accepted);
+        tuner.lookahead_acceptance().record(result.drafted, accepted);
+        if (result.sequence->lookahead_acceptance)
+            result.sequence->lookahead_acceptance->record(result.drafted, accepted);
     }
     if (!plan.groups.empty() || drafted) return;
-    tuner.lookahead_drafts().forget();
+    tuner.lookahead_acceptance().forget();
     for (const StepResult& result : results) {
-        if (result.sequence->acceptance) result.sequence->acceptance->forget();
+        if (result.sequence->lookahead_acceptance) result.sequence->lookahead_acceptance->forget();
     }
 }
 
@@ -158,7 +158,7 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     const int batch = runner_.batch(active);
     const bool may_draft =
         !max_concurrency_ || static_cast<std::int64_t>(active.size()) <= *max_concurrency_;
-    PlanTuner* tuner = may_draft ? tuner_for(active, batch) : nullptr;
+    Tuner* tuner = may_draft ? tuner_for(active, batch) : nullptr;
     std::vector<DraftState> states;
     for (const Slot* slot : active) states.push_back(draft_state_of(*slot));
     const std::optional<NextPass> chosen = choose_pass(active, states, tuner, batch, may_draft);
@@ -184,8 +184,8 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
 // The next pass. It runs one plan for all: that of the oldest request that names one, else the
 // fastest. A tree becomes a chain if one of the requests does not allow trees.
 std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
-                                               const std::vector<DraftState>& states,
-                                               PlanTuner* tuner, int batch, bool may_draft) {
+                                               const std::vector<DraftState>& states, Tuner* tuner,
+                                               int batch, bool may_draft) {
     const SequenceState* oldest = nullptr;
     int lookahead = 0;
     bool allow_trees = true;
@@ -195,8 +195,8 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
         if (sequence.request.cycle &&
             (oldest == nullptr || sequence.admission_number < oldest->admission_number))
             oldest = &sequence;
-        lookahead = std::max(lookahead, sequence.request.lookahead);
-        if (sequence.acceptance) accepted.push_back(&*sequence.acceptance);
+        lookahead = std::max(lookahead, sequence.request.lookahead_drafts);
+        if (sequence.lookahead_acceptance) accepted.push_back(&*sequence.lookahead_acceptance);
         allow_trees = allow_trees && allows_tree(sequence.request);
     }
     std::optional<Cycle> cycle;
@@ -213,10 +213,10 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     // If all sequences have just been admitted, none has a window yet, and a cycle begins.
     const bool staged =
         std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
-    const Plan* window = staged && runner_.window() ? &*runner_.window() : nullptr;
+    const Plan* staged_plan = staged && runner_.staged_plan() ? &*runner_.staged_plan() : nullptr;
     const std::vector<DraftState> no_drafts(states.size());
     const Situation situation{.cycle = cycle ? *cycle : make_cycle("ar", 0),
-                              .window = window,
+                              .staged_plan = staged_plan,
                               .room = slots_.room(),
                               .capabilities = runner_.backend().capabilities(),
                               .states = cycle ? states : no_drafts,
@@ -227,7 +227,7 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
 // The tuner for these sequences; null if all of them name plans, or if passes are not timed yet:
 // sequences without a named plan then decode plainly. Timing waits until each of them has its first
 // token, and until the KV cache has room for the timed passes.
-PlanTuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
+Tuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
     const bool all_named = std::all_of(active.begin(), active.end(), [](const Slot* slot) {
         return slot->sequence->request.cycle.has_value();
     });
@@ -237,10 +237,11 @@ PlanTuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
         return slot->sequence->stats.passes > 0;
     });
     if (!all_begun && !tuners_.is_timed(sampler, batch)) return nullptr;
-    PlanTuner* tuner = tuners_.get(sampler, batch);
+    Tuner* tuner = tuners_.get(sampler, batch);
     if (tuner == nullptr) return nullptr;
     for (const Slot* slot : active) {
-        if (!slot->sequence->acceptance) slot->sequence->acceptance = tuner->new_acceptance();
+        if (!slot->sequence->lookahead_acceptance)
+            slot->sequence->lookahead_acceptance = tuner->new_acceptance();
     }
     return tuner;
 }

@@ -44,9 +44,9 @@ class Scheduler {
     void prefill();
     void decode(const std::vector<Slot*>& active);
     std::optional<NextPass> choose_pass(const std::vector<Slot*>& active,
-                                        const std::vector<DraftState>& states, PlanTuner* tuner,
+                                        const std::vector<DraftState>& states, Tuner* tuner,
                                         int batch, bool may_draft);
-    PlanTuner* tuner_for(const std::vector<Slot*>& active, int batch);
+    Tuner* tuner_for(const std::vector<Slot*>& active, int batch);
     void deliver(std::vector<StepResult> results);
     // End the longest sequence, for which there is no room; the others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);

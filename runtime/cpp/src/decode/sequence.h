@@ -32,15 +32,15 @@ struct ResolvedRequest {
     std::vector<std::int64_t> prompt_ids;
     SamplingParams sampling;
     std::int64_t max_new_tokens = 0;
+    std::string mode = "ar";     // for statistics
     std::optional<Cycle> cycle;  // the plans to decode with; none for the fastest
-    int lookahead = 0;           // the most look-ahead drafts of a pass
+    int lookahead_drafts = 0;    // the most look-ahead drafts of a pass
     int ngram_drafts = 0;        // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
     // reuse K/V of prompt prefixes even if that may change bits of the results
     bool reuse_prefix = false;
     std::string cache_salt{};     // only requests with the same salt share K/V
     std::optional<int> logprobs;  // how many of the likeliest tokens to report with each token
-    std::string name = "ar";      // of the plan, in statistics
     std::optional<Processing> processing{};
 };
 
@@ -106,7 +106,7 @@ class SequenceState {
     // of the session, when its first pass began
     double engine_seconds_before = 0.0;
     // of its look-ahead drafts; none until `auto` needs it
-    std::optional<ConditionalAcceptance> acceptance;
+    std::optional<ConditionalAcceptance> lookahead_acceptance;
     // of its n-gram drafts, by the length of the match
     std::map<int, ConditionalAcceptance> ngram_acceptance;
     std::optional<Processors> processors;

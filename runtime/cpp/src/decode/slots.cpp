@@ -30,19 +30,19 @@ Slots::Slots(Backend& backend, bool prefix_cache) : backend_(backend) {
 }
 
 std::vector<Slot*> Slots::busy() {
-    std::vector<Slot*> found;
+    std::vector<Slot*> result;
     for (Slot& slot : slots_) {
-        if (slot.sequence != nullptr) found.push_back(&slot);
+        if (slot.sequence != nullptr) result.push_back(&slot);
     }
-    return found;
+    return result;
 }
 
 std::vector<Slot*> Slots::decoding() {
-    std::vector<Slot*> found;
+    std::vector<Slot*> result;
     for (Slot& slot : slots_) {
-        if (slot.sequence != nullptr && slot.sequence->prefilled()) found.push_back(&slot);
+        if (slot.sequence != nullptr && slot.sequence->prefilled()) result.push_back(&slot);
     }
-    return found;
+    return result;
 }
 
 std::int64_t Slots::room() {
@@ -104,10 +104,10 @@ void Slots::share(Slot& slot) {
     const Slot* source = nullptr;
     std::int64_t count = sequence.cached;
     for (const Slot& other : slots_) {
-        const std::int64_t found = &other == &slot ? 0 : reusable(other, sequence.request);
-        if (found <= count) continue;
+        const std::int64_t result = &other == &slot ? 0 : reusable(other, sequence.request);
+        if (result <= count) continue;
         source = &other;
-        count = found;
+        count = result;
     }
     PrefixStore::Match stored;
     if (store_) stored = store_->match(all_but_last(sequence.request), sequence.request.cache_salt);

@@ -16,7 +16,7 @@ Automaton::Automaton(const std::vector<std::string>& words) {
             if (added) nodes_.push_back({nodes_[state].depth + 1});
             state = place->second;
         }
-        nodes_[state].found = word.size();
+        nodes_[state].word_size = word.size();
     }
     std::vector<std::pair<std::uint64_t, std::uint32_t>> edges(next_.begin(), next_.end());
     std::sort(edges.begin(), edges.end(), [&](const auto& a, const auto& b) {
@@ -27,7 +27,7 @@ Automaton::Automaton(const std::vector<std::string>& words) {
         Node& node = nodes_[state];
         if (before != 0)
             node.shorter = step(nodes_[before].shorter, static_cast<char>(edge & 0xFF));
-        if (node.found == 0) node.found = nodes_[node.shorter].found;
+        if (node.word_size == 0) node.word_size = nodes_[node.shorter].word_size;
     }
 }
 
@@ -91,13 +91,13 @@ std::string Detokenizer::push(std::int64_t token) {
 }
 
 std::string Detokenizer::bytes(std::int64_t token) {
-    std::string found = vocabulary_->bytes(token);
-    while (strips_left_ > 0 && found.starts_with(' ')) {
-        found.erase(0, 1);
+    std::string result = vocabulary_->bytes(token);
+    while (strips_left_ > 0 && result.starts_with(' ')) {
+        result.erase(0, 1);
         --strips_left_;
     }
-    if (!found.empty()) strips_left_ = 0;
-    return found;
+    if (!result.empty()) strips_left_ = 0;
+    return result;
 }
 
 std::string Detokenizer::decode(std::string_view more) {
@@ -129,7 +129,7 @@ std::string StopFilter::push(std::string_view text, std::optional<std::string>& 
     held_ += text;
     for (std::size_t i = before; i < held_.size(); ++i) {
         state_ = automaton_.step(state_, held_[i]);
-        const std::size_t size = automaton_.found(state_);
+        const std::size_t size = automaton_.word_size(state_);
         if (!may_end || size == 0) continue;
         const std::string seen = std::exchange(held_, {});
         state_ = 0;

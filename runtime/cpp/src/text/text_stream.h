@@ -28,11 +28,11 @@ class Automaton {
     // The length of the suffix that `state` stands for, in bytes.
     std::size_t depth(std::uint32_t state) const { return nodes_[state].depth; }
     // The length of the longest word that the text ends with, in bytes; 0 if there is none.
-    std::size_t found(std::uint32_t state) const { return nodes_[state].found; }
+    std::size_t word_size(std::uint32_t state) const { return nodes_[state].word_size; }
 
    private:
     struct Node {
-        std::size_t depth = 0, found = 0;
+        std::size_t depth = 0, word_size = 0;
         // the state of the next shorter suffix that is the beginning of a word
         std::uint32_t shorter = 0;
     };

@@ -103,22 +103,22 @@ struct ByteFallback {
 // at most one Strip of spaces at the beginning. None for any other decoder.
 std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
     if (type_of(decoder) != "Sequence") return std::nullopt;
-    ByteFallback found;
+    ByteFallback result;
     std::string order;  // the first letters of the steps' types
     for (const Json& step : decoder.at("decoders")) {
         const std::string type = type_of(step);
         order += type.substr(0, 1);
         if (type == "Replace" && step.at("pattern").contains("String")) {
-            found.replaced.emplace_back(step.at("pattern").at("String"), step.at("content"));
-            if (found.replaced.back().first.empty()) return std::nullopt;
+            result.replaced.emplace_back(step.at("pattern").at("String"), step.at("content"));
+            if (result.replaced.back().first.empty()) return std::nullopt;
         } else if (type == "Strip" && step.at("content") == " " && step.at("stop") == 0) {
-            found.stripped_spaces = step.at("start").get<std::size_t>();
+            result.stripped_spaces = step.at("start").get<std::size_t>();
         } else if (type != "ByteFallback" && type != "Fuse") {
             return std::nullopt;
         }
     }
     const std::string rest = order.substr(std::min(order.find_first_not_of('R'), order.size()));
-    return rest == "BF" || rest == "BFS" ? std::optional(found) : std::nullopt;
+    return rest == "BF" || rest == "BFS" ? std::optional(result) : std::nullopt;
 }
 
 }  // namespace

@@ -18,17 +18,15 @@ constexpr double agreement_ratio = 1.1;
 // The most timings of a pass, and of one with more than wide_window_rows rows.
 constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
 constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
-// How many passes two moving averages span: the slowness of all passes, and the ratio of one shape
-// to the others.
+// How many passes the moving averages of the slowness and of a shape's ratio span.
 constexpr int latest_passes = 4, shape_passes = 32;
-// a pass counts as at most this many times slower or faster than expected
-constexpr double max_ratio = 1.2;
+constexpr double max_ratio = 1.2;  // a pass counts as at most so many times slower or faster
 constexpr double min_pass_seconds = 1e-9;
 
 // Whether the two shortest times of a pass (trunk and tail together) agree.
 bool times_agree(const std::vector<PassSeconds>& passes) {
     std::multiset<double> sums;
-    for (const PassSeconds& one : passes) sums.insert(one.trunk + one.tail);
+    for (const PassSeconds& pass : passes) sums.insert(pass.trunk + pass.tail);
     return sums.size() > 1 && *std::next(sums.begin()) <= agreement_ratio * *sums.begin();
 }
 
@@ -40,9 +38,9 @@ ConditionalAcceptance::ConditionalAcceptance(std::vector<double> prior, double w
 }
 
 std::vector<double> ConditionalAcceptance::rates() const {
-    std::vector<double> found;
-    for (std::size_t i = 0; i < hits_.size(); ++i) found.push_back(hits_[i] / trials_[i]);
-    return found;
+    std::vector<double> result;
+    for (std::size_t i = 0; i < hits_.size(); ++i) result.push_back(hits_[i] / trials_[i]);
+    return result;
 }
 
 void ConditionalAcceptance::record(int drafted, int accepted) {
@@ -75,8 +73,8 @@ std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
 }
 
 Line::Line(std::map<int, double> points, bool flat) : points_(std::move(points)) {
-    double most = points_.begin()->second;
-    for (auto& [x, y] : points_) y = most = std::max(most, y);
+    double highest = points_.begin()->second;
+    for (auto& [x, y] : points_) y = highest = std::max(highest, y);
     if (flat || points_.size() < 2) return;
     const auto [end, last] = *points_.rbegin();
     for (const auto& [x, y] : {*points_.begin(), *std::next(points_.rbegin())}) {
@@ -95,8 +93,8 @@ double Line::operator()(int x) const {
 
 PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
     TimedPasses plain = timed, drafting = timed;
-    std::erase_if(plain, [](const auto& one) { return one.first.drafts > 0; });
-    std::erase_if(drafting, [](const auto& one) { return one.first.drafts == 0; });
+    std::erase_if(plain, [](const auto& pass) { return pass.first.drafts > 0; });
+    std::erase_if(drafting, [](const auto& pass) { return pass.first.drafts == 0; });
     if (like != nullptr) {
         *this = *like;
         passes_.clear();
@@ -119,8 +117,8 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
         for (const auto& [shape, seconds] : drafting)
             bare[shape.rows] = seconds.trunk - adapter_(shape.rows);
         trunk.merge(bare);
-        // If one width alone was timed, half of its time counts as due to its rows: more rows must
-        // not look free.
+        // If only one width was timed, half of its time counts as due to its rows, because more
+        // rows must not look free.
         if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
         trunk_ = Line(trunk);
     }
@@ -156,11 +154,11 @@ void PassTimes::record(const PassShape& shape, double seconds) {
 }
 
 std::vector<Plan> probe_plans(int lookahead, int batch) {
-    std::vector<Plan> found;
+    std::vector<Plan> result;
     const auto add = [&](const Plan& plan) {
         const bool narrow = plan.width() * batch <= max_timed_rows || plan.width() == 1;
-        if (narrow && std::find(found.begin(), found.end(), plan) == found.end())
-            found.push_back(plan);
+        if (narrow && std::find(result.begin(), result.end(), plan) == result.end())
+            result.push_back(plan);
     };
     add(ar_plan());
     for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
@@ -177,7 +175,7 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
         add(full);
         break;
     }
-    return found;
+    return result;
 }
 
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time,
@@ -185,18 +183,17 @@ std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& 
     std::vector<std::vector<PassSeconds>> seconds(plans.size());
     for (int number = 0; number < timed_runs; ++number) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
-            const int most = plans[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
-            if (number < most && !times_agree(seconds[i])) seconds[i].push_back(time(plans[i]));
+            const int runs = plans[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
+            if (number < runs && !times_agree(seconds[i])) seconds[i].push_back(time(plans[i]));
         }
     }
-    std::vector<PassSeconds> found;
+    std::vector<PassSeconds> result;
     for (const std::vector<PassSeconds>& passes : seconds) {
-        PassSeconds& least = found.emplace_back(passes.front());
-        for (const PassSeconds& one : passes) {
-            least = {std::min(least.trunk, one.trunk), std::min(least.tail, one.tail)};
-        }
+        PassSeconds& least = result.emplace_back(passes.front());
+        for (const PassSeconds& pass : passes)
+            least = {std::min(least.trunk, pass.trunk), std::min(least.tail, pass.tail)};
     }
-    return found;
+    return result;
 }
 
 }  // namespace pass

@@ -10,19 +10,17 @@
 
 namespace pass {
 
-// By position i: the rate at which draft i is accepted if all drafts before it were. A running
-// average.
+// Running averages, by position i, of how often draft i is accepted if all drafts before it are.
 class ConditionalAcceptance {
    public:
     // prior: the initial rates. weight: how many passes they count for.
     explicit ConditionalAcceptance(std::vector<double> prior, double weight = 10.0);
 
     std::vector<double> rates() const;
-    // Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes
-    // fades.
+    // Count one pass that accepted `accepted` of `drafted` drafts.
     void record(int drafted, int accepted);
     // Count a pass without these drafts: the rates drift slowly back to the initial ones, so that
-    // drafts are tried again.
+    // such drafts are tried again.
     void forget();
 
    private:
@@ -40,8 +38,8 @@ struct PassSeconds {
     double trunk = 0, tail = 0;
 };
 
-// What the time of a pass depends on, for all slots together: rows of the windows, rows that tokens
-// are sampled from, and drafts that are made.
+// What the time of a pass depends on, for all slots together. rows: of the windows. sampled: rows
+// from which tokens are sampled. drafts: those that the pass makes for the next one.
 struct PassShape {
     int rows = 0, sampled = 0, drafts = 0;
 
@@ -54,9 +52,9 @@ inline PassShape shape_of(const Plan& plan, int batch = 1) {
 
 using TimedPasses = std::map<PassShape, PassSeconds>;
 
-// A piecewise linear function through `points`, raised if need be so that it never falls. It is
-// constant before the first point. Beyond the last it rises like the last piece, or like the line
-// from the first point to the last, whichever is steeper; it is constant if `flat`.
+// A piecewise linear function through `points`, which are raised where it would fall. Before the
+// first point it is constant. Beyond the last it is constant if `flat`; else it rises like the last
+// piece or like the line from the first point to the last, whichever is steeper.
 class Line {
    public:
     explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
@@ -67,18 +65,18 @@ class Line {
     double rise_ = 0;  // beyond the last point
 };
 
-// Seconds of a pass by its shape: an estimate from timed passes, times a correction for this shape,
-// times the slowness that all passes have in common, on a busy machine or in a longer text. The
-// estimate is the sum of four lines.
+// Seconds of a pass by its shape: an estimate from timed passes (the sum of four lines), times a
+// correction for this shape, times the slowness of all passes, which rises on a busy machine or in
+// a longer text.
 class PassTimes {
    public:
-    // like: the times for another sampler. The trunk's times are taken from it, times a factor
-    // because the machine's speed may have changed, so that few shapes need be timed.
+    // like: the times for another sampler; with it, few shapes need be timed. The trunk's times are
+    // taken from it, times a factor, because the machine's speed may have changed.
     explicit PassTimes(const TimedPasses& timed, const PassTimes* like = nullptr);
 
     double seconds(const PassShape& shape) const;
-    // Correct the estimate by a pass that took `seconds`. The first passes of a shape change mostly
-    // the correction of this shape, later ones mostly the slowness of all.
+    // Correct the estimate by a pass that took `seconds`. The first passes of a shape mostly change
+    // its own correction, later ones mostly the slowness of all.
     void record(const PassShape& shape, double seconds);
     int max_rows() const { return max_rows_; }
     double slowness() const { return slowness_; }
@@ -88,20 +86,18 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    // seconds of the trunk by rows; its extra seconds with look-ahead rows
-    Line trunk_, adapter_;
-    // seconds of the tail by sampled rows; its extra seconds by drafts
-    Line tail_, drafts_;
+    Line trunk_, adapter_;  // seconds of the trunk, and those that look-ahead rows add, by rows
+    Line tail_, drafts_;    // seconds of the tail by sampled rows, and those that drafts add
     std::map<PassShape, double> ratios_;  // the corrections
-    std::map<PassShape, int> passes_;     // how many ran
+    std::map<PassShape, int> passes_;     // how many passes were recorded
 };
 
-// The plans to time: a few from the narrowest to the widest of a bundle with look-ahead
-// `lookahead`, since pass times are nearly linear in between.
+// The plans to time: a few from the narrowest to the widest of a bundle, since pass times are
+// nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
-// Time passes over `plans` in turns. The shortest time of each plan counts, since disturbances only
-// make a pass slower.
+// Time passes of `plans` in turn. Returns each plan's shortest times, since disturbances only make
+// a pass slower.
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time,
                                  const std::vector<Plan>& plans);
 

@@ -10,22 +10,19 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
-// the largest share of decoding time that decisions may take
-constexpr double decision_time_share = 0.005;
-// After a decision, a cycle that did not run in the last idle_passes is run for trial_passes if its
-// expected rate is at least that of the cycle in use. Plain decoding, with which all are compared,
-// is run whatever its rate.
+constexpr double decision_time_share = 0.005;          // decisions take at most so much of decoding
+// After a decision, a cycle that did not run in the last idle_passes passes is tried for
+// trial_passes, if it is expected to be at least as fast as the chosen cycle. Plain decoding is
+// tried whatever its rate, because all cycles are compared with it.
 constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
-// the initial rate of look-ahead drafts, if the bundle states none
-constexpr double default_acceptance = 0.1;
-constexpr double ngram_prior = 0.6;  // the initial rate of n-gram drafts
-// A new sequence starts with the rates of all sequences, which count for so many of its passes.
-// Few, because texts differ: n-gram drafts that fail in one text are given up after a few passes,
-// however well they do in others.
+constexpr double default_acceptance = 0.1;  // of look-ahead drafts, if the bundle states none
+constexpr double ngram_prior = 0.6;         // the initial acceptance of n-gram drafts
+// A new sequence starts with the rates of all sequences, which weigh as much as so many passes.
+// They weigh little because texts differ: n-gram drafts that fail in one text must be given up
+// after a few passes, however well they do in others.
 constexpr double ngram_prior_passes = 2.0;
 
-// [L] conditional rates from cumulative `acceptance`, and default_acceptance for the positions
-// after those.
+// [L] conditional rates from cumulative `acceptance`; default_acceptance beyond its end.
 std::vector<double> conditional_rates(const std::vector<double>& acceptance, int lookahead) {
     std::vector<double> rates;
     double before = 1.0;
@@ -37,12 +34,11 @@ std::vector<double> conditional_rates(const std::vector<double>& acceptance, int
     return rates;
 }
 
-// The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy
-// rates.
+// The acceptance of sampled drafts relative to greedy ones, if a bundle states only the latter.
 constexpr double sampled_acceptance_ratio = 0.6;
 
-// Cumulative acceptance that the bundle states for this sampler; derived from the greedy one if it
-// states none.
+// The cumulative acceptance that the bundle states for `sampler`, or else one derived from the
+// greedy acceptance.
 std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
     if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
     if (!lookahead.acceptance_per_position_sampled.empty())
@@ -55,31 +51,31 @@ std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sa
 
 }  // namespace
 
-PlanTuner::PlanTuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
-                     std::optional<Capabilities> capabilities)
+Tuner::Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
+             std::optional<Capabilities> capabilities)
     : by_batch_{{1, std::move(times)}},
       lookahead_(lookahead),
       capabilities_(std::move(capabilities)),
-      lookahead_drafts_(conditional_rates(acceptance, lookahead)),
+      lookahead_acceptance_(conditional_rates(acceptance, lookahead)),
       decided_(candidates(0, 1, {1.0}).front()) {}
 
-void PlanTuner::observe(const Plan& plan, int batch, double seconds) {
+void Tuner::observe(const Plan& plan, int batch, double seconds) {
     passes_ += 1;
     decoding_ += seconds;
     last_ran_[{plan.name, batch}] = passes_;
     by_batch_.at(by_batch_.contains(batch) ? batch : 1).record(shape_of(plan, batch), seconds);
 }
 
-ConditionalAcceptance& PlanTuner::ngram(int matched, std::map<int, ConditionalAcceptance>* own) {
+ConditionalAcceptance& Tuner::ngram(int matched, std::map<int, ConditionalAcceptance>* own) {
     if (own != nullptr)
         return own->try_emplace(matched, ngram(matched).rates(), ngram_prior_passes).first->second;
     const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
     return ngrams_.try_emplace(matched, prior).first->second;
 }
 
-std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch,
-                                             const std::vector<double>& cumulative) const {
-    std::vector<Candidate> found;
+std::vector<Candidate> Tuner::candidates(int lookahead, int batch,
+                                         const std::vector<double>& cumulative) const {
+    std::vector<Candidate> result;
     auto cached = menus_.find(lookahead);
     if (cached == menus_.end())
         cached =
@@ -90,15 +86,15 @@ std::vector<Candidate> PlanTuner::candidates(int lookahead, int batch,
         double seconds = 0;
         for (const Plan& plan : cycle.plans) seconds += plan_seconds(plan, batch);
         seconds /= static_cast<double>(cycle.plans.size());
-        found.push_back({cycle, expected_tokens(cycle, cumulative), seconds});
+        result.push_back({cycle, expected_tokens(cycle, cumulative), seconds});
     }
-    std::stable_sort(found.begin(), found.end(),
+    std::stable_sort(result.begin(), result.end(),
                      [](const Candidate& a, const Candidate& b) { return a.rate() > b.rate(); });
-    return found;
+    return result;
 }
 
-Candidate PlanTuner::next_candidate(int lookahead, int batch,
-                                    const std::vector<const ConditionalAcceptance*>& acceptances) {
+Candidate Tuner::next_candidate(int lookahead, int batch,
+                                const std::vector<const ConditionalAcceptance*>& acceptances) {
     const double started = now();
     const std::pair key(lookahead, batch);
     auto known = decisions_.find(key);
@@ -113,37 +109,33 @@ Candidate PlanTuner::next_candidate(int lookahead, int batch,
     return passes_ < known->second.ends ? known->second.trial : decided_;
 }
 
-// The best candidate, or the present one if the best is not switch_margin times as fast. If the
-// present one is not switch_margin times as fast as plain decoding, plain decoding counts as the
-// present one.
-PlanTuner::Decision PlanTuner::decide(
-    int lookahead, int batch, const std::vector<const ConditionalAcceptance*>& acceptances) {
-    std::vector<double> cumulative = cumulative_acceptance(lookahead_drafts_.rates());
-    if (!acceptances.empty()) {  // their mean
-        std::fill(cumulative.begin(), cumulative.end(), 0.0);
-        for (const ConditionalAcceptance* one : acceptances) {
-            const std::vector<double> its = cumulative_acceptance(one->rates());
-            for (std::size_t i = 0; i < cumulative.size(); ++i) {
-                cumulative[i] += its[i] / static_cast<double>(acceptances.size());
-            }
-        }
+// The best candidate, or the present one unless the best is switch_margin times as fast. Plain
+// decoding counts as the present one unless that is switch_margin times as fast as plain decoding.
+Tuner::Decision Tuner::decide(int lookahead, int batch,
+                              const std::vector<const ConditionalAcceptance*>& acceptances) {
+    std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());
+    if (!acceptances.empty()) std::fill(cumulative.begin(), cumulative.end(), 0.0);
+    for (const ConditionalAcceptance* acceptance : acceptances) {  // adds up to their mean
+        const std::vector<double> own = cumulative_acceptance(acceptance->rates());
+        for (std::size_t i = 0; i < cumulative.size(); ++i)
+            cumulative[i] += own[i] / static_cast<double>(acceptances.size());
     }
-    const std::vector<Candidate> found = candidates(lookahead, batch, cumulative);
+    const std::vector<Candidate> result = candidates(lookahead, batch, cumulative);
     const auto matching = [&](const auto& test) {
-        return std::find_if(found.begin(), found.end(), test);
+        return std::find_if(result.begin(), result.end(), test);
     };
-    const auto plain = matching([](const Candidate& one) { return one.cycle.lookahead() == 0; });
-    auto present = matching([&](const Candidate& one) { return one.cycle == decided_.cycle; });
-    if (present == found.end() || present->rate() < switch_margin * plain->rate()) present = plain;
+    const auto plain = matching([](const Candidate& each) { return each.cycle.depth() == 0; });
+    auto present = matching([&](const Candidate& each) { return each.cycle == decided_.cycle; });
+    if (present == result.end() || present->rate() < switch_margin * plain->rate()) present = plain;
     const Candidate& decided =
-        found.front().rate() >= switch_margin * present->rate() ? found.front() : *present;
-    auto trial = matching([&](const Candidate& one) {
-        const auto ran = last_ran_.find({one.cycle.plans.front().name, batch});
+        result.front().rate() >= switch_margin * present->rate() ? result.front() : *present;
+    auto trial = matching([&](const Candidate& each) {
+        const auto ran = last_ran_.find({each.cycle.plans.front().name, batch});
         const bool idle = ran == last_ran_.end() || passes_ - ran->second >= idle_passes;
-        return idle && passes_ > 0 && (one.cycle.lookahead() == 0 || one.rate() >= decided.rate());
+        return idle && passes_ > 0 && (each.cycle.depth() == 0 || each.rate() >= decided.rate());
     });
-    const Candidate& tried = trial == found.end() ? decided : *trial;
-    // although a request's own plan may run instead
+    const Candidate& tried = trial == result.end() ? decided : *trial;
+    // It counts as run, even if a pass runs the plan that a request names instead.
     last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;
     return {decided, tried, passes_ + trial_passes};
 }
@@ -160,16 +152,16 @@ bool Tuners::is_timed(Sampler sampler, int batch) const {
     return batch == 1 || plans_.at(batch).empty() || found->second.by_batch().contains(batch);
 }
 
-PlanTuner* Tuners::get(Sampler sampler, int batch) {
+Tuner* Tuners::get(Sampler sampler, int batch) {
     if (!is_timed(sampler, batch) && !fits(batch)) return nullptr;
     auto found = tuners_.find(sampler);
     if (found == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
-        PlanTuner fresh(times(sampler, 1), static_cast<int>(lookahead.length),
-                        stated_acceptance(lookahead, sampler), runner_.backend().capabilities());
+        Tuner fresh(times(sampler, 1), static_cast<int>(lookahead.length),
+                    stated_acceptance(lookahead, sampler), runner_.backend().capabilities());
         found = tuners_.emplace(sampler, std::move(fresh)).first;
     }
-    PlanTuner& tuner = found->second;
+    Tuner& tuner = found->second;
     if (!is_timed(sampler, batch)) tuner.add_batch(batch, times(sampler, batch));
     return &tuner;
 }
@@ -190,7 +182,7 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
         if (tuner.by_batch().contains(batch)) like = &tuner.by_batch().at(batch);
     }
     if (like != nullptr) {
-        int max_drafts = 0;  // of the timed plans that only verify
+        int max_drafts = 0;  // of the plans that only verify
         for (const Plan& plan : plans)
             max_drafts = plan.groups.empty() ? std::max(max_drafts, plan.drafts) : max_drafts;
         std::erase_if(plans, [&](const Plan& plan) {
@@ -207,17 +199,17 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
 }
 
 std::vector<Plan> Tuners::timed_plans(int batch) const {
-    std::vector<Plan> found =
+    std::vector<Plan> result =
         probe_plans(static_cast<int>(runner_.backend().manifest().lookahead.length), batch);
     const Capabilities& capabilities = runner_.backend().capabilities();
-    std::erase_if(found, [&](const Plan& plan) {
+    std::erase_if(result, [&](const Plan& plan) {
         return !capabilities.allows({plan}) ||
                capabilities.padded_width(plan.width()) > capabilities.max_capacity() / 2;
     });
-    const bool one_width = std::none_of(found.begin(), found.end(), [&](const Plan& plan) {
-        return plan.width() != found.front().width();
+    const bool one_width = std::none_of(result.begin(), result.end(), [&](const Plan& plan) {
+        return plan.width() != result.front().width();
     });
-    return one_width ? std::vector<Plan>{} : found;
+    return one_width ? std::vector<Plan>{} : result;
 }
 
 }  // namespace pass

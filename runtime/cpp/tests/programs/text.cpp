@@ -20,10 +20,10 @@ nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& sent
     std::optional<std::string> stop;
     for (std::size_t i = 0; i < ids.size() && !stop; ++i)
         pieces.push_back(reader->read(ids[i], stop));
-    nlohmann::json found{
+    nlohmann::json result{
         {"pieces", pieces}, {"rest", reader->flush()}, {"text", tokenizer.decode(ids)}};
-    if (stop) found["stop"] = *stop;
-    return found;
+    if (stop) result["stop"] = *stop;
+    return result;
 }
 
 }  // namespace

@@ -116,9 +116,9 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
             ? WeightForm::made_unsigned
             : WeightForm::as_exported;
     const auto file_of = [&](bool lookahead_rows) {
-        const DerivedTrunk* found = manifest_.derived_trunk(
+        const DerivedTrunk* result = manifest_.derived_trunk(
             engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
-        return found == nullptr ? manifest_.trunk.file : found->file;
+        return result == nullptr ? manifest_.trunk.file : result->file;
     };
     const std::string drafting = file_of(true), plain = file_of(false);
     trunk_ = open_packed(drafting, options, kernels);
@@ -200,9 +200,9 @@ void OrtBackend::run_tail(const PassKind& kind) {
 }
 
 Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
-    PassResult found;
-    in_thread([&] { found = Backend::run_pass(kind); });
-    return found;
+    PassResult result;
+    in_thread([&] { result = Backend::run_pass(kind); });
+    return result;
 }
 
 void OrtBackend::run_tails(const PassKind& kind) {
@@ -229,10 +229,10 @@ void OrtBackend::run_tails(const PassKind& kind) {
 }
 
 std::vector<BoundTensor> OrtBackend::bound_tensors(const std::vector<Binding>& bindings) {
-    std::vector<BoundTensor> found;
+    std::vector<BoundTensor> result;
     for (const Binding& one : bindings)
-        found.push_back({one.tensor, one.dtype, one.shape, buffers_.address_of(one)});
-    return found;
+        result.push_back({one.tensor, one.dtype, one.shape, buffers_.address_of(one)});
+    return result;
 }
 
 BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings& bindings,

@@ -29,14 +29,14 @@ std::size_t BoundTensor::size() const {
 
 std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
                                          const std::vector<BoundTensor>& outputs) {
-    std::vector<BoundTensor> found;
+    std::vector<BoundTensor> result;
     for (const BoundTensor& input : inputs) {
         const auto same = [&](const BoundTensor& output) {
             return output.address == input.address;
         };
-        if (std::any_of(outputs.begin(), outputs.end(), same)) found.push_back(input);
+        if (std::any_of(outputs.begin(), outputs.end(), same)) result.push_back(input);
     }
-    return found;
+    return result;
 }
 
 int next_graph_id() {

@@ -112,13 +112,13 @@ class BoundGraphs {
 
     // The least recently used one, without `spared`.
     typename Map::iterator oldest(typename Map::iterator spared) {
-        auto found = bound_.end();
+        auto result = bound_.end();
         for (auto one = bound_.begin(); one != bound_.end(); ++one) {
             if (one != spared &&
-                (found == bound_.end() || one->second.last_use < found->second.last_use))
-                found = one;
+                (result == bound_.end() || one->second.last_use < result->second.last_use))
+                result = one;
         }
-        return found;
+        return result;
     }
 
     static constexpr std::size_t max_bound_graphs = 256;

@@ -32,12 +32,12 @@ bool any_links(const fs::path& folder) {
 }
 
 std::pair<std::string, std::string> entry_of(std::string_view content) {
-    std::pair<std::string, std::string> found;
+    std::pair<std::string, std::string> result;
     for (const protobuf::Field& field : protobuf::fields(content)) {
-        if (field.number == key_field) found.first = field.content;
-        if (field.number == value_field) found.second = field.content;
+        if (field.number == key_field) result.first = field.content;
+        if (field.number == value_field) result.second = field.content;
     }
-    return found;
+    return result;
 }
 
 // The model with `edit` applied to the entries of external data of its graph's initializers.
@@ -53,17 +53,17 @@ std::string edit_entries(std::string_view model,
 // The files of weights, as the model names them. Empty if it is no model, about which ONNX Runtime
 // has a better message.
 std::set<std::string> locations(std::string_view model) {
-    std::set<std::string> found;
+    std::set<std::string> result;
     try {
         edit_entries(model, [&](std::string_view entry) {
             const auto [key, value] = entry_of(entry);
-            if (key == location) found.insert(value);
+            if (key == location) result.insert(value);
             return std::string(entry);
         });
     } catch (const Error&) {
         return {};
     }
-    return found;
+    return result;
 }
 
 // The folder that has all of `files`, directly or further down.

@@ -131,9 +131,9 @@ class ProbeSession {
 // Numbers from -2 to 2, the same on every machine.
 std::vector<float> random_rows(std::int64_t count) {
     std::mt19937 random;  // NOLINT: always the same seed
-    std::vector<float> found(static_cast<std::size_t>(count));
-    for (float& value : found) value = static_cast<float>(random()) / 1073741824.0F - 2.0F;
-    return found;
+    std::vector<float> result(static_cast<std::size_t>(count));
+    for (float& value : result) value = static_cast<float>(random()) / 1073741824.0F - 2.0F;
+    return result;
 }
 
 bool sums_are_exact(const OrtLibrary& library) {
@@ -226,14 +226,14 @@ bool softmax_is_equal(const OrtLibrary& library) {
 }
 
 Kernels run_probes(const OrtLibrary& library, const std::set<BlockFormat>& formats) {
-    Kernels found{sums_are_exact(library), 1, softmax_is_equal(library)};
+    Kernels result{sums_are_exact(library), 1, softmax_is_equal(library)};
     for (const BlockFormat& format : formats) {
         const std::optional<int> rows = least_rows(library, format);
-        found.least_rows = rows && found.least_rows
-                               ? std::optional(std::max(*rows, *found.least_rows))
-                               : std::nullopt;
+        result.least_rows = rows && result.least_rows
+                                ? std::optional(std::max(*rows, *result.least_rows))
+                                : std::nullopt;
     }
-    return found;
+    return result;
 }
 
 }  // namespace
@@ -246,21 +246,21 @@ std::string Kernels::text() const {
 }
 
 std::set<BlockFormat> block_formats(const ModelInfo& model) {
-    std::set<BlockFormat> found;
+    std::set<BlockFormat> result;
     if (!model.quantization) {
-        if (model.weights != "full") found = {{4, 32}, {8, 32}};  // the latter in older bundles
-        return found;
+        if (model.weights != "full") result = {{4, 32}, {8, 32}};  // the latter in older bundles
+        return result;
     }
     const auto add = [&](const SchemeInfo& scheme) {
         if (!scheme.block_size || scheme.numbers == "fp8") return;
-        found.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
+        result.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
         // sums of blocks are products with codes of 4 bits
-        if (scheme.offsets) found.emplace(4, *scheme.block_size);
+        if (scheme.offsets) result.emplace(4, *scheme.block_size);
     };
     add(model.quantization->grid);
     if (model.quantization->lm_head) add(*model.quantization->lm_head);
     for (const auto& [name, scheme] : model.quantization->layers) add(scheme);
-    return found;
+    return result;
 }
 
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {

@@ -71,9 +71,9 @@ std::vector<std::string> OrtLibrary::providers() const {
     char** names = nullptr;
     int count = 0;
     check(api_->GetAvailableProviders(&names, &count));
-    std::vector<std::string> found(names, names + count);
+    std::vector<std::string> result(names, names + count);
     check(api_->ReleaseAvailableProviders(names, count));
-    return found;
+    return result;
 }
 
 void OrtLibrary::check(OrtStatus* status, std::string_view what) const {

@@ -25,16 +25,16 @@ class Reader {
     Field field() {
         const std::size_t start = at_;
         const std::uint64_t tag = number();
-        Field found{tag >> 3, {}, {}};
+        Field result{tag >> 3, {}, {}};
         switch (tag & 7) {
             case varint: number(); break;
-            case delimited: found.content = take(number()); break;
+            case delimited: result.content = take(number()); break;
             case eight_bytes: take(8); break;
             case four_bytes: take(4); break;
             default: throw Error("a protobuf field of an unknown kind");
         }
-        found.whole = message_.substr(start, at_ - start);
-        return found;
+        result.whole = message_.substr(start, at_ - start);
+        return result;
     }
 
    private:
@@ -69,9 +69,9 @@ std::string encode(std::uint64_t number, std::uint64_t value) {
 }
 
 std::vector<Field> fields(std::string_view message) {
-    std::vector<Field> found;
-    for (Reader reader(message); !reader.ended();) found.push_back(reader.field());
-    return found;
+    std::vector<Field> result;
+    for (Reader reader(message); !reader.ended();) result.push_back(reader.field());
+    return result;
 }
 
 std::string replace(std::string_view message, std::uint64_t number,

@@ -131,19 +131,19 @@ TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInf
     const OrtApi& api = library.api();
     const OrtTensorTypeAndShapeInfo* tensor = nullptr;
     library.check(api.CastTypeInfoToTensorInfo(info, &tensor));
-    TensorInfo found{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, {}};
-    if (tensor == nullptr) return found;
+    TensorInfo result{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, {}};
+    if (tensor == nullptr) return result;
     std::size_t rank = 0;
-    library.check(api.GetTensorElementType(tensor, &found.type));
+    library.check(api.GetTensorElementType(tensor, &result.type));
     library.check(api.GetDimensionsCount(tensor, &rank));
     std::vector<std::int64_t> sizes(rank);
     std::vector<const char*> names(rank, "");
     library.check(api.GetDimensions(tensor, sizes.data(), rank));
     library.check(api.GetSymbolicDimensions(tensor, names.data(), rank));
     for (std::size_t i = 0; i < rank; ++i) {
-        found.shape.push_back(*names[i] != '\0' ? Dimension(names[i]) : Dimension(sizes[i]));
+        result.shape.push_back(*names[i] != '\0' ? Dimension(names[i]) : Dimension(sizes[i]));
     }
-    return found;
+    return result;
 }
 
 }  // namespace

@@ -48,27 +48,27 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
                     " tokens; use --capacity " + std::to_string(built) +
                     " or less, or build them with --max-seq-len " + std::to_string(largest));
     }
-    Capabilities found;
-    found.device = engines.library + " " + engines.version;
-    found.vocab_size = manifest.model.vocab_size;
+    Capabilities result;
+    result.device = engines.library + " " + engines.version;
+    result.vocab_size = manifest.model.vocab_size;
     for (std::int64_t columns : engines.capacities) {
-        if (columns < largest) found.capacities.push_back(columns);
+        if (columns < largest) result.capacities.push_back(columns);
     }
-    found.capacities.push_back(largest);
+    result.capacities.push_back(largest);
     for (std::int64_t width : engines.prefill_widths)
-        found.prefill_widths.push_back(static_cast<int>(width));
-    found.prefill_widths.push_back(1);
-    found.batch_sizes = batch_sizes_up_to(options.max_batch_size);
-    found.lookahead = static_cast<int>(engines.lookahead);
-    found.trees = manifest.trees([&](const std::string& graph) {
+        result.prefill_widths.push_back(static_cast<int>(width));
+    result.prefill_widths.push_back(1);
+    result.batch_sizes = batch_sizes_up_to(options.max_batch_size);
+    result.fixed_lookahead = static_cast<int>(engines.lookahead);
+    result.trees = manifest.trees([&](const std::string& graph) {
         return std::any_of(engines.engines.begin(), engines.engines.end(),
                            [&](const EngineFile& engine) { return engine.graph == graph; });
     });
-    found.rounds_activations = manifest.model.weights == "w8a8";
-    found.least_width = least_width(engines);
-    found.engine_positions = listed_positions(built);
-    found.keeps_graphs = true;
-    return found;
+    result.rounds_activations = manifest.model.weights == "w8a8";
+    result.least_width = least_width(engines);
+    result.engine_positions = listed_positions(built);
+    result.keeps_graphs = true;
+    return result;
 }
 
 }  // namespace

@@ -183,13 +183,13 @@ class CudaEngine : public TrtCudaEngine {
     std::int64_t scratch_size() const override { return engine_->getDeviceMemorySizeV2(); }
     int profiles() const override { return engine_->getNbOptimizationProfiles(); }
     std::map<std::string, Shape> shapes() const override {
-        std::map<std::string, Shape> found;
+        std::map<std::string, Shape> result;
         for (int i = 0; i < engine_->getNbIOTensors(); ++i) {
             const char* name = engine_->getIOTensorName(i);
             const nv::Dims sizes = engine_->getTensorShape(name);
-            found.emplace(name, Shape(sizes.d, sizes.d + sizes.nbDims));
+            result.emplace(name, Shape(sizes.d, sizes.d + sizes.nbDims));
         }
-        return found;
+        return result;
     }
     std::optional<std::map<std::string, std::string>> aliases() const override {
         return ask_aliases(*engine_);
@@ -208,17 +208,17 @@ class CudaEngine : public TrtCudaEngine {
    private:
     template <class Asked>
     static std::optional<std::map<std::string, std::string>> ask_aliases(Asked& engine) {
-        std::optional<std::map<std::string, std::string>> found;
+        std::optional<std::map<std::string, std::string>> result;
         if constexpr (requires { engine.getAliasedInputTensor(""); }) {
-            found.emplace();
+            result.emplace();
             for (int i = 0; i < engine.getNbIOTensors(); ++i) {
                 const char* name = engine.getIOTensorName(i);
                 if (engine.getTensorIOMode(name) != nv::TensorIOMode::kOUTPUT) continue;
                 if (const char* source = engine.getAliasedInputTensor(name))
-                    found->emplace(name, source);
+                    result->emplace(name, source);
             }
         }
-        return found;
+        return result;
     }
 
     std::unique_ptr<nv::ICudaEngine> engine_;
@@ -243,21 +243,21 @@ class Api : public TrtApi {
     }
 
     std::string version() const override {
-        std::string found;
+        std::string result;
         for (const char* part : {"Major", "Minor", "Patch", "Build"}) {
             const std::string name = "getInferLib" + std::string(part) + "Version";
             const auto ask = reinterpret_cast<std::int32_t (*)()>(dlsym(handle_, name.c_str()));
-            if (ask != nullptr) found += (found.empty() ? "" : ".") + std::to_string(ask());
+            if (ask != nullptr) result += (result.empty() ? "" : ".") + std::to_string(ask());
         }
-        return found;
+        return result;
     }
     std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) override {
-        auto* found = runtime_->deserializeCudaEngine(engine.data(), engine.size());
-        if (found == nullptr) return nullptr;
+        auto* result = runtime_->deserializeCudaEngine(engine.data(), engine.size());
+        if (result == nullptr) return nullptr;
 #ifdef TRT_MAJOR_RTX
-        return std::make_unique<CudaEngine>(found, kernels_);
+        return std::make_unique<CudaEngine>(result, kernels_);
 #else
-        return std::make_unique<CudaEngine>(found);
+        return std::make_unique<CudaEngine>(result);
 #endif
     }
     std::string take_errors() override { return logger_.take(); }
