@@ -1,4 +1,4 @@
-"""The C++ programs that the tests of this folder run, and the script that tells them what to do."""
+"""The C++ programs that the tests of this folder run, and the script that writes their scenes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BUILD = Path(os.environ.get("PASS_CPP_BUILD", ROOT / "build/cpp/release"))
 
 
 def program_at(name: str) -> Path:
-    """Skips the test where nothing was built."""
+    """Return the path of a program. Skips the test if nothing was built."""
     if not (BUILD / name).exists():
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
     return BUILD / name
 
 
 def golden_traces() -> ModuleType:
-    """golden_traces.py of this folder."""
+    """Return golden_traces.py of this folder as a module."""
     spec = importlib.util.spec_from_file_location(
         "golden_traces", Path(__file__).with_name("golden_traces.py")
     )

@@ -4,13 +4,12 @@ reproduce.
     python tests/cpp/golden_traces.py build/smollm2-135m traces.jsonl
     build/cpp/release/replay build/smollm2-135m traces.jsonl
 
-A line is a scene: requests that share a session, the step in which each joins or is cancelled
-("round"), and its result: token ids, the source of every token, finish reason, statistics,
-log-probabilities. The steps of the scheduler are run one by one, without the session's thread, so
-that the scene decides which requests share a pass. Only `auto` depends on the speed of passes: of
-its scenes tokens alone are compared. With the rejection rule, where sampled tokens depend on the
-plan, `auto` has greedy requests only.
-"""
+A line is a scene: requests that share a session, the step in which each begins ("round") or is
+cancelled ("cancel_round"), and each result: token ids, the source of every token, finish reason,
+statistics, log-probabilities. The steps of the scheduler are run one by one, without the session's
+thread, so that the scene decides which requests share a pass. Only `auto` depends on the speed of
+passes: of its scenes tokens alone are compared. With the rejection rule, where sampled tokens
+depend on the plan, `auto` has greedy requests only. """
 
 from __future__ import annotations
 
@@ -68,10 +67,10 @@ TREES: Sequence[Mapping[str, Any]] = (
     {"plan": "tree:2,1,0,1"},
     {"plan": "tree-8", "draft": "both"},
 )
-"""Of bundles that have trees of drafts, which may run."""
+"""For bundles that have trees of drafts, if these may run."""
 
 MOVING = (("ar", 3), ("two-pass", 16), ("fused", 16))
-"""Plans and tokens: the second request, which is then the oldest, decides the plan."""
+"""Plans and tokens. The first request ends first, so the second decides the plan then."""
 
 PROCESSED: Sequence[Mapping[str, Any]] = (
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
@@ -79,8 +78,8 @@ PROCESSED: Sequence[Mapping[str, Any]] = (
     {"logit_bias": {"5": -100.0, "9": 4.0, "17": 3.5}, "frequency_penalty": -0.5},
     {"min_tokens": 9, "allowed_token_ids": list(range(0, 60, 3))},
 )
-"""What logits processors do, in bundles that have them. A function of the user's is in the tests of
-the library."""
+"""Options of logits processors, for bundles that have these. The unit tests have
+`allowed_tokens`."""
 
 Request = dict[str, Any]
 Scene = dict[str, Any]
@@ -207,8 +206,8 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
 def shared_prefixes(
     request: Callable[..., Request], plans: Sequence[Mapping[str, Any]]
 ) -> Iterator[Scene]:
-    """Yield scenes whose prompts begin alike: in a batch, one after another, and as conversations
-    go on."""
+    """Yield scenes whose prompts begin alike: in a batch, one after another, and in
+    conversations."""
     several = [
         request(90, 2, **plans[i % len(plans)], **SAMPLERS[i % 4], round=1) for i in range(6)
     ]

@@ -1,5 +1,5 @@
-"""The C API through ctypes: text, stop strings and log-probabilities as the Python runtime has
-them, and ONNX Runtime's messages."""
+"""The C API through ctypes: text, stop strings and log-probabilities are those of the Python
+runtime; and ONNX Runtime's messages."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Stats(ctypes.Structure):
 
 
 def opened() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
-    """The library, default options on the CPU, and a buffer for errors."""
+    """Return the library, default options for the CPU, and a buffer for errors."""
     library = ctypes.CDLL(str(program_at("libpass.so")))
     for name in ("pass_open", "pass_submit", "pass_text"):
         getattr(library, name).restype = c_void_p
@@ -112,36 +112,22 @@ def opened() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
     return library, opening, ctypes.create_string_buffer(500)
 
 
-def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
-    """ONNX Runtime's messages go to the callback; tokens are polled between steps."""
-    library, opening, error = opened()
-    messages = []
-    callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)(
-        lambda _, level, text: messages.append((level, text))
-    )
-    library.pass_set_log(callback, None, 1)
-    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
-    assert session is not None, error.value
-    prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), []
-    generation = c_void_p(
-        library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500))
-    )
-    assert generation.value is not None, error.value
-    poll = lambda: library.pass_poll(generation, tokens, c_size_t(4), error, c_size_t(500))  # noqa: E731
-    assert poll() == 0 and library.pass_finish_reason(generation) is None
-    while library.pass_finish_reason(generation) is None:
-        assert library.pass_step(c_void_p(session), error, c_size_t(500)) >= 0, error.value
-        while (count := poll()) > 0:
-            found += tokens[:count]
-        assert count == 0, error.value
-    with load(random_bundle, device="cpu") as python:
-        assert found == python.generate_ids([5, 6, 7], GenerateOptions()).result().token_ids
-    library.pass_free(generation)
-    library.pass_close(c_void_p(session))
-    library.pass_set_log(None, None, 0)
-    assert messages and all(
-        level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages
-    )
+    def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Path): library,
+    opening, error = opened() messages = [] callback = ctypes.CFUNCTYPE(None, c_void_p, c_int,
+    c_char_p)( lambda _, level, text: messages.append((level, text)) )
+    library.pass_set_log(callback, None, 1) session = library.pass_open(str(random_bundle).encode(),
+    byref(opening), error, c_size_t(500)) assert session is not None, error.value prompt, tokens,
+    found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), [] generation = c_void_p(
+    library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500)) ) assert
+    generation.value is not None, error.value poll = lambda: library.pass_poll(generation, tokens,
+    c_size_t(4), error, c_size_t(500))  # noqa: E731 assert poll() == 0 and
+    library.pass_finish_reason(generation) is None while library.pass_finish_reason(generation) is
+    None: assert library.pass_step(c_void_p(session), error, c_size_t(500)) >= 0, error.value while
+    (count := poll()) > 0: found += tokens[:count] assert count == 0, error.value with
+    load(random_bundle, device="cpu") as python: assert found == python.generate_ids([5, 6, 7],
+    GenerateOptions()).result().token_ids library.pass_free(generation)
+    library.pass_close(c_void_p(session)) library.pass_set_log(None, None, 0) assert messages and
+    all( level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages )
 
     opening.device = b"cpu:1"
     assert (
@@ -153,13 +139,13 @@ def test_messages_and_a_loop_that_never_waits(random_bundle: Path):
     )
 
 
-@pytest.mark.parametrize(("prefix_cache", "most_drafting"), [(1, -1), (0, 0)])
-def test_a_session_shares_prompts_and_drafts_as_it_was_opened(
-    random_bundle: Path, prefix_cache: int, most_drafting: int
+@pytest.mark.parametrize(("prefix_cache", "max_concurrency"), [(1, -1), (0, 0)])
+def test_a_session_reuses_prompts_and_drafts_as_its_options_say(
+    random_bundle: Path, prefix_cache: int, max_concurrency: int
 ):
     library, opening, error = opened()
     assert (opening.prefix_cache, opening.speculative_max_concurrency) == (1, -1)
-    opening.prefix_cache, opening.speculative_max_concurrency = prefix_cache, most_drafting
+    opening.prefix_cache, opening.speculative_max_concurrency = prefix_cache, max_concurrency
     session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
     assert session is not None, error.value
     options, prompt, tokens = Options(), (c_int64 * 40)(*range(40)), (c_int64 * 40)()
@@ -178,12 +164,12 @@ def test_a_session_shares_prompts_and_drafts_as_it_was_opened(
         counts.append(stats)
     library.pass_close(c_void_p(session))
     assert [stats.cached_tokens for stats in counts] == [0, 32 * prefix_cache] * 2
-    assert [stats.drafted > 0 for stats in counts] == [most_drafting != 0] * 4
+    assert [stats.drafted > 0 for stats in counts] == [max_concurrency != 0] * 4
 
 
-def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
-    """What is given by pointers has the meaning it has in Python, and a function may choose by the
-    text before."""
+def test_penalties_constraints_and_allowed_tokens(random_bundle: Path):
+    """Options that are pointers mean what they mean in Python; a function allows tokens by the
+    text."""
     library, opening, error = opened()
     session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
     assert session is not None, error.value
@@ -214,7 +200,7 @@ def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
     texts: list[list[int]] = []
 
     def parity(_user, text, count, allowed, words) -> int:
-        """Every token has the parity of how many came before it."""
+        """Allow even tokens at even positions of the text, and odd ones at odd positions."""
         texts.append(text[:count])
         for word in range(words):
             allowed[word] &= 0x55555555 << count % 2
@@ -241,7 +227,7 @@ def test_penalties_and_a_grammar_of_the_callers(random_bundle: Path):
         assert other[0] == expected[0] and other[1] != expected[1]
         options = fresh(plan)
         options.allowed_tokens = function
-        assert [token % 2 for token in written(options)] == [place % 2 for place in range(20)]
+        assert [token % 2 for token in written(options)] == [position % 2 for position in range(20)]
     ended = True
     assert written(options) == [-1] and error.value == b"allowed_tokens reported an error"
     assert any(len(text) == 15 for text in texts)

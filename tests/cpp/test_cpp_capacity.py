@@ -1,5 +1,5 @@
-"""The end of a small KV capacity in C++: every plan and source of drafts writes the text of `ar`,
-in batches too."""
+"""In C++ every plan and source of drafts writes the text of `ar` up to the end of a small KV
+capacity, also in batches."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def request(
 def replay(
     program: Path, bundle: Path, scenes: list[dict[str, Any]], file: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Scenes compared by their tokens and how they ended."""
+    """Run the scenes in C++. Tokens and finish reasons are compared."""
     for scene in scenes:
         scene["compare"] = "tokens"
     file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    words = [program, bundle, file, "1"]  # thread
-    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    command = [program, bundle, file, "1"]  # one thread
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_every_plan_writes_the_text_of_ar(
     program: Path, random_bundle: Path, capacity: int, tmp_path: Path
 ):
-    """Requests of a case begin in one round, those of the next once they have ended; a short one is
-    the last."""
-    asked = GenerateOptions(UNLIMITED, SamplingParams(0.0), plan="ar", ignore_eos=True)
+    """The requests of a case begin in one round, after those of the case before have ended. A short
+    request follows all cases."""
+    options = GenerateOptions(UNLIMITED, SamplingParams(0.0), plan="ar", ignore_eos=True)
     with load(random_bundle, "cpu", threads=1, capacity=capacity) as session:
         texts = {
-            n: session.generate_ids(prompt_of(n), asked).result().token_ids
+            n: session.generate_ids(prompt_of(n), options).result().token_ids
             for n in texts_needed(capacity)
         }
     scenes = []
@@ -65,7 +65,7 @@ def test_every_plan_writes_the_text_of_ar(
             requests += [
                 request(length, case.plan, case.draft, round=begins) for length in case.prompts
             ]
-            begins += 2 * capacity  # more rounds than any of them takes
+            begins += 2 * capacity  # more rounds than any case takes
         lengths.append(1)
         requests.append(request(1, round=begins))
         results = [

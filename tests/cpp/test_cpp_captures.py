@@ -1,6 +1,6 @@
-"""The C++ runtime's `--device cuda`: CUDA graphs that ONNX Runtime captures. The run that captures
-runs a graph several times, each thread has its own graphs, and what cannot be captured is run all
-the same."""
+"""The C++ runtime's `--device cuda`: CUDA graphs that ONNX Runtime captures. The first run of a
+graph executes it several times, each thread has its own graphs, and a graph that cannot be captured
+runs without."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOGGED = " runs without a CUDA graph, and so more slowly: "
 
 @pytest.fixture(scope="module", params=["match", "rejection"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Under the rule rejection, a tail writes draft probabilities over those that it reads."""
+    """Under the rejection rule, a tail overwrites the draft probabilities that it reads."""
     directory = tmp_path_factory.mktemp("captures")
     model = make_model(directory / "model", initializer_range=0.06)
     weights = write_random_weights(
@@ -43,7 +43,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *words: object) -> Any:
-    """Runs the program over the fake; what it says."""
+    """Run the program on the fake ONNX Runtime, and return the JSON that it prints."""
     file = directory / "scenes.jsonl"
     file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
     command = [program_at("fake_ort"), bundle, file, *map(str, words)]
@@ -53,13 +53,10 @@ def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *wo
 
 
 def scenes_of(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    found = [
-        scene
-        for scene in golden_traces().scenes(read_manifest(bundle), tokens=16)
-        if scene["name"] in names
-    ]
-    assert len(found) == len(names)
-    return found
+    every = golden_traces().scenes(read_manifest(bundle), tokens=16)
+    chosen = [scene for scene in every if scene["name"] in names]
+    assert len(chosen) == len(names)
+    return chosen
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +64,19 @@ def played(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
     return run_program(bundle, tmp_path_factory.mktemp("played"), scenes_of(bundle, SCENES))
 
 
-def test_the_run_that_captures_counts_once(played: list[dict[str, Any]]) -> None:
-    """A tail that was run three times would have moved the window on by three tokens."""
+def test_the_run_that_captures_counts_as_one_pass(played: list[dict[str, Any]]) -> None:
+    """A tail that is executed three times would skip two windows."""
     for scene in played:
         assert scene["differences"] == "", scene["name"]
-        assert scene["eager"] == 0 and scene["uncaptured"] == {} and scene["told"] == []
-        assert scene["empty"], "something was not given back"
+        assert scene["eager"] == 0 and scene["uncaptured"] == {} and scene["logged"] == []
+        assert scene["all_freed"], "something was not freed"
     files = {file for scene in played for file in scene["files"]}
     assert "trunk.onnx" in files and len(files) > 10
     assert sum(scene["replays"] for scene in played) > 500
 
 
-def test_all_runs_are_in_one_thread(played: list[dict[str, Any]]) -> None:
-    """Each scene is played twice, by two threads, and the second one captures nothing."""
+def test_sessions_run_graphs_in_one_thread(played: list[dict[str, Any]]) -> None:
+    """Two threads play each scene in turn, and the second captures nothing."""
     for scene in played:
         assert scene["threads"] == 1, scene["name"]
         before, after = scene["captured"]
@@ -87,31 +84,30 @@ def test_all_runs_are_in_one_thread(played: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("refused", ["trunk", "tail"])
-def test_a_capture_that_fails_ends_nothing(refused: str, bundle: Path, tmp_path: Path) -> None:
-    """What the failed runs have overwritten is put back, and the reason is told once for each
+def test_a_failed_capture_fails_no_request(refused: str, bundle: Path, tmp_path: Path) -> None:
+    """Inputs that the failed run overwrote are restored; the reason is logged once for each
     graph."""
     for scene in run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-2:]), "refused", refused):
         assert scene["differences"] == "", scene["name"]
-        assert scene["eager"] > 0 and scene["captured"][0] > 0 and scene["empty"]
+        assert scene["eager"] > 0 and scene["captured"][0] > 0 and scene["all_freed"]
         uncaptured = scene["uncaptured"]
         assert uncaptured and all(name.startswith(refused) for name in uncaptured)
         assert all("CUDA failure 901" in why for why in uncaptured.values())
-        assert sorted(message.split(LOGGED)[0] for message in scene["told"]) == sorted(uncaptured)
+        assert sorted(message.split(LOGGED)[0] for message in scene["logged"]) == sorted(uncaptured)
 
 
-def test_a_device_that_is_lost_in_a_capture_is_lost(bundle: Path, tmp_path: Path) -> None:
+def test_a_device_error_in_a_capture_fails_all_later_requests(bundle: Path, tmp_path: Path) -> None:
     report = run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-1:]), "lost", 700)
     first, second = report["errors"]
     assert (
         "the GPU works no more for this process (CUDA error 700, cudaErrorIllegalAddress" in first
     )
     assert second == first
-    assert report["empty"]
+    assert report["all_freed"]
 
 
 def test_prompts_are_read_in_wide_chunks(tmp_path: Path) -> None:
-    """Of 2048 rows where the model has room for them; the text is that of the CPU, which has
-    none."""
+    """Chunks of 2048 rows give the text of the CPU, which has no wide chunks."""
     model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=1)
     request = {
@@ -125,7 +121,7 @@ def test_prompts_are_read_in_wide_chunks(tmp_path: Path) -> None:
     with load(bundle, device="cpu", threads=1) as session:
         scene["results"] = golden.play(session, scene)
     (played,) = run_program(bundle, tmp_path, [scene])
-    assert played["differences"] == "" and played["empty"]
-    # Chunks of 2048 and 64 rows, then a trunk and a tail for each token; the tail once more when it
-    # is captured.
+    assert played["differences"] == "" and played["all_freed"]
+    # Chunks of 2048 and 64 rows, then a trunk and a tail for each of 4 tokens. The run that
+    # captures the tail takes one run more, because its inputs are restored.
     assert played["runs"] == [2 + 4 * 2 + 1, 2 + 4 * 2]

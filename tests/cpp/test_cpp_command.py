@@ -1,4 +1,4 @@
-"""pass-cpp as people use it: its output, and its refusals in the words of pass-run."""
+"""pass-cpp on the command line: its output, and its errors, which are those of pass-run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def output(program: Path, *arguments: object, stdin: bytes = b"") -> str:
     return done.stdout.decode()
 
 
-def test_bench_tells_what_the_host_takes(program: Path, random_bundle: Path):
+def test_bench_reports_the_time_outside_the_engine(program: Path, random_bundle: Path):
     report = json.loads(output(program, "bench", random_bundle, *QUICK, "--batch", "1,2", "--json"))
     names = ["ar", "two-pass L=6", "fused L=6", "auto"]
     assert [plan["plan"] for plan in report["plans"]] == [
@@ -62,22 +62,9 @@ def test_bench_tells_what_the_host_takes(program: Path, random_bundle: Path):
 
 
 def test_processors_are_those_of_python(program: Path, random_bundle: Path):
-    flags = [
-        "--presence-penalty",
-        "1.5",
-        "--frequency-penalty",
-        "0.5",
-        "--repetition-penalty",
-        "1.2",
-    ]
-    flags += [
-        "--logit-bias",
-        "9=100",
-        "--logit-bias",
-        "9=-100",
-        "--logit-bias",
-        "17=2.5",
-    ]  # the last of a token counts
+    flags = "--presence-penalty 1.5 --frequency-penalty 0.5 --repetition-penalty 1.2".split()
+    # The last bias of a token counts.
+    flags += "--logit-bias 9=100 --logit-bias 9=-100 --logit-bias 17=2.5".split()
     flags += ["--min-tokens", "6", "--allowed-token-id", "11"]
     flags += [word for token in range(12, 90, 2) for word in ("--allowed-token-id", str(token))]
     sampling = SamplingParams(0, 0, 1, None, 0, 1.5, 0.5, 1.2, {9: -100, 17: 2.5})
@@ -109,7 +96,7 @@ def answer(program: Path, bundle: Path, *arguments: object, stdin: bytes = b"") 
 
 
 def refusal(program: Path, *arguments: object, stdin: bytes = b"") -> str:
-    """Status 2, and nothing but one line on stderr, whose text is returned."""
+    """Run a command that must fail with status 2 and one line on stderr. Returns its message."""
     done = run(program, *arguments, stdin=stdin)
     assert (done.returncode, done.stdout) == (2, b""), done.stderr
     line = done.stderr.decode()
@@ -120,7 +107,7 @@ def refusal(program: Path, *arguments: object, stdin: bytes = b"") -> str:
 def test_files_are_hashed_once(
     program: Path, random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each runtime believes what the other one remembers; what nobody remembers is read."""
+    """Each runtime trusts the hashes that the other one cached, and reads the other files."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     bundle, kept = tmp_path / "bundle", tmp_path / "cache" / "hashes.txt"
     shutil.copytree(random_bundle, bundle)
@@ -142,7 +129,7 @@ def test_files_are_hashed_once(
     assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
 
 
-def test_hashes_that_were_read_are_kept(
+def test_hashes_are_cached_for_python(
     program: Path, random_bundle: Path, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
@@ -172,7 +159,7 @@ def test_trees_that_could_change_texts_are_refused(program: Path, rounding_bundl
 
 
 def complaint(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
-    """The Python runtime's."""
+    """Return the Python runtime's error for a prompt."""
     with pytest.raises(PassError) as caught:
         read_prompt(prompt, file, keep_newline=keep_newline)
     return str(caught.value)
@@ -230,21 +217,12 @@ def test_a_closed_standard_input(program: Path, tiny_bundle: Path):
 
 
 def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
-    """Ctrl-D ends it, once."""
+    """A single Ctrl-D ends the prompt."""
     given = answer(program, tiny_bundle, "-p", PROMPT)
     master, slave = pty.openpty()
     os.write(master, PROMPT.encode() + b"\n\x04")
-    command = [
-        program,
-        "generate",
-        tiny_bundle,
-        "--json",
-        "--max-new-tokens",
-        "4",
-        "--plan",
-        "ar",
-        "--trust-bundle",
-    ]
+    flags = "--json --max-new-tokens 4 --plan ar --trust-bundle".split()
+    command = [program, "generate", tiny_bundle, *flags]
     done = subprocess.run(command, stdin=slave, capture_output=True, timeout=60, check=True)
     os.close(slave)
     os.close(master)
@@ -254,24 +232,15 @@ def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["ids", "text"])
 def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
-    """In a terminal, in the colours of pass-run; the legend counts them."""
+    """In a terminal, drafts have the colours of pass-run; the legend counts them."""
     prompt = ("-p", "th th th th th th") if as_text else ("--prompt-ids", IDS + ",5,6,7,5,6")
-    flags = (
-        "--plan",
-        "fused",
-        "--draft",
-        "both",
-        "--max-new-tokens",
-        "60",
-        "--ignore-eos",
-        "--trust-bundle",
-    )
-    flags = (*flags, "--temperature", "1", "--seed", "2")
+    flags = "--plan fused --draft both --max-new-tokens 60 --ignore-eos --trust-bundle".split()
+    flags += ["--temperature", "1", "--seed", "2"]
     if as_text:
         answer(program, random_bundle, "-p", "a")  # is there a tokenizer?
     plain = output(program, "generate", random_bundle, *prompt, *flags)
-    told = json.loads(output(program, "generate", random_bundle, *prompt, *flags, "--json"))
-    stats = told["stats"]
+    report = json.loads(output(program, "generate", random_bundle, *prompt, *flags, "--json"))
+    stats = report["stats"]
     assert stats["accepted"] > 0
     shown, legend = shown_in_a_terminal(
         program, "generate", random_bundle, *prompt, *flags, "--show-drafts"
@@ -287,7 +256,7 @@ def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
 
 
 def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
-    """What standard output got, which is a terminal, and standard error, which is none."""
+    """Return what is written to standard output, a terminal, and to standard error, a pipe."""
     master, slave = pty.openpty()
     with os.fdopen(master, "rb", buffering=0) as terminal:
         done = subprocess.run(
@@ -299,22 +268,22 @@ def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
         )
         os.close(slave)
         shown = b""
-        with contextlib.suppress(OSError):  # nobody has the other end any more
+        with contextlib.suppress(OSError):  # the other end is closed
             while read := terminal.read(4096):
                 shown += read
     return shown.decode().replace("\r\n", "\n"), done.stderr.decode()
 
 
-def test_a_trunk_that_cannot_be_loaded(program: Path, tiny_bundle: Path, tmp_path: Path):
-    """ONNX Runtime gives up a session whose threads have not begun."""
+def test_a_trunk_that_cannot_be_loaded_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
+    """ONNX Runtime ends a session whose threads have not begun to work."""
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     trunk = bundle / "trunk.cpu.one.onnx"
     content = trunk.read_bytes()
     trunk.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
-    told = refusal(
+    message = refusal(
         program, "generate", bundle, "--prompt-ids", IDS, "--threads", 4, "--trust-bundle"
     )
-    assert told.startswith(f"onnxruntime cannot load {trunk}: ")
+    assert message.startswith(f"onnxruntime cannot load {trunk}: ")
 
 
 NUMBERS = (
@@ -340,7 +309,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("flag", (*NUMBERS, *OTHERS))
 def test_empty_values_are_refused(program: Path, tiny_bundle: Path, flag: str):
-    """CLI11 by itself takes them for 0."""
+    """CLI11 alone would read them as 0."""
     assert refusal(program, "generate", tiny_bundle, flag, "").startswith(
         f"{flag}: the value is empty"
     )
@@ -364,7 +333,7 @@ def test_what_is_no_number_is_refused(program: Path, tiny_bundle: Path, value: s
 
 
 def test_numbers_are_decimal(program: Path, tiny_bundle: Path):
-    """As for pass-run, and not octal."""
+    """010 is ten, as for pass-run, and not eight."""
     flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--max-new-tokens")
     assert len(output(program, "generate", tiny_bundle, *flags, "010").split()) == 10
 
@@ -388,7 +357,7 @@ def test_batches_that_are_no_list(program: Path, tiny_bundle: Path, sizes: str):
 
 
 def test_an_interrupted_generation_as_json(program: Path, tiny_bundle: Path):
-    """What was written by then is printed."""
+    """The tokens that were written before are printed."""
     flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--json", "--max-new-tokens", 760)
     command = [program, "generate", tiny_bundle, *map(str, flags)]
     with subprocess.Popen(
@@ -414,7 +383,7 @@ def _handles(status: str, number: int) -> bool:
 
 
 def test_the_example_of_the_readme(program: Path, tmp_path: Path):
-    """It compiles, and where something is wrong it says so in one line."""
+    """It compiles, and reports a wrong path in one line."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no compiler")

@@ -1,4 +1,4 @@
-"""What is missing for a device is said in one line, with what to do, before anything is loaded."""
+"""A device that cannot be used is refused in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -69,11 +69,12 @@ def needs_tensorrt_headers() -> None:
 
 
 def library_of_version(folder: Path, major: int, minor: int) -> Path:
-    """A library that has nothing but this version."""
+    """Build a library that only reports this version."""
     path = folder / f"libnvinfer.so.{major}"
     numbers = {"Major": major, "Minor": minor}
     source = "".join(
-        f"int getInferLib{part}Version(void) {{ return {it}; }}\n" for part, it in numbers.items()
+        f"int getInferLib{part}Version(void) {{ return {value}; }}\n"
+        for part, value in numbers.items()
     )
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-xc", "-", "-o", path], input=source, text=True, check=True
@@ -85,55 +86,34 @@ OTHER_VERSIONS = {
     (
         8,
         6,
-    ): (
-        "is version 8.6, and tensorrt is run from 10.15 (the first with a KV cache layer) to "
-        "11; set PASS_TENSORRT"
-    ),
+    ): "is version 8.6, and tensorrt is run from 10.15 (the first with a KV cache layer) to 11; "
+    "set PASS_TENSORRT",
     (10, 14): "is version 10.14, and tensorrt is run from 10.15 ",
     (12, 0): "is version 12.0, and tensorrt is run from 10.15 ",
     (1, 7): "is version 1.7, and tensorrt is run from 10.15 ",  # TensorRT-RTX
     (10, 15): "does not start with the headers of 10.",
-    (
-        11,
-        4,
-    ): (
-        "built without the headers of tensorrt 11: build it with "
-        "-DPASS_TENSORRT_INCLUDE=DIRECTORY, or use "
-    ),
+    (11, 4): "built without the headers of tensorrt 11: build it with "
+    "-DPASS_TENSORRT_INCLUDE=DIRECTORY, or use ",
 }
 
 
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
-def test_the_version_of_tensorrt_decides(
+def test_other_versions_of_tensorrt_are_refused(
     version: tuple[int, int], tmp_path: Path, random_bundle: Path
 ) -> None:
     program = program_at("pass-cpp")
     needs_tensorrt_headers()
     library = library_of_version(tmp_path, *version)
-    done = subprocess.run(
-        [
-            program,
-            "generate",
-            random_bundle,
-            "--prompt-ids",
-            "5,6",
-            "--device",
-            "tensorrt",
-            "--tensorrt",
-            library,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    flags = ["--prompt-ids", "5,6", "--device", "tensorrt", "--tensorrt", library]
+    command = [program, "generate", random_bundle, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert OTHER_VERSIONS[version] in done.stderr
 
 
-@pytest.mark.parametrize(("device", "variables", "told"), REFUSALS)
-def test_what_is_missing_is_told(
-    device: str, variables: dict[str, str], told: str, random_bundle: Path
+@pytest.mark.parametrize(("device", "variables", "reason"), REFUSALS)
+def test_a_device_that_cannot_be_used_is_refused(
+    device: str, variables: dict[str, str], reason: str, random_bundle: Path
 ) -> None:
     program = program_at("pass-cpp")
     if device == "tensorrt":
@@ -149,4 +129,4 @@ def test_what_is_missing_is_told(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert told in done.stderr
+    assert reason in done.stderr

@@ -1,4 +1,4 @@
-"""The program that times what the host does in a pass."""
+"""The program that measures the time of a pass outside the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from cpp_programs import program_at
 
 
-def test_every_kind_of_request_has_its_figure():
+def test_every_kind_of_request_is_timed():
     run = subprocess.run(
         [program_at("host_time"), "32", "1"],
         capture_output=True,

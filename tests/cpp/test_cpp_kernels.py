@@ -1,4 +1,4 @@
-"""The C++ runtime says of this CPU's kernels what `pass-run inspect` says. On other CPUs:
+"""The C++ runtime describes this CPU's kernels as `pass-run inspect` does. For other CPUs see
 tests/cpus/on_cpus.py."""
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ WEIGHTS = {
 }
 
 
-def test_the_kernels_in_words(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_kernels_are_described_as_in_python(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     manifest, bundles = read_manifest(tiny_bundle), []
     for name, scheme in WEIGHTS.items():
         info = None if scheme is None else QuantizationInfo(grid=scheme, lm_head=None)

@@ -1,4 +1,4 @@
-"""The C++ runtime opens bundles whose files are links, and checks what the links lead to."""
+"""The C++ runtime opens bundles whose files are links, and checks the files behind the links."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ from pass_runtime.bundle.manifest import FILE_NAME
 
 
 def generate(bundle: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    fixed = (
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--json",
-        "--ignore-eos",
-        "--max-new-tokens",
-        "8",
-        "--plan",
-        "fused",
-    )
+    fixed = "--device cpu --threads 1 --json --ignore-eos --max-new-tokens 8 --plan fused".split()
     command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -69,9 +58,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_that_is_a_link(random_bundle: Path, tmp_path: Path, damage: str):
-    """Its size and hash are right in the manifest: the model is read here before ONNX Runtime
-    refuses it."""
+def test_a_damaged_model_behind_a_link_is_refused(random_bundle: Path, tmp_path: Path, damage: str):
+    """The manifest has the damaged file's size and hash, so that the model is read."""
     found = bundle_of_links(random_bundle, tmp_path, "graphs", absolute=False)
     document = json.loads((found / FILE_NAME).read_text(encoding="utf-8"))
     for path in found.glob("trunk*.onnx"):

@@ -1,4 +1,4 @@
-"""Damaged bundles: what the Python runtime refuses, the C++ runtime refuses too, in one line and
+"""Damaged bundles: the C++ runtime refuses those that the Python runtime refuses, in one line and
 for the same field."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
 WRONG = [None, True, 0, -1, 3, 2**40, 1.5, "", "x", [], [[None]], {}, {"x": []}]
-"""In the place of anything."""
+"""Values that replace any value."""
 ENGINES = {
     "directory": "rtx-1",
     "library": "tensorrt-rtx",
@@ -63,7 +63,7 @@ def bundle(request: pytest.FixtureRequest) -> Path:
 
 
 def complaints(program: Path, bundles: list[Path], hashes: bool = True) -> list[str | None]:
-    """Of the C++ runtime; None where there is none."""
+    """Return the C++ runtime's errors; None for a bundle that it accepts."""
     lines = "".join(f"{path}{'' if hashes else chr(9) + 'no hashes'}\n" for path in bundles)
     run = subprocess.run(
         [program], input=lines, capture_output=True, text=True, check=True, timeout=120
@@ -74,7 +74,7 @@ def complaints(program: Path, bundles: list[Path], hashes: bool = True) -> list[
 
 
 def complaint(bundle: Path, hashes: bool = True) -> str | None:
-    """Of the Python runtime."""
+    """Return the Python runtime's error; None if it accepts the bundle."""
     try:
         verify_files(bundle, read_manifest(bundle), hashes=hashes)
     except PassError as error:
@@ -83,7 +83,7 @@ def complaint(bundle: Path, hashes: bool = True) -> str | None:
 
 
 def small(document: dict) -> dict:
-    """With one look-ahead row and every kind of entry: quick to read a thousand times."""
+    """Return `document` with one look-ahead row and every kind of entry, which is read quickly."""
     shares = {"acceptance_per_position": [0.5], "acceptance_per_position_sampled": []}
     lookahead = document["lookahead"] | {"length": 1} | shares
     model = document["model"] | {"quantization": QUANTIZATION}
@@ -98,22 +98,21 @@ def small(document: dict) -> dict:
 PROBLEM = re.compile(
     r"cannot read [^:]+: |[^:]+: manifest version |([^:]+: [\w.]+?)(\.int|\.str|\.\[key\])?: "
 )
-"""How the refusal of one file, or of one field of it, begins. What follows are each runtime's own
-words."""
+"""How the error for a file, or for a field of it, begins. The rest differs between the runtimes."""
 
 
 CONTRADICTS, NO_FILE = " contradicts itself: ", "is missing; export the bundle again"
 
 
 def problem(message: str | None) -> str | None:
-    """The file and the field that were refused; where neither is named so, the whole message."""
+    """Return the file and the field that were refused, or the whole message if it names none."""
     assert message is None or (len(message.splitlines()) == 1 and "\0" not in message), message
     found = PROBLEM.match(message) if message is not None else None
     return message if found is None else found[1] or found[0]
 
 
 def kinds(node, path: tuple = ()) -> Iterator[tuple]:
-    """A path to one of everything: of lists and of objects with free keys only the first and the
+    """Yield the paths of all values; of lists and of objects with free keys only the first and the
     last item."""
     yield path
     children = list(
@@ -130,7 +129,7 @@ def kinds(node, path: tuple = ()) -> Iterator[tuple]:
 
 
 def replaced(document: dict, path: tuple, value) -> dict:
-    """`document` with another value at `path`; the rest is shared."""
+    """Return `document` with another value at `path`."""
     if not path:
         return value
     changed = copy.copy(document)
@@ -139,7 +138,7 @@ def replaced(document: dict, path: tuple, value) -> dict:
 
 
 def damages(document: dict) -> Iterator[dict]:
-    """Documents that differ from `document` in one place."""
+    """Yield documents that differ from `document` in one value."""
     for path in kinds(document):
         value = document
         for key in path:
@@ -158,7 +157,9 @@ def damages(document: dict) -> Iterator[dict]:
         yield from (replaced(document, path, wrong) for wrong in WRONG)
 
 
-def test_a_manifest_that_is_wrong_in_any_one_place(program: Path, bundle: Path, tmp_path: Path):
+def test_manifests_with_one_wrong_value_are_refused_as_in_python(
+    program: Path, bundle: Path, tmp_path: Path
+):
     document = small(json.loads((bundle / FILE_NAME).read_text(encoding="utf-8")))
     changed = list(damages(document))
     assert len(changed) > 2000
@@ -171,10 +172,10 @@ def test_a_manifest_that_is_wrong_in_any_one_place(program: Path, bundle: Path, 
     read = [message for message in expected if message.endswith(NO_FILE)]
     assert expected[0] in read
     assert 1 <= len(read) < 30  # what is not damaged, and harmless changes
-    said = complaints(program, directories)
-    for damaged, found, message in zip(changed, said, expected, strict=True):
-        # Each runtime looks for the contradictions that would crash or mislead it;
-        # manifest_test.cpp has C++'s. What contradicts nothing goes on to the first file.
+    found_by_cpp = complaints(program, directories)
+    for damaged, found, message in zip(changed, found_by_cpp, expected, strict=True):
+        # Each runtime refuses contradictions that would crash or mislead it (C++:
+        # manifest_test.cpp). Without one, the next error is the first missing file.
         both = (found, message)
         either = CONTRADICTS in found + message and all(
             CONTRADICTS in each or each.endswith(NO_FILE) for each in both
@@ -182,7 +183,7 @@ def test_a_manifest_that_is_wrong_in_any_one_place(program: Path, bundle: Path, 
         assert either or problem(found) == problem(message), [
             key for key in document if damaged and damaged.get(key) != document[key]
         ]
-    assert any(CONTRADICTS in message for message in said)
+    assert any(CONTRADICTS in message for message in found_by_cpp)
 
 
 def test_the_devices_of_derived_trunks(program: Path, bundle: Path, tmp_path: Path):
@@ -286,7 +287,7 @@ FILES = ["trunk.onnx.data", "tail.ar.greedy.onnx", "tokenizer.json", "chat_templ
 
 @pytest.mark.parametrize("hashes", [True, False])
 def test_damaged_files(program: Path, tiny_bundle: Path, tmp_path: Path, hashes: bool):
-    """Missing, cut short, of another content, a directory, and in use but not listed."""
+    """Files are missing, cut short, changed, directories, or in use but not listed."""
     bundles = []
     for name in FILES:
         data = (tiny_bundle / name).read_bytes()

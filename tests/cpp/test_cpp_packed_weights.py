@@ -1,4 +1,4 @@
-"""The C++ runtime maps the weights that the Python runtime has kept packed, under the same
+"""The C++ runtime maps the packed weights that the Python runtime has stored, under the same
 conditions."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def bundle(
 
 
 def entries_of(bundle: Path, cache: Path) -> list[Path]:
-    """The entries that Python makes, as if they had not been used for long."""
-    for _ in range(2):  # the second time their hashes are remembered
+    """Return the entries that Python makes, with an old time of their last use."""
+    for _ in range(2):  # entries are made once the hashes are cached
         load(bundle, "cpu", threads=1).close()
     entries = list(cache.iterdir())
     for entry in entries:
@@ -57,18 +57,7 @@ def entries_of(bundle: Path, cache: Path) -> list[Path]:
 
 
 def tokens(bundle: Path, *flags: str) -> list[int]:
-    fixed = (
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--json",
-        "--ignore-eos",
-        "--max-new-tokens",
-        "24",
-        "--plan",
-        "fused",
-    )
+    fixed = "--device cpu --threads 1 --json --ignore-eos --max-new-tokens 24 --plan fused".split()
     command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -76,7 +65,7 @@ def tokens(bundle: Path, *flags: str) -> list[int]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-weight-cache",)])
-def test_it_maps_what_python_packed(bundle: Path, cache: Path, flags: tuple[str, ...]):
+def test_weights_that_python_packed_are_mapped(bundle: Path, cache: Path, flags: tuple[str, ...]):
     entries = entries_of(bundle, cache)
     assert len(entries) == 1 + bool(read_manifest(bundle).lookahead.adapter_rank)
     options = GenerateOptions(24, plan="fused", ignore_eos=True)
@@ -86,7 +75,7 @@ def test_it_maps_what_python_packed(bundle: Path, cache: Path, flags: tuple[str,
     assert {entry.stat().st_mtime == LONG_AGO for entry in entries} == {bool(flags)}
 
 
-def test_it_leaves_what_was_packed_for_other_kernels_alone(
+def test_weights_that_were_packed_for_other_kernels_are_not_used(
     tiny_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
@@ -115,7 +104,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_it_leaves_a_damaged_entry_alone(tiny_bundle: Path, cache: Path, damage: str):
+def test_a_damaged_entry_is_not_used(tiny_bundle: Path, cache: Path, damage: str):
     expected = tokens(tiny_bundle, "--no-weight-cache")
     [entry] = entries_of(tiny_bundle, cache)
     DAMAGES[damage](entry)
@@ -124,7 +113,7 @@ def test_it_leaves_a_damaged_entry_alone(tiny_bundle: Path, cache: Path, damage:
     assert entry.stat().st_mtime == LONG_AGO
 
 
-def test_it_does_not_trust_files_that_nobody_verified(tiny_bundle: Path, cache: Path):
+def test_without_cached_hashes_no_entry_is_used(tiny_bundle: Path, cache: Path):
     [entry] = entries_of(tiny_bundle, cache)
     (cache.parent / "hashes.txt").unlink()
     tokens(tiny_bundle, "--trust-bundle")

@@ -1,5 +1,5 @@
-"""The C++ runtime does again what the Python runtime did: token ids, passes and statistics, to the
-last bit."""
+"""The C++ runtime repeats requests of the Python runtime: token ids, passes and statistics are
+equal to the last bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpp_programs import golden_traces, program_at
 from conftest import export_bundle, make_model, write_random_weights
 
 LOOPING = {"initializer_range": 0.06}
-"""A model that soon repeats itself, so that drafts of every kind are accepted now and then."""
+"""A model that soon repeats itself, so that drafts of every kind are sometimes accepted."""
 EXPORTS = {
     "fp32": {"adapter": True},
     "trees": {"adapter": True, "vocab_size": 1024},
@@ -23,7 +23,7 @@ EXPORTS = {
     "w8a8": {"weights": "w8a8"},
 }
 NAMES = ("fused both: every sampler", "a batch with n-grams", "what a slot gave up", "auto")
-"""Scenes that are enough for a large model."""
+"""The scenes that a large model replays."""
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def golden() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes the bundle of a name in EXPORTS, with L=4."""
+    """Return a function that exports the bundle of a name in EXPORTS, with L=4."""
     directory = tmp_path_factory.mktemp("golden")
 
     def make(name: str) -> Path:
@@ -65,7 +65,7 @@ def replay(
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_replays_what_python_did(
+def test_replayed_results_are_those_of_python(
     name: str, program: Path, bundle: Callable[[str], Path], golden: ModuleType, tmp_path: Path
 ) -> None:
     exported, traces = bundle(name), tmp_path / "traces.jsonl"
@@ -76,7 +76,7 @@ def test_replays_what_python_did(
     assert done.stdout == f"{len(scenes)} scenes, {len(requests)} requests: equal\n"
     assert done.returncode == 0
     accepted = sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"])
-    assert accepted > 50, "drafts that nobody accepts would prove little"
+    assert accepted > 50, "drafts that are never accepted would prove little"
     assert {"ngram", "lookahead"} <= {
         s for scene in scenes for r in scene["results"] for s in r["sources"]
     }
@@ -87,13 +87,10 @@ def test_replays_what_python_did(
     assert sorted(cached["one prompt in a batch"]) == [0, 0] + [80] * 5, (
         "the blocks of the prompt are read once"
     )
-    assert cached["what a slot gave up"][2] == 96, (
-        "it is kept beside the slot, which other prompts had since"
-    )
+    assert cached["what a slot gave up"][2] == 96, "a copy is kept when the slot is reused"
     assert cached["what a slot gave up"][4] == 144
-    assert (
-        cached["fused: a conversation"][1] == cached["ar: a conversation"][1] == 48
-    )  # of 40 and the answer
+    # Of the prompt's 40 tokens and the answer.
+    assert cached["fused: a conversation"][1] == cached["ar: a conversation"][1] == 48
     assert cached["a kept prefix, which is asked for"][1] == 32
     assert cached["salts"] == [0, 0, 64, 64, 0]
     limited = [
@@ -115,8 +112,8 @@ def test_replays_what_python_did(
 def test_replays_the_default_model(
     program: Path, smollm2_bundle: Path, golden: ModuleType, tmp_path: Path
 ) -> None:
-    """A few requests at 12 tokens: its vocabulary is 150 times that of the others, and its drafts
-    come from the weights that ship."""
+    """Its vocabulary is 150 times as large as the others', and its drafts come from trained
+    weights."""
     scenes = golden.record(smollm2_bundle, tokens=12, names=NAMES)
     done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
     assert done.stdout == "4 scenes, 20 requests: equal\n"

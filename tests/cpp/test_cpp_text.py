@@ -1,4 +1,4 @@
-"""Text in C++: the ids and the text of the Python runtime, for the parity prompts and for 1,000
+"""Text in C++: ids and text are those of the Python runtime, for the parity prompts and 1,000
 random strings."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pieces(
     prompt: Sequence[int] = (),
     min_tokens: int = 0,
 ) -> dict:
-    """As the program answers."""
+    """Return the Python runtime's answer, in the form of the program's."""
     stream, found = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
     for token in ids:
         text, ended = stream.read(token)
@@ -80,8 +80,7 @@ def pieces(
 
 @pytest.mark.parametrize("name", [name for name in TOKENIZERS if name.startswith("byte-")])
 def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, name: str):
-    """Tokens of every kind and stop strings of every kind, also where the prompt ends within a
-    character."""
+    """With tokens and stop strings of every kind, and prompts that end within a character."""
     tokenizer, generator = TOKENIZERS[name], random.Random(4)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     of_bytes = [
@@ -110,11 +109,11 @@ def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, 
         assert answer == pieces(tokenizer, **case) | {
             "text": whole(name, case["ids"], cut=False)
         }, case
-    assert len({answer.get("stop") for answer in found}) == 7  # each ended some text
+    assert len({answer.get("stop") for answer in found}) == 7  # none, and each stop string
 
 
 def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp_path: Path):
-    """The library would make other ids of them. Its tokens become text without the library."""
+    """The library would compute other ids. Tokens become text without the library."""
     TOKENIZERS["byte-fallback"].save(str(tmp_path / "tokenizer.json"))
     answers(program, tmp_path, [{"ids": [3], "stop": []}], PASS_ONNXRUNTIME_GENAI="/nowhere.so")
     run = subprocess.run([program, tmp_path], input='"a"\n', capture_output=True, text=True)
@@ -150,7 +149,7 @@ def test_saved_truncation_and_padding_are_ignored(
 
 
 def compare(program: Path, bundle: Path) -> tuple[list[str], list[str]]:
-    """Texts whose ids differ, and texts that differ themselves."""
+    """Return the texts whose ids differ from Python's, and decoded texts that differ."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     prompts = [
         json.loads(line)["prompt"]
@@ -184,10 +183,11 @@ def test_ids_and_text_are_those_of_python(program: Path, tiny_bundle: Path):
 
 
 @pytest.mark.parametrize("individual", [True, False])
-def test_digits_are_split_off_first(
+def test_texts_are_split_at_digits(
     program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool
 ):
-    """As SmolLM2's tokenizer does, so that whitespace before a digit is whitespace at an end."""
+    """As in SmolLM2's tokenizer, where whitespace before a digit is encoded as at the end of a
+    text."""
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
     steps = [{"type": "Digits", "individual_digits": individual}, document["pre_tokenizer"]]
     document |= {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
@@ -195,7 +195,9 @@ def test_digits_are_split_off_first(
     assert compare(program, tmp_path) == ([], [])
 
 
-def test_what_is_missing_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
+def test_missing_files_and_other_tokenizers_are_refused(
+    program: Path, tiny_bundle: Path, tmp_path: Path
+):
     def refusal(bundle: Path, **environment: str) -> str:
         run = subprocess.run(
             [program, bundle],

@@ -1,6 +1,6 @@
-"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: it writes what the
-Python backend over the Python fake writes, to the last bit, and treats the device as it must be
-treated."""
+"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: its results are
+those of the Python backend over the Python fake, to the last bit, and it does nothing that a device
+forbids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOKAHEAD, SLOTS = 4, 4
 
 @pytest.fixture(scope="session")
 def fake_gpu() -> Callable[..., Any]:
-    """Runs the program over the fake; what it says."""
+    """Return a function that runs the program on the fakes, and returns the JSON that it prints."""
     program = program_at("fake_gpu")
 
     def run(*words: object) -> Any:
@@ -61,12 +61,12 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def admitted(request: dict[str, Any]) -> bool:
-    """Whether there are engines for it."""
+    """Whether there are engines for the request."""
     return not request.get("plan", "").startswith("fused:") and "lookahead" not in request
 
 
 def record(golden: ModuleType, gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
-    """Golden traces of the Python backend over its fake."""
+    """Return golden traces of the Python backend over its fake."""
     scenes = list(golden.scenes(gpu.manifest, tokens))
     for scene in scenes:
         scene["requests"] = [request for request in scene["requests"] if admitted(request)]
@@ -97,10 +97,10 @@ def test_writes_what_python_writes(
     for scene in played:
         assert scene["differences"] == ""
         assert scene["device"] == "tensorrt 10.15.1.fake"
-        assert scene["empty"], "something was not given back"
+        assert scene["all_freed"], "something was not freed"
         used, saved = scene["kernels"]
         assert used == saved and Path(used).parent.parent == engines / "engines"
-        assert scene["done"][-1]["scratch"] == 1, "every engine has scratch memory of its own"
+        assert scene["done"][-1]["scratch"] == 1, "engines do not share their scratch memory"
     sources = {
         source for scene in scenes for result in scene["results"] for source in result["sources"]
     }
@@ -114,27 +114,25 @@ def test_writes_what_python_writes(
     )
 
 
-def test_another_gpu(
+def test_a_session_uses_only_its_gpu(
     engines: Path,
     golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """All that is done, is done on it, and the calling thread has its own device again
-    afterwards."""
+    """The fake refuses all others. Afterwards the calling thread has its own device again."""
     (scene, *_) = record(golden, Gpu(engines, monkeypatch), tokens=9)
     (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
-    assert (played["differences"], played["empty"]) == ("", True)
+    assert (played["differences"], played["all_freed"]) == ("", True)
     refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
-    said = (
+    assert refused["refusal"] == (
         "there is no GPU 1: 1 GPU is visible, number 0 (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
     )
-    assert refused["refusal"] == said
 
 
 @pytest.mark.parametrize(
-    ("driver", "said"),
+    ("driver", "hint"),
     [
         (
             12040,
@@ -144,12 +142,12 @@ def test_another_gpu(
         (0, "there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"),
     ],
 )
-def test_an_old_driver_is_named(
-    driver: int, said: str, engines: Path, fake_gpu: Callable[..., Any], tmp_path: Path
+def test_an_old_driver_is_refused_with_a_hint(
+    driver: int, hint: str, engines: Path, fake_gpu: Callable[..., Any], tmp_path: Path
 ) -> None:
     refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 0, driver)
-    assert said in refused["refusal"]
-    assert refused["mallocs"] == 0 and refused["empty"]
+    assert hint in refused["refusal"]
+    assert refused["mallocs"] == 0 and refused["all_freed"]
 
 
 def test_a_warm_session_captures_nothing_in_requests(
@@ -168,7 +166,7 @@ def test_a_warm_session_captures_nothing_in_requests(
     for scene, played in zip(
         scenes, fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "warm"), strict=True
     ):
-        assert (played["differences"], played["empty"]) == ("", True), scene["name"]
+        assert (played["differences"], played["all_freed"]) == ("", True), scene["name"]
         assert played["uncaptured"] == {}
         before, after = played["before"], played["after"]
         assert before["captures"] > 10
@@ -183,7 +181,7 @@ def plain_sampling(request: dict[str, Any]) -> bool:
     return not ({"top_k", "top_p", "min_p", "logprobs"} | others) & request.keys()
 
 
-def test_what_was_seen_is_replayed(
+def test_repeated_scenes_only_replay_graphs(
     engines: Path,
     golden: ModuleType,
     fake_gpu: Callable[..., Any],
@@ -191,8 +189,8 @@ def test_what_was_seen_is_replayed(
     tmp_path: Path,
 ) -> None:
     scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
-    # The passes of these depend on what the session has seen before: of prompts, of drafts, and of
-    # what slots keep, by which requests get their slots.
+    # The passes of the other scenes depend on earlier requests: on their prompts and drafts, and on
+    # the K/V that slots keep, by which requests get their slots.
     named = ("prefix", "moves")
     plain = [
         scene
@@ -200,18 +198,17 @@ def test_what_was_seen_is_replayed(
         if "compare" not in scene and not any(word in scene["name"] for word in named)
     ]
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain))
-    for asked, scene in zip(plain, played, strict=True):
+    for expected, scene in zip(plain, played, strict=True):
         before, last = scene["done"][-2:]
         for kind in ("mallocs", "captures", "contexts"):
             assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
-        passes = max(result["stats"]["passes"] for result in asked["results"])
-        assert last["launches"] - before["launches"] > passes, scene[
-            "name"
-        ]  # and at least one to read a prompt
+        passes = max(result["stats"]["passes"] for result in expected["results"])
+        # Prompts take at least one launch more.
+        assert last["launches"] - before["launches"] > passes, scene["name"]
 
 
 @pytest.mark.parametrize("what", ["runs", "allocations"])
-def test_whatever_fails_leaves_a_session_that_works(
+def test_a_session_works_after_any_failure(
     what: str,
     engines: Path,
     golden: ModuleType,
@@ -231,15 +228,15 @@ def test_whatever_fails_leaves_a_session_that_works(
     report = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), what)
 
     assert report["failures"] > 10
-    # Of a run that is being captured, nobody but the log is told.
+    # The failure of a run that is being captured is only logged.
     eager = [
         message
-        for message in report["told"]
+        for message in report["logged"]
         if "runs without a CUDA graph, and so more slowly" in message
     ]
     assert len(report["errors"]) + len(eager) == report["failures"]
     assert bool(eager) == (what == "runs") and len(eager) < len(report["errors"])
-    told = {
+    reasons = {
         "runs": {"failed to run (enqueueV3: it gave no reason)"},
         "allocations": {
             "MiB free; cudaMalloc failed with CUDA error 2 (out of memory)); stop other programs",
@@ -249,17 +246,17 @@ def test_whatever_fails_leaves_a_session_that_works(
             ),
         },
     }[what]
-    assert {words for error in report["errors"] for words in told if words in error} == told
-    assert all(any(words in error for words in told) for error in report["errors"])
+    assert {words for error in report["errors"] for words in reasons if words in error} == reasons
+    assert all(any(words in error for words in reasons) for error in report["errors"])
     assert report["differences"] == ""
-    assert report["empty"]
+    assert report["all_freed"]
 
 
 @pytest.mark.parametrize("code", [700, 719, 46])
-def test_an_error_that_stays_closes_the_session(
+def test_a_lost_device_closes_the_session(
     code: int, engines: Path, fake_gpu: Callable[..., Any], golden: ModuleType, tmp_path: Path
 ) -> None:
-    """Behind 46 (a device that is busy) the next request is served."""
+    """After error 46 (the device is busy) the next request is served."""
     request = {
         "prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20),
         "max_new_tokens": 9,
@@ -279,7 +276,7 @@ def test_an_error_that_stays_closes_the_session(
 
 
 @pytest.mark.parametrize("function", ["begin", "end", "instantiate"])
-def test_a_capture_that_fails_ends_nothing(
+def test_a_failed_capture_fails_no_request(
     function: str,
     engines: Path,
     golden: ModuleType,
@@ -287,7 +284,7 @@ def test_a_capture_that_fails_ends_nothing(
     monkeypatch,
     tmp_path: Path,
 ) -> None:
-    """Every program says so once, and runs as it did before."""
+    """Every program logs it once, and runs as it did before."""
     name = {
         "begin": "cudaStreamBeginCapture",
         "end": "cudaStreamEndCapture",
@@ -298,14 +295,14 @@ def test_a_capture_that_fails_ends_nothing(
     ][:2]
     assert scenes
     for report in fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "captures", function):
-        assert report["differences"] == "" and report["empty"]
+        assert report["differences"] == "" and report["all_freed"]
         assert report["done"]["captures"] == report["done"]["launches"] == 0
-        told = [message for message in report["told"] if "runs without a CUDA graph" in message]
-        assert len(told) == len(set(told)) > 3
+        logged = [message for message in report["logged"] if "runs without a CUDA graph" in message]
+        assert len(logged) == len(set(logged)) > 3
         because = f"{name[function]} failed with CUDA error 901 (an error)"
-        assert all(because in message for message in told)
-        uncaptured = report["uncaptured"]  # what bench says
-        assert len(uncaptured) == len(told)
+        assert all(because in message for message in logged)
+        uncaptured = report["uncaptured"]
+        assert len(uncaptured) == len(logged)
         assert all(because in reason for reason in uncaptured.values())
 
 
@@ -320,7 +317,7 @@ def test_a_capture_that_fails_ends_nothing(
         ("enqueueV3", "failed to run"),
     ],
 )
-def test_what_the_library_refuses_is_told_in_its_words(
+def test_errors_name_the_failing_function_and_its_reason(
     function: str,
     words: str,
     engines: Path,
@@ -340,7 +337,7 @@ def test_what_the_library_refuses_is_told_in_its_words(
     assert words in error and f"({function}: [{function}.cpp::7] Error Code 3: of a kind)" in error
 
 
-def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
+def test_engines_that_do_not_fit_are_refused_as_in_python(
     engines: Path, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle"
@@ -350,11 +347,11 @@ def test_engines_that_do_not_fit_are_refused_in_the_words_of_python(
     (engine_set,) = manifest.engines
 
     def refused(*device: int, **changes: Any) -> str:
-        """What both runtimes say of the engine set with `changes`; nothing was allocated for it."""
+        """Return the error of both runtimes for the engine set with `changes`."""
         changed = manifest.model_copy(update={"engines": (engine_set.model_copy(update=changes),)})
         (bundle / FILE_NAME).write_text(changed.model_dump_json(), "utf-8")
         cpp = fake_gpu(bundle, scenes, "open", *device)
-        assert cpp["empty"] and cpp["mallocs"] == 0
+        assert cpp["all_freed"] and cpp["mallocs"] == 0
         python = Gpu(bundle, monkeypatch, **({"target": device[:2]} if device else {}))
         with pytest.raises(PassError) as error:
             python.open()

@@ -1,5 +1,4 @@
-// pass-cpp bench: times plans on the same prompts, in alternation, so that other load on the
-// machine affects all alike.
+// pass-cpp bench: times plans in alternation, so that other load on the machine affects all alike.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -33,8 +32,8 @@ struct BenchFlags {
     std::string output;
 };
 
-// A run of all prompts with one plan. stats: the sum of the counts. seconds: the time that plans
-// are compared by.
+// All prompts decoded once with one plan. stats: summed over prompts. seconds: the time by which
+// plans are compared.
 struct Round {
     Stats stats;
     double seconds = 0, decode_seconds = 0, host_seconds = 0;
@@ -42,8 +41,8 @@ struct Round {
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };
 
-// A plan to compare, and its measurements. batch: sequences at a time; 0 runs them one by one and
-// times only decoding. texts: what it wrote for each prompt.
+// A plan to compare, and its measurements. batch: sequences at a time; 0 decodes one by one and
+// times only decoding. texts: the tokens written for each prompt.
 struct Contender {
     std::string name;
     GenerateOptions options;
@@ -118,8 +117,8 @@ std::vector<int> batches_of(const BenchFlags& flags) {
 }
 
 std::vector<Contender> contenders_of(const Session& session, const BenchFlags& flags) {
-    const auto or_default = [](auto given, auto otherwise) {
-        return given.empty() ? otherwise : given;
+    const auto or_default = [](auto values, auto otherwise) {
+        return values.empty() ? otherwise : values;
     };
     const SamplingParams sampling = flags.sampling.params().seeded();  // the same seed for all
     std::vector<Contender> result;
@@ -153,9 +152,9 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
 }
 
 Json measured(const Contender& contender, const Contender& baseline) {
-    // each: rates of one sequence; decode, host: ms of a pass
+    // each: rates of one sequence. decode, host: ms of a pass.
     std::vector<double> rates, ratios, each, decode, host;
-    Stats stats;  // of all rounds: `auto` may need other passes for the same text in each of them
+    Stats stats;  // of all rounds, because `auto` runs other passes in each
     stats.plan = contender.rounds.front().stats.plan;
     stats.lookahead = contender.rounds.front().stats.lookahead;
     for (std::size_t i = 0; i < contender.rounds.size(); ++i) {
@@ -181,7 +180,7 @@ Json measured(const Contender& contender, const Contender& baseline) {
 }
 
 // Plans that wrote another text than the first plan. Under the exact-match rule only rounding can
-// cause that.
+// cause a difference.
 std::vector<std::string> differing(const Session& session,
                                    const std::vector<Contender>& contenders) {
     std::vector<std::string> result;
@@ -231,9 +230,9 @@ void print_table(const Json& report) {
                     plan["host_milliseconds_per_pass"].get<double>(), plan["tau"].get<double>(),
                     rates.empty() ? "-" : rates.c_str());
     }
-    for (const Json& one : report["differing"])
+    for (const Json& difference : report["differing"])
         std::printf("another text, which only rounding may cause: %s\n",
-                    one.get<std::string>().c_str());
+                    difference.get<std::string>().c_str());
     print_captures(report);
     if (report["differing"].empty())
         std::printf("every plan wrote the same text, token for token\n");
@@ -327,7 +326,9 @@ void add_bench(CLI::App& app) {
                      "Plans to compare; ratios are to the first. Default: all.")
         ->take_all();
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
-    command->add_option("--lookahead", flags->lookaheads, "Drafts per step. Default: the bundle's.")
+    command
+        ->add_option("--lookahead", flags->lookaheads,
+                     "Most look-ahead drafts of a pass. Default: the bundle's.")
         ->take_all();
     command->add_option("--batch", flags->batches,
                         "Numbers of sequences to run together, as 1,2,4,8. Default: one by one.");

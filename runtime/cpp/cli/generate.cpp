@@ -81,13 +81,13 @@ void add_generate(CLI::App& app) {
     command
         ->add_option("--plan", options.plan,
                      "ar, two-pass, fused, fused:G0,G1,..., tree-N, tree:G0,G1,..., auto. It "
-                     "changes the speed and "
-                     "not the text.")
+                     "changes the speed and not the text.")
         ->capture_default_str();
     command->add_option("--draft", options.draft,
                         "Where drafts come from: lookahead, ngram or both. Default: both for auto, "
                         "else lookahead.");
-    command->add_option("--lookahead", options.lookahead, "Drafts per step; 0 is plain decoding.");
+    command->add_option("--lookahead", options.lookahead,
+                        "Most look-ahead drafts of a pass; 0 is plain decoding.");
     command->add_option("--stop", options.stop, "End before this text. May be given several times.")
         ->take_all();
     command->add_option("--stop-token-id", options.stop_token_ids,

@@ -12,8 +12,7 @@
 namespace pass::cli {
 
 // --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache
-// --speculative-max-concurrency
-// --onnxruntime --tensorrt --plugin --plugin-library
+// --speculative-max-concurrency --onnxruntime --tensorrt --plugin --plugin-library
 struct EngineFlags {
     std::string bundle;
     LoadOptions options;
@@ -34,11 +33,11 @@ struct SamplingFlags {
     SamplingParams params() const;
 };
 
-// Call it after adding all options. Makes `command` refuse values that CLI11 would accept: empty
-// ones, which it takes for 0, and numbers that do not fit. Makes it read 010 as 10.
+// Makes `command` refuse empty values, which CLI11 takes for 0, and numbers that do not fit, and
+// read 010 as 10. Call it after adding all options.
 void check_values(CLI::App& command);
 
-// Each adds one command to the app.
+// Each adds one command to `app`.
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 

@@ -1,4 +1,4 @@
-// Prints a generation: its tokens as they come, coloured by their source with --show-drafts, and a
+// Prints a generation: its tokens as they come, with --show-drafts coloured by source, and a
 // summary.
 #pragma once
 
@@ -9,8 +9,8 @@ namespace pass::cli {
 // Print the text of an event, or its token ids, on standard output and flush it.
 void print(const Event& event, bool text, bool show_drafts);
 
-// Print a summary on stderr if that is a terminal. With `show_drafts`, print first, in any case,
-// how many tokens came from which source.
+// Print a summary on standard error if it is a terminal. With `show_drafts`, first print how many
+// tokens came from each source, in any case.
 void print_summary(const Generation& generation, bool show_drafts);
 
 }  // namespace pass::cli

@@ -18,9 +18,9 @@ struct PromptFlags {
     bool keep_newline = false;
 
     void add_to(CLI::App& command);
-    // The text of the prompt, from a flag or from standard input; none if token ids were given. The
-    // last line end of a file or of standard input is left out without `keep_newline`. Throws Error
-    // if flags exclude each other, or if the input cannot be read or is not UTF-8.
+    // The text of the prompt, from a flag, a file or standard input; none if token ids were given.
+    // Unless `keep_newline`, a line end at the end of a file or of standard input is left out.
+    // Throws Error if flags exclude each other, or the input cannot be read or is not UTF-8.
     std::optional<std::string> read() const;
 };
 
@@ -30,8 +30,8 @@ std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text);
 // The same for the token ids of `flag`. Throws Error if `text` is no such list.
 std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text);
 
-// The ids of `text` with the tokenizer's own special tokens; if there are none, the model's start
-// or else end token.
+// The ids of `text`, with the tokenizer's own special tokens; if these are none, the model's start
+// token, or else its end token.
 std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle,
                                  const std::string& text);
 

@@ -1,7 +1,7 @@
-// Any bytes as a manifest: read, or refused with an Error; never anything else.
+// Reads any bytes as a manifest. They must be a manifest, or be refused with an Error.
 //
-// With clang this is a libFuzzer target. Other compilers build a program that mutates the files it
-// is given by itself: manifest_fuzz SECONDS FILE...
+// With clang this is a libFuzzer target. Other compilers build a program that mutates files by
+// itself: manifest_fuzz SECONDS FILE...
 
 #include <cstdint>
 #include <cstdlib>
@@ -38,7 +38,7 @@ const std::vector<std::string> words{"null", "-1", "0",  "1e999",      "92233720
                                      ":",    "\"", "\\", "\xff",       "3",
                                      "320",  "[[", "}}", "\"\\ud800\""};
 
-// A few bytes changed, cut out, doubled, or replaced by a word of JSON.
+// `text` with a few bytes changed, cut out, doubled, or replaced by a word of JSON.
 std::string mutated(std::string text, std::mt19937& random) {
     const auto below = [&](std::size_t n) {
         return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);

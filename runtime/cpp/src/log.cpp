@@ -14,7 +14,7 @@ struct Sink {
 };
 
 std::mutex mutex;
-// null: standard error; never destroyed, since engines log at exit
+// Null writes to standard error. It is never destroyed, because engines log at exit.
 auto& sink = *new std::shared_ptr<const Sink>;
 
 std::shared_ptr<const Sink> current() {

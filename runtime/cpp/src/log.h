@@ -5,7 +5,7 @@
 
 namespace pass {
 
-// The least level that is wanted at present.
+// The lowest level that is written at present.
 LogLevel log_level();
 
 // Give `message` to the function of `set_log`, or to standard error, unless its level is below

@@ -38,7 +38,7 @@ Utf8Character utf8_character(std::string_view bytes, std::size_t at) {
     const Lead lead = lead_of(static_cast<unsigned char>(bytes[at]));
     if (lead.size == 0) return {1, false};
     for (std::size_t k = 1; k < lead.size; ++k) {
-        // '\0' is not good
+        // '\0' is no second or later byte.
         const auto byte = static_cast<unsigned char>(at + k < bytes.size() ? bytes[at + k] : '\0');
         const bool good =
             k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;

@@ -10,8 +10,8 @@
 
 namespace pass {
 
-// The character at a place in some bytes. size: how many bytes it has, or how many bytes there are
-// invalid together. begun: whether it is not valid only because the bytes end too early.
+// The character at an index of some bytes. size: how many bytes it has, or how many bytes are
+// invalid together. begun: whether it is invalid only because the bytes end too early.
 struct Utf8Character {
     std::size_t size = 0;
     bool valid = true;
@@ -20,21 +20,18 @@ struct Utf8Character {
 
 Utf8Character utf8_character(std::string_view bytes, std::size_t at);
 
-// `bytes` with U+FFFD in place of invalid bytes, as Python's errors="replace" and Rust's
-// from_utf8_lossy have it. each_byte: one for each invalid byte; otherwise one for all bytes of a
-// character that is incomplete.
+// `bytes` with U+FFFD in place of each incomplete character (each_byte: of each invalid byte), as
+// Python's errors="replace" and Rust's from_utf8_lossy have it.
 std::string lossy_utf8(std::string_view bytes, bool each_byte = false);
 
-// The number of bytes before the character that is begun at the end of `bytes`; all if none is.
+// The number of bytes before an incomplete character at the end of `bytes`, or of all bytes.
 std::size_t whole_characters(std::string_view bytes);
 
-// `text` on one line, as messages of Error are: control characters and white space become single
-// spaces.
+// `text` on one line, for messages: control characters and white space become single spaces.
 std::string one_line(std::string_view text);
 
-// The bytes of `file` up to its end. A read that is not full ends it, because a terminal's user
-// would have to press Ctrl-D once more otherwise. None if `file` is null or reading fails; errno
-// has the reason.
+// The bytes of `file` up to its end, or to a read that is not full: otherwise a terminal's user
+// would have to press Ctrl-D twice. None if `file` is null or reading fails; errno has the reason.
 std::optional<std::string> read_bytes(std::FILE* file);
 
 // The contents of a UTF-8 file; none if there is no such file. Throws Error if it cannot be read.

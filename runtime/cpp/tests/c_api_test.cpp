@@ -63,7 +63,7 @@ TEST_CASE("the C API refuses null arguments", "[c_api]") {
                Catch::Matchers::StartsWith("stop strings need text"));
 }
 
-TEST_CASE("options of the C API carry their size", "[c_api]") {
+TEST_CASE("the C API takes options and statistics of other sizes", "[c_api]") {
     Failure failure;
     std::int64_t token = 1;
     pass_session session{pass::Session(reciting_core(1)), {}};
@@ -73,7 +73,8 @@ TEST_CASE("options of the C API carry their size", "[c_api]") {
     CHECK_THAT(
         failure.of(pass_submit(&session, &token, 1, &options, failure.text, sizeof failure.text)),
         Catch::Matchers::StartsWith("the options have no size"));
-    // A caller with a longer struct, of a newer header: what the library does not know is ignored.
+    // A caller's struct of a newer header is longer. Fields that the library does not know are
+    // ignored.
     struct Newer {
         pass_generate_options known;
         char more[64];
@@ -83,7 +84,7 @@ TEST_CASE("options of the C API carry their size", "[c_api]") {
         pass_submit(&session, &token, 1, &newer.known, failure.text, sizeof failure.text);
     REQUIRE(generation != nullptr);
     pass_free(generation);
-    // One with a shorter struct gets only what it has room for.
+    // A caller with a shorter struct gets only as many bytes as the struct has.
     struct Shorter {
         std::int64_t prompt_tokens, guard;
     } shorter{7, 7};

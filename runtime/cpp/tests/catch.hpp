@@ -1,4 +1,4 @@
-// Catch2, 2 (Debian 12) or 3, by the names of 2.
+// Catch2 version 2 (of Debian 12) or 3, with the names of version 2.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)

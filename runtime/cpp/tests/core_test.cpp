@@ -31,15 +31,15 @@ TEST_CASE("every plan writes the same text", "[core]") {
     }
 }
 
-TEST_CASE("a text ends where the cache does, in ever narrower windows", "[core]") {
+TEST_CASE("windows get narrower where the cache ends, and fill it", "[core]") {
     const auto core = reciting_core(1);
     const auto sequence = core->submit(request(250, 100), nullptr);
-    // the last one needs no place in the cache
+    // The cache has 256 entries, and the last token needs none.
     CHECK(read_all(*core, *sequence) == expected(250, 7));
     CHECK(sequence->output.end->reason == FinishReason::length);
 }
 
-TEST_CASE("prompts up to the capacity end where it does, and what follows is as ever", "[core]") {
+TEST_CASE("texts fill the capacity after prompts of almost its length", "[core]") {
     for (const std::int64_t capacity : {4, 8, 12, 16, 32, 64}) {
         for (const int slots : {1, 2, 3}) {
             const auto core = reciting_core(slots, nullptr, nullptr, 1024, capacity);
@@ -76,7 +76,7 @@ TEST_CASE("prompts up to the capacity end where it does, and what follows is as 
     }
 }
 
-TEST_CASE("passes are timed once there is room for all of them, and not before", "[core]") {
+TEST_CASE("passes are timed once, and only when there is room for all of them", "[core]") {
     RecitingBackend* backend = nullptr;
     const auto core = reciting_core(1, &backend);
     std::int64_t passes = 0;
@@ -96,7 +96,7 @@ TEST_CASE("passes are timed once there is room for all of them, and not before",
     CHECK(timed(256, 1) == 0);
 }
 
-TEST_CASE("requests that cannot be are refused in one line", "[core]") {
+TEST_CASE("wrong requests are refused in one line", "[core]") {
     const auto core = reciting_core(1);
     const auto refusal = [&](Request sent) {
         try {
@@ -118,8 +118,7 @@ TEST_CASE("requests that cannot be are refused in one line", "[core]") {
           "fused:5,5,5,5,5,5 has more drafts than the bundle's 4; use --plan fused");
     CHECK(refusal(request(1, 1, "quick")) ==
           "unknown plan 'quick': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, "
-          "tree-16, auto, or group "
-          "sizes as in fused:4,3,2,2,1 and tree:2,2,1,0");
+          "tree-16, auto, or group sizes as in fused:4,3,2,2,1 and tree:2,2,1,0");
     sent = request(1, 1);
     sent.options.sampling.temperature = -1;
     CHECK(refusal(sent) == "temperature must be a number of at least 0, not -1.0");
@@ -159,7 +158,7 @@ TEST_CASE("nothing drafts while more sequences decode than the session allows", 
     CHECK_THROWS_WITH(wrong.check(), "speculative-max-concurrency must be at least 0, not -1");
 }
 
-TEST_CASE("a full queue refuses", "[core]") {
+TEST_CASE("a full queue refuses requests", "[core]") {
     const auto core = reciting_core(1, nullptr, nullptr, 1);
     const auto first = core->submit(request(3, 4), nullptr),
                second = core->submit(request(3, 4), nullptr);
@@ -167,9 +166,9 @@ TEST_CASE("a full queue refuses", "[core]") {
                       Catch::Contains("1 requests are waiting already"));
     CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
     CHECK(read_all(*core, *first) == expected(3, 4));
-    const auto third = core->submit(request(3, 4), nullptr);  // in the place of the first one
+    const auto third = core->submit(request(3, 4), nullptr);  // the first has made room
     CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
-    third->cancelled = true;  // it keeps its place until a step sees that
+    third->cancelled = true;  // takes effect in the next step
     CHECK_THROWS_AS(core->submit(request(3, 4), nullptr), QueueFull);
     core->step();
     const auto fourth = core->submit(request(3, 4), nullptr);
@@ -177,7 +176,7 @@ TEST_CASE("a full queue refuses", "[core]") {
     CHECK(read_all(*core, *fourth) == expected(3, 4));
 }
 
-TEST_CASE("cancelling and closing", "[core]") {
+TEST_CASE("cancelling a request or closing the session ends it", "[core]") {
     const auto core = reciting_core(2);
     const auto first = core->submit(request(3, 100), nullptr);
     const auto second = core->submit(request(4, 100), nullptr);
@@ -194,7 +193,7 @@ TEST_CASE("cancelling and closing", "[core]") {
     core->close();
 }
 
-TEST_CASE("generations that outlive their session say so", "[core]") {
+TEST_CASE("generations that outlive their session fail", "[core]") {
     const auto core = reciting_core(2);
     std::optional<Session> session(std::in_place, core);
     Generation begun = session->submit(request(3, 100)), waiting = session->submit(request(4, 100));
@@ -218,7 +217,7 @@ TEST_CASE("generations that outlive their session say so", "[core]") {
     CHECK(cancelled.finish_reason() == FinishReason::cancelled);
 }
 
-TEST_CASE("what fails ends the sequences of its pass, and the next ones are decoded", "[core]") {
+TEST_CASE("a failing pass ends its sequences, and later ones are decoded", "[core]") {
     RecitingBackend* backend = nullptr;
     const auto core = reciting_core(2, &backend);
     const auto first = core->submit(request(3, 50), nullptr);
@@ -247,7 +246,7 @@ class Limited : public Allocator {
 
 }  // namespace
 
-TEST_CASE("where memory runs out the longest sequence ends, and the others go on", "[core]") {
+TEST_CASE("without memory the longest sequence ends, and the others go on", "[core]") {
     const auto heap = std::make_shared<Limited>();
     const auto core = reciting_core(2, nullptr, heap);
     const auto longer = core->submit(request(40, 100, "ar"), nullptr);
@@ -262,7 +261,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Text that takes its time.
+// Takes a millisecond for each token.
 class SlowReader : public TextReader {
    public:
     std::string read(std::int64_t, std::optional<std::string>&) override {
@@ -274,11 +273,12 @@ class SlowReader : public TextReader {
 
 }  // namespace
 
-TEST_CASE("decoding time is the engine's, a neighbour's prompt included, or the host's", "[core]") {
+TEST_CASE("decoding time divides into the engine's, also for other prompts, and the host's",
+          "[core]") {
     RecitingBackend* backend = nullptr;
     const auto core = reciting_core(2, &backend);
     backend->before_pass = [] { std::this_thread::sleep_for(milliseconds(2)); };
-    backend->before_prompt = [] { std::this_thread::sleep_for(milliseconds(10)); };
+    backend->before_chunk = [] { std::this_thread::sleep_for(milliseconds(10)); };
     const auto first = core->submit(request(1, 20, "ar"), std::make_unique<SlowReader>());
     core->step();
     const auto second = core->submit(request(129, 20, "ar"), std::make_unique<SlowReader>());
@@ -293,7 +293,7 @@ TEST_CASE("decoding time is the engine's, a neighbour's prompt included, or the 
 
 namespace {
 
-// Text whose end needs more memory than there is.
+// Runs out of memory at the end of the text.
 class FailingReader : public TextReader {
    public:
     std::string read(std::int64_t, std::optional<std::string>&) override { return ""; }
@@ -328,7 +328,7 @@ TEST_CASE("a sequence ends even if the rest of its text cannot be published", "[
     CHECK_THAT(error_of(*waiting), Catch::Contains("there is no memory"));
 }
 
-TEST_CASE("a capture that fails leaves the KV capacity as it was, whatever it throws", "[core]") {
+TEST_CASE("a failed capture leaves the KV capacity as it was", "[core]") {
     const Manifest manifest = reciting_manifest();
     RecitingBackend backend(manifest, 1);
     Runner runner(backend, true);

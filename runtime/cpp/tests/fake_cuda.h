@@ -2,7 +2,7 @@
 //
 // It refuses what a real device would refuse or corrupt: stale and unaligned addresses,
 // synchronizing and allocating inside a capture, copies inside a capture to memory that is not
-// pinned, use after free. Work runs when somebody waits for it, as late as a device may run it.
+// pinned, use after free. Work runs only when somebody waits for it.
 #pragma once
 
 #include <cstdint>
@@ -21,35 +21,31 @@
 
 namespace pass::test {
 
-// bytes: of cudaMalloc's addresses, and required by engines
-inline constexpr std::size_t cuda_alignment = 256;
+inline constexpr std::size_t cuda_alignment = 256;  // bytes, of cudaMalloc's addresses
 
-// Throws std::logic_error, not Error: what does not hold is a bug of the backend.
+// Throws std::logic_error, not Error, because a failure is a bug of the backend.
 inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::logic_error(what);
 }
 
-// It must outlive its `api`. Counters tell what was done.
+// Must outlive its `api`.
 class FakeCuda {
    public:
     using Graph = std::vector<std::function<void()>>;
 
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
-    // every allocation counts it down; the one that makes it 0 fails
-    int fail_malloc = 0;
+    int fail_malloc = 0;  // every allocation counts it down; the one that makes it 0 fails
     int devices = 1, major = 9, minor = 0;
-    int driver = 13040;                          // the CUDA version that it runs; 0: there is none
-    int ordinal = 0;                             // the device that everything must be done on
+    int driver = 13040;                          // the CUDA version of the driver; 0: no driver
+    int ordinal = 0;                             // the only device that may be used
     static inline thread_local int current = 0;  // the device of the calling thread
     int mallocs = 0, launches = 0, captures = 0;
-    int works = 0;  // copies and engines that ran outside a graph
-    int error = 0;  // of the last call that failed, until `last_error` is called
-    // if set, launches, copies, allocations and synchronizing return it and do nothing
-    int sticky = 0;
-    // graphs that were captured, and not destroyed after they were instantiated
-    int undestroyed = 0;
+    int works = 0;             // copies and engines that ran outside a graph
+    int error = 0;             // of the last call that failed, until `last_error` is called
+    int sticky = 0;            // if set, launches, copies, allocations and waits return it
+    int undestroyed = 0;       // captured graphs that were not destroyed
     int waits = 0;             // how often the stream was waited for
-    std::string fail_capture;  // the function of captures that fails: begin, end or instantiate
+    std::string fail_capture;  // the function that fails: begin, end or instantiate
     std::unique_ptr<Graph> capturing;
 
     CudaApi api() {
@@ -171,8 +167,8 @@ class FakeCuda {
     }
     // Whether `stream` is a stream of the present device.
     bool has_stream(void* stream) const { return current == ordinal && streams_.contains(stream); }
-    // Whether everything was given back.
-    bool empty() const {
+    // Whether everything was freed.
+    bool all_freed() const {
         return blocks_.empty() && pinned_.empty() && streams_.empty() && graphs_.empty() &&
                undestroyed == 0 && !capturing;
     }

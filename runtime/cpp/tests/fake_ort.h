@@ -2,10 +2,10 @@
 // FakeCuda, as often as the CUDA provider would run them with `enable_cuda_graph`. As
 // tests/runtime/fake_ort_cuda.py.
 //
-// The first run with a graph number (`gpu_graph_id`) in a thread runs the graph twice, for what it
-// allocates, captures it, which computes nothing, and launches the captured graph
+// The first run with a graph number (`gpu_graph_id`) in a thread executes the graph twice, until
+// nothing is allocated, captures it, which computes nothing, and launches the captured graph
 // (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the
-// thread (`PerThreadContext`). A run with the number -1 runs the graph once.
+// thread (`PerThreadContext`). A run with the number -1 executes the graph once.
 #pragma once
 
 #include <atomic>
@@ -23,16 +23,16 @@
 
 namespace pass::test {
 
-// Only one may live at a time, because the functions of a C API have no object of their own.
+// Only one may live at a time, because functions of a C API have no `this`.
 class FakeOrt {
    public:
     explicit FakeOrt(FakeCuda& cuda)
         : cuda_(cuda), real_(OrtLibrary::open({})->api()), table_(real_) {
-        require(now_ == nullptr, "two of them");
-        now_ = this;
+        require(living_ == nullptr, "two FakeOrt live");
+        living_ = this;
         replace();
     }
-    ~FakeOrt() { now_ = nullptr; }
+    ~FakeOrt() { living_ = nullptr; }
     FakeOrt(const FakeOrt&) = delete;
     FakeOrt& operator=(const FakeOrt&) = delete;
 
@@ -41,21 +41,21 @@ class FakeOrt {
     }
 
     bool captures = true;  // whether a session may be opened with `enable_cuda_graph`
-    std::string refused;   // captures of files with this in their names fail
+    std::string refused;   // captures of files whose names contain it fail
     int lost = 0;          // the CUDA error with which the next run loses the device
     int runs = 0;          // calls of RunWithBinding
-    int replays = 0;       // runs that only launched a captured graph
+    int replays = 0;       // runs that launched a captured graph
     int eager = 0;         // runs without captures
     std::set<std::tuple<const OrtSession*, int, int>> captured;  // session, thread and number
 
     std::set<std::string> captured_files() const {
         std::set<std::string> result;
-        for (const auto& one : captured) result.insert(files_.at(std::get<0>(one)));
+        for (const auto& key : captured) result.insert(files_.at(std::get<0>(key)));
         return result;
     }
     std::size_t threads() const {
         std::set<int> result;
-        for (const auto& one : captured) result.insert(std::get<1>(one));
+        for (const auto& key : captured) result.insert(std::get<1>(key));
         return result.size();
     }
 
@@ -139,7 +139,7 @@ class FakeOrt {
                 if (std::string(keys[i]) == "enable_cuda_graph")
                     *reinterpret_cast<bool*>(options) = *values[i] == '1';
                 if (std::string(keys[i]) == "device_id") {
-                    require(std::stoi(values[i]) == now_->cuda_.ordinal,
+                    require(std::stoi(values[i]) == living_->cuda_.ordinal,
                             "a session is opened on another device");
                 }
             }
@@ -148,31 +148,31 @@ class FakeOrt {
         table_.SessionOptionsAppendExecutionProvider_CUDA_V2 =
             [](OrtSessionOptions* session,
                const OrtCUDAProviderOptionsV2* options) noexcept -> OrtStatus* {
-            if (*reinterpret_cast<const bool*>(options)) now_->capturing_.insert(session);
+            if (*reinterpret_cast<const bool*>(options)) living_->capturing_.insert(session);
             return nullptr;
         };
         table_.CreateSession = [](const OrtEnv* environment, const ORTCHAR_T* path,
                                   const OrtSessionOptions* options,
                                   OrtSession** session) noexcept -> OrtStatus* {
-            return now_->open(environment, path, options, session);
+            return living_->open(environment, path, options, session);
         };
         table_.CreateMemoryInfo = [](const char* name, OrtAllocatorType type, int, OrtMemType kind,
                                      OrtMemoryInfo** made) noexcept -> OrtStatus* {
             require(std::string(name) == "Cuda", "tensors elsewhere");
-            return now_->real_.CreateMemoryInfo("Cpu", type, 0, kind, made);
+            return living_->real_.CreateMemoryInfo("Cpu", type, 0, kind, made);
         };
         table_.AddRunConfigEntry = [](OrtRunOptions* options, const char* key,
                                       const char* value) noexcept {
-            if (std::string(key) == "gpu_graph_id") now_->numbers_[options] = std::stoi(value);
-            return now_->real_.AddRunConfigEntry(options, key, value);
+            if (std::string(key) == "gpu_graph_id") living_->numbers_[options] = std::stoi(value);
+            return living_->real_.AddRunConfigEntry(options, key, value);
         };
         table_.RunWithBinding = [](OrtSession* session, const OrtRunOptions* options,
                                    const OrtIoBinding* binding) noexcept -> OrtStatus* {
-            return now_->run(session, options, binding);
+            return living_->run(session, options, binding);
         };
     }
 
-    static inline FakeOrt* now_ = nullptr;
+    static inline FakeOrt* living_ = nullptr;
 
     FakeCuda& cuda_;
     const OrtApi& real_;

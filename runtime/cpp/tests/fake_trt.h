@@ -17,8 +17,7 @@
 namespace pass::test {
 
 struct FakeTrtCounts {
-    // every execution or capture of one counts it down; the one that makes it 0 fails
-    int fail_run = 0;
+    int fail_run = 0;  // every execution or capture counts it down; the one that makes it 0 fails
     int contexts = 0, shapes_set = 0;
     std::string refused;                           // the function of TensorRT that fails
     std::string errors;                            // for `take_errors`
@@ -101,7 +100,7 @@ class FakeTrtContext : public TrtContext {
                 "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;
         require(ran_ == shapes_, "captured with shapes that it has not run with");
-        // what a graph runs belongs to this context, and does not keep it alive
+        // A captured graph uses this context, but does not keep it alive.
         if (cuda_.capturing) {
             cuda_.submit([this, left = std::weak_ptr<int>(bound_), bound = *bound_] {
                 require(!left.expired(), "a graph is launched whose context is gone");
@@ -174,10 +173,8 @@ class FakeTrtContext : public TrtContext {
     const OrtGraph& graph_;
     std::size_t profile_ = 0;
     bool scratch_ = false;
-    // counts what changes its work or its addresses
-    std::shared_ptr<int> bound_ = std::make_shared<int>(0);
-    // ran_: the shapes of the last run outside a capture
-    Shapes shapes_, ran_;
+    std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts changes of its bindings
+    Shapes shapes_, ran_;  // ran_: the shapes of the last run outside a capture
     Addresses addresses_;
 };
 

@@ -1,4 +1,4 @@
-// What follows from the kernels of this CPU, or of another one.
+// What depends on the kernels of a CPU.
 #include "backends/ort/kernels.h"
 
 #include "backends/buffers.h"
@@ -16,7 +16,7 @@ TEST_CASE("the text of kernels is Python's", "[kernels]") {
           "equal");
 }
 
-TEST_CASE("the formats of weights with blocks", "[kernels]") {
+TEST_CASE("products are probed in the block formats of the bundle's weights", "[kernels]") {
     using Formats = std::set<BlockFormat>;
     ModelInfo model;
     model.weights = "full";
@@ -29,7 +29,7 @@ TEST_CASE("the formats of weights with blocks", "[kernels]") {
     CHECK(block_formats(model) == Formats{{4, 16}, {4, 64}, {8, 64}});
 }
 
-TEST_CASE("the kernels of this CPU are asked once", "[kernels]") {
+TEST_CASE("kernels are the same when they are asked for again", "[kernels]") {
     const auto library = OrtLibrary::open({});
     Manifest manifest;
     manifest.model.weights = "int4";

@@ -1,4 +1,4 @@
-// Catch2 3 brings a main of its own.
+// Catch2 version 3 has its own main.
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>

@@ -1,5 +1,4 @@
-// The manifest's parts: reading, contradictions, hashes. tests/cpp compares what is refused with
-// Python.
+// Reading manifests, contradictions, hashes. tests/cpp compares what is refused with Python.
 
 #include "bundle/manifest.h"
 
@@ -32,10 +31,6 @@ std::string complaint_of_vocabulary(const std::string& size) {
         size + "}}");
 }
 
-}  // namespace
-
-namespace {
-
 // A whole manifest. fields: of its derived trunk, beside file and device. engines: its engine sets.
 std::string whole_manifest(const std::string& fields, const std::string& engines = "") {
     return R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",
@@ -54,11 +49,11 @@ std::string whole_manifest(const std::string& fields, const std::string& engines
 
 }  // namespace
 
-TEST_CASE("the zero points of a derived trunk's weights") {
+TEST_CASE("weight_zero_points of a derived trunk is true, false or missing") {
     const auto has_them = [](const std::string& fields) {
         return pass::parse_manifest(whole_manifest(fields)).derived.at(0).weight_zero_points;
     };
-    CHECK_FALSE(has_them(""));  // bundles of older versions do not say it, and have none
+    CHECK_FALSE(has_them(""));  // older bundles have no such field
     CHECK_FALSE(has_them(R"(, "weight_zero_points": false)"));
     CHECK(has_them(R"(, "weight_zero_points": true)"));
     for (const char* wrong : {"1", "null", "\"yes\""}) {
@@ -70,18 +65,18 @@ TEST_CASE("the zero points of a derived trunk's weights") {
 }
 
 TEST_CASE("chunks and capacities of engines are positive") {
-    const auto said = [](const std::string& capacities, const std::string& widths) {
+    const auto refusal = [](const std::string& capacities, const std::string& widths) {
         return complaint(whole_manifest(
             "",
             R"({"directory": "trt", "library": "tensorrt", "version": "11.0", "targets": [], "bundle": "",
             "lookahead": 1, "max_batch_size": 1, "capacities": )" +
                 capacities + R"(, "prefill_widths": )" + widths + R"(, "engines": []})"));
     };
-    CHECK(said("[256]", "[64, 16]").empty());
-    CHECK(said("[256]", "[64, -16]") == "engines.0.prefill_widths.1: must be at least 1");
-    CHECK(said("[256]", "[0]") == "engines.0.prefill_widths.0: must be at least 1");
-    CHECK(said("[-256]", "[64]") == "engines.0.capacities.0: must be at least 1");
-    CHECK(said("[]", "[64]") == "engines.0.capacities: must not be empty");
+    CHECK(refusal("[256]", "[64, 16]").empty());
+    CHECK(refusal("[256]", "[64, -16]") == "engines.0.prefill_widths.1: must be at least 1");
+    CHECK(refusal("[256]", "[0]") == "engines.0.prefill_widths.0: must be at least 1");
+    CHECK(refusal("[-256]", "[64]") == "engines.0.capacities.0: must be at least 1");
+    CHECK(refusal("[]", "[64]") == "engines.0.capacities: must not be empty");
 }
 
 TEST_CASE("a profile admits what is in all of its ranges") {
@@ -91,7 +86,7 @@ TEST_CASE("a profile admits what is in all of its ranges") {
     CHECK_FALSE(profile.admits({{"batch", 1}}));  // the graph has no width
 }
 
-TEST_CASE("what is not JSON, and what is no manifest") {
+TEST_CASE("documents that are no JSON or no manifest are refused") {
     CHECK_THAT(complaint(""), Catch::Matchers::StartsWith("file: Invalid JSON: "));
     CHECK_THAT(complaint("\xEF\xBB\xBF{}"), Catch::Matchers::StartsWith("file: Invalid JSON: "));
     CHECK(complaint(std::string(100000, '[')) == "file: Invalid JSON: recursion limit exceeded");
@@ -153,14 +148,14 @@ TEST_CASE("text that is not UTF-8 is refused") {
     CHECK_FALSE(pass::read_text_file(path));
 }
 
-TEST_CASE("outputs feed inputs") {
+TEST_CASE("outputs feed the inputs of the next pass") {
     CHECK(pass::fed_by("next_ids") == "input_ids");
     CHECK(pass::fed_by("next_draft_probs") == "draft_probs");
     CHECK(pass::fed_by("present_key.0") == "past_key.0");
     CHECK_FALSE(pass::fed_by("logits"));
 }
 
-TEST_CASE("a draft head that no file could hold is no overflow") {
+TEST_CASE("the sizes of a draft head that no file could hold do not overflow") {
     pass::ModelInfo model;
     model.vocab_size = model.hidden_size = std::int64_t{1} << 53;
     const std::int64_t large = std::int64_t{1} << 53;
@@ -173,7 +168,7 @@ namespace {
 
 using pass::Dimension, pass::Manifest, pass::Tensor;
 
-// A manifest of one layer, with what is read of it.
+// A manifest of one layer, with the fields that are checked.
 Manifest one_layer() {
     Manifest manifest;
     manifest.model.dtype = "float16";
@@ -198,7 +193,7 @@ Manifest one_layer() {
     return manifest;
 }
 
-// What is said of it with this change.
+// The error for `one_layer` with this change.
 std::string contradiction(const std::function<void(Manifest&)>& change) {
     Manifest manifest = one_layer();
     change(manifest);
@@ -212,21 +207,18 @@ std::string contradiction(const std::function<void(Manifest&)>& change) {
 
 }  // namespace
 
-TEST_CASE("what could crash or mislead this runtime is refused") {
+TEST_CASE("manifests that could crash or mislead this runtime are refused") {
     CHECK(contradiction([](Manifest&) {}) == "");
     CHECK(contradiction([](Manifest& m) { m.model.eos_token_ids = {10}; }) ==
-          // a bit beyond those of `allowed`
           "token 10 is not in the vocabulary of 10 (model.vocab_size)");
     CHECK(contradiction([](Manifest& m) { m.model.bos_token_id = -1; }) ==
           "token -1 is not in the vocabulary of 10 (model.vocab_size)");
     CHECK(contradiction([](Manifest& m) { m.model.head_dim = 8; }) ==
           "past_key.0 is float16 [batch,2,capacity,4], not float16 [batch,2,capacity,8] "
-          "(model.kv_heads, "
-          "model.head_dim)");
+          "(model.kv_heads, model.head_dim)");
     CHECK(contradiction([](Manifest& m) { m.model.dtype = "float32"; }) ==
           "past_key.0 is float16 [batch,2,capacity,4], not float32 [batch,2,capacity,4] "
-          "(model.kv_heads, "
-          "model.head_dim)");
+          "(model.kv_heads, model.head_dim)");
     CHECK(contradiction([](Manifest& m) { m.trunk.outputs.erase(m.trunk.outputs.begin()); }) ==
           "model.layers is 1 and the trunk has 1 present tensors");
     CHECK(contradiction([](Manifest& m) { m.trunk.outputs.pop_back(); }) ==

@@ -11,12 +11,12 @@
 
 using namespace pass;
 
-TEST_CASE("all tasks run in one thread, whoever gives them", "[thread]") {
+TEST_CASE("tasks of all callers run in one thread", "[thread]") {
     OneThread thread([] { return nullptr; });
     std::thread::id first;
     thread.run([&] { first = std::this_thread::get_id(); });
     CHECK(first != std::this_thread::get_id());
-    int others = 0, done = 0;  // by the one thread alone, so that they need no lock
+    int others = 0, done = 0;  // only the one thread changes them, so they need no lock
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 4; ++caller) {
         callers.emplace_back([&] {
@@ -34,7 +34,7 @@ TEST_CASE("all tasks run in one thread, whoever gives them", "[thread]") {
     CHECK(done == 401);
 }
 
-TEST_CASE("what a task throws is thrown to whoever gave it", "[thread]") {
+TEST_CASE("what a task throws is thrown to its caller", "[thread]") {
     OneThread thread([] { return nullptr; });
     CHECK_THROWS_AS(thread.run([] { throw DeviceLost("it is lost"); }), DeviceLost);
     CHECK_THROWS_WITH(thread.run([&] { thread.run([] { throw std::logic_error("a bug"); }); }),

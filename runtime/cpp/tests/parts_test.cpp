@@ -1,4 +1,4 @@
-// Noise, plans, n-grams, capacities, the menu of `auto`: against known answers.
+// Noise, plans, n-grams, capacities, pass times, the menu of `auto`: against known answers.
 #include "catch.hpp"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 using namespace pass;
 
-TEST_CASE("philox has the answers of its paper", "[noise]") {
+TEST_CASE("philox computes the numbers of its paper", "[noise]") {
     CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) ==
           Words4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
     const std::uint32_t ones = 0xffffffff;
@@ -26,10 +26,10 @@ TEST_CASE("philox has the answers of its paper", "[noise]") {
           Words4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-// As the manifest of a bundle has them: the row that each draft follows.
+// The row that each draft follows, as in a bundle's manifest.
 const std::vector<Tree> trees{{0, 1, 0}, {0, 1, 2, 0, 1}, {0, 1, 2, 3, 0, 1, 0, 5}};
 
-TEST_CASE("a tree of drafts", "[plan]") {
+TEST_CASE("the layout of a tree", "[plan]") {
     const Plan plan = make_cycle("tree-5", 4, trees).plans.front();
     CHECK(plan.parents == std::vector<int>{0, 1, 2, 0, 1});
     CHECK(plan.width() == 24);
@@ -62,7 +62,7 @@ TEST_CASE("a tree of drafts", "[plan]") {
     CHECK_THROWS_WITH(make_cycle("tree-x", 4, trees), Catch::Contains("unknown plan 'tree-x'"));
 }
 
-TEST_CASE("a pruned fused plan", "[plan]") {
+TEST_CASE("the layout of a pruned fused plan", "[plan]") {
     const Plan plan = make_cycle("fused:2,1,1", 4).plans.front();
     CHECK(plan.width() == 7);
     CHECK(plan.tail() == "fused-2");
@@ -78,7 +78,7 @@ TEST_CASE("a pruned fused plan", "[plan]") {
     CHECK(last == std::vector<std::uint8_t>{1, 1, 1, 0, 0, 0, 1});
 }
 
-TEST_CASE("cycles", "[plan]") {
+TEST_CASE("modes name cycles, which get narrower", "[plan]") {
     CHECK(make_cycle("two-pass", 3).plans == std::vector<Plan>{draft_plan(3), verify_plan(3)});
     CHECK(make_cycle("fused:2,2,2", 9).name == "fused");
     CHECK(make_cycle("fused", 0).name == "ar");
@@ -120,7 +120,8 @@ TEST_CASE("capacities rise in steps", "[capabilities]") {
     CHECK_THROWS_AS(offered.capacity(257), std::logic_error);
 }
 
-TEST_CASE("the menu promises what Python says it does", "[tuning]") {  // tests/runtime/test_menu.py
+// As tests/runtime/test_menu.py.
+TEST_CASE("the menu's cycles and expected tokens are those of Python", "[tuning]") {
     Capabilities able{"cpu", 50, {256}, {1}, {1}};
     able.trees = trees;
     const std::vector<double> cumulative{1.0, 0.7, 0.45, 0.18, 0.054};
@@ -154,17 +155,17 @@ TEST_CASE("the menu promises what Python says it does", "[tuning]") {  // tests/
         CHECK(expected_tokens(cycle, cumulative) == Approx(expected[i].second).epsilon(1e-9));
     }
     CHECK(menu(0).size() == 1);
-    // Engines with plans for one look-ahead alone, in full groups.
+    // Engines have plans for one look-ahead, in full groups.
     Capabilities built = able;
     built.fixed_lookahead = 4;
     built.trees = {trees.back()};
     REQUIRE(menu(6, &built).size() == 4);
     CHECK(menu(6, &built).back().plans.front().name == "tree-8");
-    built.rounds_activations = true;  // no trees, whose second choices would not be exact
+    built.rounds_activations = true;  // second choices would not be exact
     CHECK(menu(6, &built).size() == 3);
 }
 
-// The sum of trunk 1 + rows / 4, adapter 0.8, 0.05 for a look-ahead row; tail 0.1, 0.05 for a
+// Trunk: 1, 0.25 for a row, and with look-ahead rows 0.8 and 0.05 for each. Tail: 0.1, 0.05 for a
 // sampled row, 0.3 for a draft.
 PassSeconds seconds_of(const PassShape& shape) {
     const double drafting = shape.drafts > 0 ? 0.8 + 0.05 * (shape.rows - shape.sampled) : 0.0;
@@ -186,29 +187,29 @@ TEST_CASE("pass times are fitted", "[tuning]") {
         CHECK(times.seconds(shape_of(plan)) ==
               Approx(expected.trunk + expected.tail).epsilon(0.01));
     }
-    // Two of its four rows are look-ahead rows, but the estimate is for three, as in the draft
-    // passes that were timed.
+    // Two of its four rows are look-ahead rows, but the estimate is for three, as in the timed
+    // passes.
     CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
     const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
     CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
     CHECK(one.seconds({9, 9, 0}) > 3.0);  // if one width was timed, no row looks free
     const PassTimes falling(TimedPasses{{{1, 1, 0}, {3.0, 0.1}}, {{5, 5, 0}, {2.0, 0.1}}});
-    // wider windows are never quicker
+    // Wider windows are never estimated as quicker.
     CHECK(falling.seconds({9, 9, 0}) >= falling.seconds({1, 1, 0}));
 }
 
-TEST_CASE("pass times follow what passes take", "[tuning]") {
+TEST_CASE("estimates of pass times follow the passes that run", "[tuning]") {
     PassTimes times(timed_passes());
     const PassShape plain{1, 1, 0}, fused = shape_of(fused_plan({4, 4, 4, 4, 4}));
     const double before = times.seconds(plain), ratio = times.seconds(fused) / before;
     for (int i = 0; i < 40; ++i) times.record(plain, before);
     times.record(plain, 500 * before);
-    CHECK(times.seconds(plain) < 1.07 * before);  // one pause says nothing
+    CHECK(times.seconds(plain) < 1.07 * before);  // a single pause counts little
     for (int i = 0; i < 60; ++i) times.record(plain, 2 * before);
     CHECK(times.seconds(plain) == Approx(2 * before).epsilon(0.05));
-    // all passes became slower
+    // All passes became slower.
     CHECK(times.seconds(fused) / times.seconds(plain) == Approx(ratio).epsilon(0.25));
-    // Another sampler, with a dearer tail, on a machine twice as slow: few passes show it.
+    // The passes of another sampler, with a slower tail, on a machine that is twice as slow.
     TimedPasses few;
     for (const Plan& plan : {ar_plan(), verify_plan(4), draft_plan(1), draft_plan(4)}) {
         const PassSeconds seconds = seconds_of(shape_of(plan));
@@ -219,8 +220,8 @@ TEST_CASE("pass times follow what passes take", "[tuning]") {
     CHECK(other.seconds(fused) == Approx(4 * wide.trunk + 3 * wide.tail).epsilon(0.05));
 }
 
-TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") {
-    // From what others taught, and faster. tests/runtime/test_auto.py has the same figures.
+TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") {
+    // It starts with the rates of all. tests/runtime/test_auto.py has the same figures.
     Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
     std::map<int, ConditionalAcceptance> own;
     for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}}) {
@@ -241,7 +242,7 @@ TEST_CASE("a sequence learns by itself what its n-grams are worth", "[tuning]") 
     check(tuner.ngram(2, &own), {0.6, 0.6, 0.6, 0.6});
 }
 
-// tests/runtime/test_pass_times.py has the same figures
+// As tests/runtime/test_pass_times.py.
 TEST_CASE("pass times are those of Python", "[tuning]") {
     PassTimes times(timed_passes());
     const std::vector<Plan> plans{ar_plan(), verify_plan(2), draft_plan(4),
@@ -262,7 +263,7 @@ TEST_CASE("pass times are those of Python", "[tuning]") {
     check({1.4525, 2.2540212673, 4.9533589956, 11.6584074519, 4.5652908333}, 1.0768171730);
 }
 
-TEST_CASE("what was not run lately is tried for a few passes", "[tuning]") {
+TEST_CASE("a cycle that did not run lately is tried for a few passes", "[tuning]") {
     TimedPasses timed;  // rows are nearly free; passes take so long that decisions are not put off
     for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = {1e6 + plan.width(), 1.0};
     Tuner tuner(PassTimes(timed), 4, {0.9, 0.8, 0.7, 0.6});
@@ -270,7 +271,7 @@ TEST_CASE("what was not run lately is tried for a few passes", "[tuning]") {
     const Plan plan = tuner.next_candidate(4, 1, {}).cycle.plans.front();
     CHECK(decided != "ar");
     for (int pass = 0; pass < 12; ++pass) tuner.observe(plan, 1, tuner.plan_seconds(plan));
-    // it never ran, and all are compared to it
+    // Plain decoding never ran, and all cycles are compared with it.
     CHECK(tuner.next_candidate(4, 1, {}).cycle.name == "ar");
     for (int pass = 0; pass < 4; ++pass) tuner.observe(ar_plan(), 1, tuner.plan_seconds(ar_plan()));
     CHECK(tuner.next_candidate(4, 1, {}).cycle.name == decided);

@@ -1,5 +1,4 @@
-// Prompts that begin alike share K/V: those of slots, free and in use, and those that slots gave
-// up.
+// Prompts that begin alike share K/V: of free slots, of slots in use, and saved copies.
 #include "catch.hpp"
 
 #include <algorithm>
@@ -15,7 +14,7 @@ using namespace pass::test;
 
 namespace {
 
-// The heap, but for blocks of one size.
+// The heap, which refuses blocks of one size.
 class Refusing : public Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
@@ -58,7 +57,7 @@ struct Machine {
         }
         return more;
     }
-    // Tokens of the prompt that were cached, once all that was submitted has ended.
+    // How many prompt tokens were reused. Runs all requests to their ends first.
     std::int64_t cached(const std::shared_ptr<SequenceState>& sequence) {
         while (step()) {
         }
@@ -74,17 +73,18 @@ struct Machine {
     Scheduler scheduler{runner, tuners, std::nullopt};
 };
 
-Tokens text(std::int64_t kind, std::size_t length, const Tokens& more = {}) {
+// A text of `length` tokens, which depends on `kind`, and then the tokens `end`.
+Tokens text(std::int64_t kind, std::size_t length, const Tokens& end = {}) {
     Tokens tokens;
     for (std::size_t i = 0; i < length; ++i)
         tokens.push_back((kind + 7 * static_cast<std::int64_t>(i * i)) % 41);
-    tokens.insert(tokens.end(), more.begin(), more.end());
+    tokens.insert(tokens.end(), end.begin(), end.end());
     return tokens;
 }
 
 }  // namespace
 
-TEST_CASE("what prompts begin with is read once, and so is a conversation", "[prefix]") {
+TEST_CASE("a common beginning of prompts is read once, also in a conversation", "[prefix]") {
     for (const std::string plan : {"ar", "two-pass", "fused"}) {
         INFO(plan);
         Machine machine(2);
@@ -102,7 +102,7 @@ TEST_CASE("what prompts begin with is read once, and so is a conversation", "[pr
 
 TEST_CASE("one prompt in a batch is read once", "[prefix]") {
     for (const int slots : {1, 2, 4, 8}) {
-        // somebody decodes, so the prompt is read in several steps
+        // While another request decodes, the prompt is read in several steps.
         for (const bool busy : {false, true}) {
             INFO(slots << " " << busy);
             Machine machine(slots);
@@ -122,7 +122,7 @@ TEST_CASE("one prompt in a batch is read once", "[prefix]") {
     }
 }
 
-TEST_CASE("the one that reads for others is cancelled, or fails", "[prefix]") {
+TEST_CASE("other requests go on reading if the one that reads for them ends", "[prefix]") {
     for (const bool fails : {false, true}) {
         Machine machine(4);
         machine.submit({1, 2, 3}, 60);
@@ -133,7 +133,7 @@ TEST_CASE("the one that reads for others is cancelled, or fails", "[prefix]") {
         machine.step();
         CHECK(machine.backend.read == 64);
         first->cancelled = !fails;
-        machine.backend.before_prompt = [&, left = fails]() mutable {
+        machine.backend.before_chunk = [&, left = fails]() mutable {
             if (std::exchange(left, false)) throw Error("the prompt is not read");
         };
         CHECK(machine.cached(second) == 64);
@@ -143,7 +143,7 @@ TEST_CASE("the one that reads for others is cancelled, or fails", "[prefix]") {
     }
 }
 
-TEST_CASE("a sequence that is moved to a lower slot is shared from there", "[prefix]") {
+TEST_CASE("K/V of a sequence that moved to a lower slot are shared", "[prefix]") {
     Machine machine(2);
     machine.submit({1, 2, 3}, 2);
     machine.cached(machine.submit(text(2, 100), 20));
@@ -151,7 +151,7 @@ TEST_CASE("a sequence that is moved to a lower slot is shared from there", "[pre
     CHECK(machine.cached(machine.submit(text(2, 100, {9}))) == 96);
 }
 
-TEST_CASE("after a move the older request still decides the plan", "[prefix]") {
+TEST_CASE("the older request decides the plan, also after a move", "[prefix]") {
     // Slots 0, 1 and 2; the first one ends, and the third moves to its place.
     Machine machine(4);
     machine.submit({1, 2, 3}, 4);
@@ -166,8 +166,8 @@ TEST_CASE("after a move the older request still decides the plan", "[prefix]") {
     }
 }
 
-TEST_CASE("short requests do not cost a long prompt", "[prefix]") {
-    for (const int slots : {1, 3}) {  // they take its slot, and shorten the cache
+TEST_CASE("a long prompt is kept while short requests take its slot", "[prefix]") {
+    for (const int slots : {1, 3}) {  // short requests also shrink the cache
         INFO(slots);
         Machine machine(slots);
         CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
@@ -186,33 +186,31 @@ TEST_CASE("short requests do not cost a long prompt", "[prefix]") {
     }
 }
 
-TEST_CASE("where there is no memory to keep a prompt it is read again, and no request fails",
-          "[prefix]") {
+TEST_CASE("without memory to keep a prompt, it is read again", "[prefix]") {
     Machine machine(1);
     const auto first = machine.submit(text(3, 200, {5}));
     CHECK(machine.cached(first) == 0);
-    machine.heap->refused =
-        // all that the slot holds, and its alignment
-        machine.backend.cache().saved_bytes(203) + 64;
+    // All that the slot holds, and the alignment.
+    machine.heap->refused = machine.backend.cache().saved_bytes(203) + 64;
     CHECK(machine.cached(machine.submit({6, 7, 8})) == 0);
     CHECK(machine.heap->refusals == 1);
     CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
     CHECK(machine.heap->refusals == 1);
 }
 
-TEST_CASE("the K/V after a tree's second choice are read again", "[prefix]") {
+TEST_CASE("K/V after a tree's second choice are not reused", "[prefix]") {
     for (const bool second_choices : {false, true}) {
         Machine machine(1);
         machine.backend.second_choices = second_choices;
         CHECK(machine.cached(machine.submit(text(4, 62), 3, "tree-5")) == 0);
-        // Of 61 tokens of the prompt and three that were roots or accepted drafts, the last is a
-        // second choice.
+        // 61 tokens of the prompt are cached, and three roots or accepted drafts, the last of which
+        // may be a second choice.
         CHECK(machine.cached(machine.submit(text(4, 62, {20, 21, 22, 9}))) ==
               (second_choices ? 48 : 64));
     }
 }
 
-TEST_CASE("a tree runs only if all requests of the pass take one", "[trees]") {
+TEST_CASE("a tree runs only if all requests of the pass name a tree", "[trees]") {
     Machine machine(2);
     const auto tree = machine.submit({1, 2, 3}, 12, "tree-5"),
                beside = machine.submit({4, 5, 6}, 30);
@@ -223,7 +221,7 @@ TEST_CASE("a tree runs only if all requests of the pass take one", "[trees]") {
     CHECK(beside->written() > 0);
 }
 
-TEST_CASE("other engines, and sessions without it, share only what is asked for", "[prefix]") {
+TEST_CASE("without a prefix cache only requests with reuse_prefix reuse K/V", "[prefix]") {
     for (const auto& [prefix_cache, same_entries] : {std::pair(true, false), {false, true}}) {
         Machine machine(2, prefix_cache, same_entries);
         CHECK(machine.cached(machine.submit(text(0, 100, {5}))) == 0);
@@ -241,13 +239,13 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
             return machine.cached(machine.submit(text(0, 100, {last}), 3, "ar", false, salt));
         };
         for (const char* salt : {"a", "b", ""}) CHECK(cached(5, salt) == 0);
-        // also what a slot gave up
+        // Saved copies, too.
         for (const char* salt : {"a", "b", ""}) CHECK(cached(6, salt) == 96);
         const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"),
                    beside = machine.submit(text(1, 80), 3);
         CHECK(machine.cached(first) + machine.cached(beside) == 0);
     }
-    Machine machine(1, false);  // if requests ask for it
+    Machine machine(1, false);  // only `reuse_prefix`
     std::vector<std::int64_t> result;
     for (const char* salt : {"a", "b", "b", "a"}) {
         result.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
@@ -255,7 +253,7 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
     CHECK(result == Tokens{0, 0, 96, 0});
 }
 
-TEST_CASE("the text used last stays, within the budget", "[prefix]") {
+TEST_CASE("the copies used last stay, within the budget", "[prefix]") {
     RememberingBackend backend(2);
     backend.resize(256, Tokens{0, 0});
     PrefixStore store(backend.cache(), backend.memory(), backend.cache().saved_bytes(400));
@@ -266,11 +264,11 @@ TEST_CASE("the text used last stays, within the budget", "[prefix]") {
     store.load({store.match(first, "").index, 10}, 1);
     store.save(0, third, "");
     CHECK(Tokens{count(first), count(second), count(third)} == Tokens{150, 0, 150});
-    store.save(0, std::span(first).first(100), "");  // begins a text that is kept already
+    store.save(0, std::span(first).first(100), "");  // a copy begins with it
     CHECK(store.used() == backend.cache().saved_bytes(150 + 150));
     Tokens longer = first;
     longer.push_back(4);
-    store.save(0, longer, "");  // goes on from one, and takes its place
+    store.save(0, longer, "");  // begins with a copy, and replaces it
     CHECK(store.used() == backend.cache().saved_bytes(150 + 151));
     store.save(0, Tokens(PrefixStore::min_saved_tokens - 1, 5), "");
     store.save(0, Tokens(401, 6), "");

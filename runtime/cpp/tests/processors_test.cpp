@@ -1,4 +1,4 @@
-// Logits processors: what the rows of a window may draw.
+// Logits processors: the tokens and logits of each row of a window.
 #include "catch.hpp"
 
 #include "decode/processors.h"
@@ -9,7 +9,7 @@ using namespace pass::test;
 
 namespace {
 
-constexpr std::int64_t tokens = 70;  // of the vocabulary: two words of bits and a part
+constexpr std::int64_t tokens = 70;  // of the vocabulary: two whole words of bits and a part
 
 Processing processing() {
     Processing result;
@@ -38,7 +38,7 @@ std::set<std::int64_t> all_but(const std::set<std::int64_t>& banned) {
 
 }  // namespace
 
-TEST_CASE("words are forbidden where they would end, behind drafts too", "[processors]") {
+TEST_CASE("the last token of a bad word is forbidden, also after drafts", "[processors]") {
     Processing asked = processing();
     asked.bad_words = {{5, 6}, {9}, {1, 2, 3}};
     Processors processors(asked, {5, 1, 2});
@@ -51,7 +51,7 @@ TEST_CASE("words are forbidden where they would end, behind drafts too", "[proce
     CHECK(allowed(rows, 4) == all_but({}));  // it follows no draft, so nothing is drawn from it
 }
 
-TEST_CASE("no end before the least number of tokens", "[processors]") {
+TEST_CASE("end tokens are forbidden until min_tokens are written", "[processors]") {
     Processing asked = processing();
     asked.min_tokens = 3;
     asked.end_tokens = {0, 4};
@@ -116,7 +116,7 @@ TEST_CASE("a request's own function that throws ends that request alone", "[proc
     CHECK(read_all(*core, *second) == expected(4, 50));
 }
 
-TEST_CASE("processing that cannot be is refused in one line", "[processors]") {
+TEST_CASE("wrong options of processors are refused in one line", "[processors]") {
     const auto refused = [](const auto& change) {
         GenerateOptions options;
         change(options);

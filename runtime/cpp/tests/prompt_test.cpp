@@ -10,7 +10,7 @@
 
 using namespace pass;
 
-TEST_CASE("prompts are read in the windows that the engine has", "[prompt]") {
+TEST_CASE("prompts are read in the engine's chunk widths", "[prompt]") {
     const auto chunk = [](const Capabilities& sizes, std::int64_t cached, std::int64_t remaining,
                           std::optional<std::int64_t> most = std::nullopt) {
         const PromptChunk result =
@@ -24,7 +24,7 @@ TEST_CASE("prompts are read in the windows that the engine has", "[prompt]") {
     CHECK(chunk(sizes, 0, 48) == Found(48, 64));  // three quarters
     CHECK(chunk(sizes, 0, 3) == Found(3, 16));    // in place of single rows
     CHECK(chunk(sizes, 0, 100, 16) == Found(16, 16));
-    CHECK(chunk(sizes, 250, 5) == Found(1, 1));  // a wider one does not fit the cache
+    CHECK(chunk(sizes, 250, 5) == Found(1, 1));  // a wider chunk does not fit the cache
     sizes.prefill_widths = {32, 1};
     CHECK(chunk(sizes, 0, 100) == Found(32, 32));
     CHECK(chunk(sizes, 0, 20) == Found(20, 32));
@@ -62,7 +62,7 @@ TEST_CASE("wide chunks are read while the cache is small enough for them", "[pro
     Capabilities sizes{
         "cuda", 320, {256, 512, 1024, 2048, 4096, 8192}, {2048, 1024, 256, 64, 16, 1}, {1}};
     sizes.chunk_capacities = {{2048, 4096}, {1024, 8192}};
-    // The widths in which so many tokens are read, the cache growing from `capacity`.
+    // The widths of the chunks of so many tokens, while the cache grows from `capacity`.
     const auto widths = [&](std::int64_t capacity, std::int64_t tokens,
                             std::optional<std::int64_t> most = std::nullopt) {
         std::vector<int> result;
@@ -79,7 +79,7 @@ TEST_CASE("wide chunks are read while the cache is small enough for them", "[pro
     CHECK(widths(256, 768) == Widths{1024});
     CHECK(widths(256, 1536) == Widths{2048});
     CHECK(widths(256, 4000) == Widths{2048, 2048});
-    // 2048 rows are too many over more than 4096 entries
+    // Over more than 4096 entries there is no memory for 2048 rows.
     CHECK(widths(256, 6000) == Widths{2048, 2048, 1024, 1024});
     CHECK(widths(8192, 2048) == Widths{1024, 1024});
     CHECK(widths(256, 3000, 64) == Widths(47, 64));  // beside others that decode

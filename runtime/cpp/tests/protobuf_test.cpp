@@ -1,4 +1,4 @@
-// Messages of protobuf: what is written is read, and what is damaged is refused.
+// Protobuf messages are read as they were written, and refused if they are damaged.
 #include "backends/ort/protobuf.h"
 
 #include "catch.hpp"
@@ -38,10 +38,8 @@ TEST_CASE("damaged messages are refused", "[protobuf]") {
     for (std::size_t size = 1; size < message.size(); ++size) {
         CHECK_THROWS_AS(protobuf::fields(message.substr(0, size)), Error);
     }
-    // of a kind that is no longer used
+    // A kind that is no longer used, a number without an end, a size beyond the message.
     CHECK_THROWS_AS(protobuf::fields("\x0b"), Error);
-    // a number without an end
     CHECK_THROWS_AS(protobuf::fields(std::string(11, '\xff')), Error);
-    // a size beyond the message
     CHECK_THROWS_AS(protobuf::fields("\x0a\xff\xff\xff\xff\x7f"), Error);
 }

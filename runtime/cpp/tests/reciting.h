@@ -1,5 +1,5 @@
-// A backend without a model, for tests of everything around one: tokens and drafts are functions of
-// their position.
+// A backend without a model, to test the code around a backend: each token and draft depends on its
+// position alone.
 #pragma once
 
 #include <functional>
@@ -59,11 +59,11 @@ class RecitingBackend : public Backend {
         }
     }
 
-    std::function<void()> before_pass, before_prompt;  // may throw
+    std::function<void()> before_pass, before_chunk;  // called before each; may throw
 
    protected:
     void run_prefill(int, const Plan&) override {
-        if (before_prompt) before_prompt();
+        if (before_chunk) before_chunk();
     }
 
    private:
@@ -92,8 +92,8 @@ class RecitingBackend : public Backend {
     }
 };
 
-// A core over a RecitingBackend, opened with `options`. backend: receives it, for tests that
-// interfere with it.
+// A core over a RecitingBackend, opened with `options`. backend: receives the backend, for tests
+// that interfere with it.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
                                            std::shared_ptr<Allocator> allocator = nullptr,
                                            std::size_t max_queue = 1024,
@@ -105,16 +105,17 @@ inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend 
     return std::make_shared<Core>(Bundle(std::move(data)), std::move(made), options);
 }
 
-inline Request request(std::size_t prompt, std::int64_t tokens, const std::string& plan = "fused") {
+inline Request request(std::size_t prompt_length, std::int64_t max_new_tokens,
+                       const std::string& plan = "fused") {
     Request result;
-    for (std::size_t i = 0; i < prompt; ++i)
+    for (std::size_t i = 0; i < prompt_length; ++i)
         result.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
-    result.options.max_new_tokens = tokens;
+    result.options.max_new_tokens = max_new_tokens;
     result.options.plan = plan;
     return result;
 }
 
-// The tokens that are read until the end. Throws the sequence's error.
+// Reads all tokens until the sequence ends. Throws its error.
 inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     std::vector<std::int64_t> ids;
     while (true) {
@@ -131,10 +132,11 @@ inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     }
 }
 
-inline std::vector<std::int64_t> expected(std::size_t prompt, std::int64_t tokens) {
+// The `count` tokens that are written after a prompt.
+inline std::vector<std::int64_t> expected(std::size_t prompt_length, std::int64_t count) {
     std::vector<std::int64_t> ids;
-    for (std::int64_t i = 0; i < tokens; ++i)
-        ids.push_back(recited(static_cast<std::int64_t>(prompt) + i));
+    for (std::int64_t i = 0; i < count; ++i)
+        ids.push_back(recited(static_cast<std::int64_t>(prompt_length) + i));
     return ids;
 }
 

@@ -1,4 +1,4 @@
-// A backend that recites and also writes K/V, so that tests can check where they are.
+// A RecitingBackend that also writes K/V, so that tests can check where they are.
 #pragma once
 
 #include <memory>
@@ -36,9 +36,8 @@ class RememberingBackend : public RecitingBackend {
         return true;
     }
 
-    // whether passes of trees, of one slot, accept a second choice after a first one
-    bool second_choices = false;
-    std::int64_t read = 0;  // tokens of prompts
+    bool second_choices = false;  // whether trees' passes, of one slot, accept a second choice
+    std::int64_t read = 0;        // prompt tokens that were prefilled
 
    protected:
     void run_prefill(int slot, const Plan& plan) override {
@@ -104,7 +103,7 @@ class RememberingBackend : public RecitingBackend {
         std::byte* place = cache_.place(static_cast<std::size_t>(part / 2), slot);
         return reinterpret_cast<float*>(place) + 2 * (part % 2 * cache_.shape(1)[2] + position);
     }
-    // After `length` entries of `slot`, in these rows of a window.
+    // Write the K/V of `tokens` in these rows of a window, after `length` entries of `slot`.
     void write(int slot, std::int64_t length, const Tokens& tokens, const Tokens& rows) {
         float last = length == 0 ? 0 : -entry_at(slot, 0, length - 1)[1];
         for (std::size_t i = 0; i < tokens.size(); ++i) {

@@ -1,9 +1,8 @@
 // Replays requests that the Python runtime decoded.
 //
-// A scene is a line of what tests/cpp/golden_traces.py writes: {"name", "slots", "capacity",
-// "compare", "requests":
-// [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted before the step with
-// the number "round", and cancelled before the step "cancel_round".
+// A scene is a line that tests/cpp/golden_traces.py writes: {"name", "slots", "capacity",
+// "compare", "requests": [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted
+// before the step with the number "round", and cancelled before the step "cancel_round".
 #pragma once
 
 #include <fstream>
@@ -110,7 +109,7 @@ inline int compare(const Json& scene, const std::vector<Json>& results, std::ost
         for (const auto& [key, value] : expected.items()) {
             if (tokens_only && key != "token_ids" && key != "finish_reason" && key != "stop_reason")
                 continue;
-            // Objects in any order: the plain kind of JSON compares by key.
+            // Plain JSON objects are equal in any order of their keys.
             const nlohmann::json wanted = value, found = results[i].value(key, Json());
             if (wanted == found) continue;
             differing += 1;
@@ -144,7 +143,7 @@ inline LoadOptions options_of(const Json& scene) {
     return options;
 }
 
-// The messages of the library since this was made, of at least this level.
+// The library's messages of at least this level, from the constructor on.
 class Messages {
    public:
     explicit Messages(LogLevel least = LogLevel::warning) {

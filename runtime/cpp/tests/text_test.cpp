@@ -1,5 +1,5 @@
-// From tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp
-// compares with Python.
+// Tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp compares
+// with Python.
 
 #include "catch.hpp"
 #include "errors.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// "é" is written as its two bytes C3 A9, which GPT-2 writes as "Ã" and "©"; "Ġ" is a space.
+// "é" has the two bytes C3 A9, which GPT-2 writes as "Ã" and "©"; "Ġ" is a space.
 const std::string tokenizer = R"({
     "model": {"type": "BPE", "vocab": {"a": 2, "b": 3, "Ã": 4, "©": 5, "Ġc": 6, "1": 7}},
     "decoder": {"type": "ByteLevel"},
@@ -36,7 +36,7 @@ Reading read(const std::vector<std::int64_t>& tokens, const std::vector<std::str
 
 }  // namespace
 
-TEST_CASE("half characters are held back") {
+TEST_CASE("incomplete characters are held back") {
     CHECK(read({2, 4, 5, 6}).text == "a||\xC3\xA9| c|");
     CHECK(read({4, 2}).text ==
           "|\xEF\xBF\xBD"
@@ -44,7 +44,7 @@ TEST_CASE("half characters are held back") {
     CHECK(read({2, 4}).text == "a||");
 }
 
-TEST_CASE("special tokens and ids that are none are not shown") {
+TEST_CASE("special tokens and unknown ids are not shown") {
     CHECK(read({0, 2, 1, 99, 3}).text == "|a|||b|");
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("tokenizers of another kind are refused") {
                     pass::Error);
 }
 
-TEST_CASE("what is no character becomes U+FFFD, as in Rust") {
+TEST_CASE("bytes that are no character become U+FFFD, as in Rust") {
     CHECK(pass::lossy_utf8("a\xE2\x82") == "a\xEF\xBF\xBD");
     CHECK(pass::lossy_utf8("\xF0\x9F\x98g\xFF") == "\xEF\xBF\xBDg\xEF\xBF\xBD");
 }

@@ -33,8 +33,8 @@ void require(bool holds, const char* message) {
     if (!holds) throw pass::Error(message);
 }
 
-// The options that a caller gave, with defaults for the fields that its version of the struct does
-// not have. min_size: of the struct in the oldest version.
+// The caller's options, with defaults for fields that the caller's version of the struct lacks.
+// min_size: of the struct in the oldest version.
 template <class Options>
 Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t min_size) {
     Options options;
@@ -133,8 +133,8 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     return options;
 }
 
-// Writes at most `room` unread tokens to `tokens`, and returns how many. If there are none, `read`
-// is called until it returns some, or the end (then 0).
+// Writes at most `room` unread tokens to `tokens`, and returns how many. If there are none, calls
+// `read` until it returns some, or the end (then returns 0).
 int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
          std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");

@@ -15,6 +15,6 @@ struct pass_session {
 
 struct pass_generation {
     pass::Generation generation;
-    std::deque<pass::Token> unread;     // tokens of events that the caller's array had no room for
-    std::vector<pass::Token> returned;  // those of the last `pass_next` or `pass_poll`
+    std::deque<pass::Token> unread;     // for which the caller's array had no room
+    std::vector<pass::Token> returned;  // by the last `pass_next` or `pass_poll`
 };

@@ -82,8 +82,7 @@ DraftChoice Core::choose(const GenerateOptions& options) const {
     if (result.cycle && result.cycle->is_tree() && capabilities_.rounds_activations) {
         throw Error("the plan " + result.cycle->plans.front().name +
                     " could change texts: activations are rounded to 8 bits here, and some drafts "
-                    "of a tree round "
-                    "differently than in plain decoding; use --plan fused");
+                    "of a tree round differently than in plain decoding; use --plan fused");
     }
     if (std::max(result.lookahead_drafts, result.ngram_drafts) > available) {
         throw Error(options.plan + " has more drafts than the bundle's " +
@@ -183,7 +182,7 @@ void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void
         const auto held = backend_->for_this_thread();
         work();
         lost = backend_->failure();
-    } catch (...) {  // a bug in the scheduler, after which readers must not wait for ever
+    } catch (...) {  // a bug in the scheduler: readers must not wait for ever
         broken = std::current_exception();
     }
     if (lost != nullptr || broken != nullptr) {

@@ -21,9 +21,8 @@ struct Bundle::Data {
     Manifest manifest;
 };
 
-// A thread that waits for tokens runs one step of the scheduler, unless another thread is in one;
-// then it waits until that step is done and looks for its tokens again. All methods may be called
-// from any thread.
+// A thread that waits for tokens runs one step of the scheduler. If another thread is in a step, it
+// waits until that step is done, and looks for its tokens again. Any thread may call any method.
 class Core {
    public:
     // `backend` must have been opened with the manifest of `bundle`.
@@ -38,10 +37,11 @@ class Core {
     bool step();
     // Wait until `sequence` has something to read in its `output`.
     void wait(SequenceState& sequence);
-    // End the sequences that have not ended yet, with `end` as their outcome, and free the backend.
+    // End all sequences with `end`, and free the backend.
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
+    // How a request with these options is decoded. Throws Error if this bundle cannot run it.
     DraftChoice choose(const GenerateOptions& options) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
@@ -53,8 +53,8 @@ class Core {
     ResolvedRequest resolve(const Request& request) const;
     // Run one step of the scheduler in `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step. `lock` holds the mutex of `signals_`, but not while `work` runs. No
-    // other thread may be in a step. If `work` throws or the device is lost, the session closes and
+    // Run `work` as a step, while no other thread is in one. `lock`, on the mutex of `signals_`, is
+    // released while `work` runs. If `work` throws or the device is lost, the session closes and
     // every sequence ends.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
     // Run `work` when no thread is in a step. Throws what it throws, which closes the session only
@@ -71,7 +71,7 @@ class Core {
     Scheduler scheduler_;
     std::size_t max_queue_;
     bool stepping_ = false, closed_ = false;  // under the mutex of `signals_`
-    std::exception_ptr failure_;              // why the session closed, if the device was lost
+    std::exception_ptr failure_;              // of the device, if that closed the session
 };
 
 }  // namespace pass

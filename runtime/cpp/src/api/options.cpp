@@ -75,8 +75,7 @@ void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1",
             std::to_string(max_new_tokens));
-    // Throws if there is no such plan. `Core::choose` checks trees, because they depend on the
-    // bundle.
+    // Throws if there is no such plan. `Core::choose` checks trees, which depend on the bundle.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both") {
         throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
@@ -101,10 +100,10 @@ void GenerateOptions::check() const {
 
 void LoadOptions::check() const {
     // With more threads than this, ONNX Runtime hangs instead of being faster.
-    const int most =
+    const int max_threads =
         std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
-    require(threads >= 0 && threads <= most,
-            ("threads must be 0 (the engine's choice) to " + std::to_string(most)).c_str(),
+    require(threads >= 0 && threads <= max_threads,
+            ("threads must be 0 (the engine's choice) to " + std::to_string(max_threads)).c_str(),
             std::to_string(threads));
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));

@@ -42,7 +42,7 @@ std::optional<std::int64_t> Bundle::bos_token_id() const {
 }
 
 Session::Session(Bundle bundle, const LoadOptions& options) {
-    // its address does not change when the bundle is moved
+    // The manifest's address stays the same when the bundle is moved.
     const Manifest& manifest = bundle.data_->manifest;
     core_ = Core::open(std::move(bundle), manifest, options);
 }
@@ -84,8 +84,7 @@ Session::~Session() {
     if (core_ == nullptr) return;
     try {
         const Error gone(
-            "the session was destroyed before this generation had ended; keep it until that was "
-            "read");
+            "the session was destroyed before this generation had ended; keep it until then");
         core_->close({FinishReason::error, {}, std::make_exception_ptr(gone)});
     } catch (...) {  // for lack of memory: a destructor must not throw
     }

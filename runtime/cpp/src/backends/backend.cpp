@@ -55,8 +55,7 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
     buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids.data(), ids.size());
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
-        // A row's draft has probability 1, and all other tokens 0. In a row without a draft all are
-        // 0.
+        // In each row the draft has probability 1 and all other tokens have 0.
         std::vector<float> draft_probs(static_cast<std::size_t>(plan.drafts * vocab), 0.0F);
         for (std::size_t i = 0; i < drafts.size(); ++i) {
             draft_probs[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] =
@@ -81,16 +80,17 @@ std::vector<std::vector<std::int64_t>> Backend::drafts(const Plan& plan, int bat
 }
 
 void Backend::set_processors(int slot, const ProcessedRows& rows) {
-    const auto touched = static_cast<std::int64_t>(rows.touched.size());
-    const std::int64_t processed_rows = static_cast<std::int64_t>(rows.factor.size()) / touched;
+    const auto touched_count = static_cast<std::int64_t>(rows.touched.size());
+    const std::int64_t processed_rows =
+        static_cast<std::int64_t>(rows.factor.size()) / touched_count;
     const std::int64_t mask_size = static_cast<std::int64_t>(rows.allowed.size()) / processed_rows;
     buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed.data(),
                        rows.allowed.size());
-    buffers_.write_row("touched", slot, {touched}, rows.touched.data(), rows.touched.size());
-    buffers_.write_row("bias", slot, {touched}, rows.bias.data(), rows.bias.size());
-    buffers_.write_row("factor", slot, {processed_rows, touched}, rows.factor.data(),
+    buffers_.write_row("touched", slot, {touched_count}, rows.touched.data(), rows.touched.size());
+    buffers_.write_row("bias", slot, {touched_count}, rows.bias.data(), rows.bias.size());
+    buffers_.write_row("factor", slot, {processed_rows, touched_count}, rows.factor.data(),
                        rows.factor.size());
-    buffers_.write_row("penalty", slot, {processed_rows, touched}, rows.penalty.data(),
+    buffers_.write_row("penalty", slot, {processed_rows, touched_count}, rows.penalty.data(),
                        rows.penalty.size());
 }
 
@@ -125,11 +125,11 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
 std::vector<Emitted> Backend::run(const PassKind& kind) {
     for (int slot = 0; slot < kind.batch; ++slot) cover_noise(slot, kind.plan);
     const PassResult result = run_pass(kind);
-    const auto most = static_cast<std::size_t>(kind.plan.max_emitted());
+    const auto stride = static_cast<std::size_t>(kind.plan.max_emitted());
     std::vector<Emitted> emitted;
     for (std::size_t slot = 0; slot < result.count.size(); ++slot) {
         const auto emitted_of = [&](const std::vector<std::int64_t>& all_slots) {
-            const auto first = all_slots.begin() + static_cast<std::ptrdiff_t>(slot * most);
+            const auto first = all_slots.begin() + static_cast<std::ptrdiff_t>(slot * stride);
             return std::vector<std::int64_t>(first, first + result.count[slot]);
         };
         std::vector<std::int64_t> rows(static_cast<std::size_t>(result.count[slot]));
@@ -158,11 +158,11 @@ Backend::PassResult Backend::run_pass(const PassKind& kind) {
 
 Logprobs Backend::logprobs(const PassKind& kind) {
     const std::int64_t emitted = kind.plan.max_emitted(),
-                       most = std::min(max_logprobs, capabilities_.vocab_size);
-    return {static_cast<std::size_t>(emitted), static_cast<std::size_t>(most),
+                       top = std::min(max_logprobs, capabilities_.vocab_size);
+    return {static_cast<std::size_t>(emitted), static_cast<std::size_t>(top),
             buffers_.read<float>("chosen_logprob", kind.batch, {emitted}),
-            buffers_.read<std::int64_t>("top_ids", kind.batch, {emitted, most}),
-            buffers_.read<float>("top_logprobs", kind.batch, {emitted, most})};
+            buffers_.read<std::int64_t>("top_ids", kind.batch, {emitted, top}),
+            buffers_.read<float>("top_logprobs", kind.batch, {emitted, top})};
 }
 
 }  // namespace pass

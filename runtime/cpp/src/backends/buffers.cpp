@@ -8,10 +8,8 @@ namespace pass {
 
 namespace {
 
-// more than any memory holds, and far from overflow
-constexpr std::int64_t max_elements = std::int64_t{1} << 40;
-// filled beyond those of the next pass
-constexpr std::int64_t noise_ahead_positions = 256;
+constexpr std::int64_t max_elements = std::int64_t{1} << 40;  // more than any memory holds
+constexpr std::int64_t noise_ahead_positions = 256;  // filled beyond those of the next pass
 
 std::int64_t product(const Shape& shape) {
     std::int64_t elements = 1;

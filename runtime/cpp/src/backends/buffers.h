@@ -16,23 +16,22 @@ namespace pass {
 
 using Shape = std::vector<std::int64_t>;
 
-// The same name and shape is always at the same address, because captured CUDA graphs contain
-// addresses. A buffer with a row for each of `slots` slots is found by the shape of a row.
+// A name and a shape always have the same address, because captured CUDA graphs contain addresses.
+// A buffer with a row for each of `slots` slots is looked up by the shape of a row.
 //
 // transient: names of buffers with rows whose content, such as logits, is not needed after the pass
-// that wrote it. All shapes of such a name share memory. If this memory is too small for a shape, a
-// new block of at least twice its size is allocated, so that all blocks together take less than
-// four times the largest buffer.
+// that wrote it. All shapes of such a name share memory. If their block is too small for a shape, a
+// new one of at least twice the size is allocated, so that all blocks together take less than four
+// times the largest buffer.
 class Buffers {
    public:
     Buffers(Memory& memory, int slots, std::set<std::string> transient = {})
         : memory_(memory), slots_(slots), transient_(std::move(transient)) {}
 
-    // The address of a binding's buffer. If the binding has a constant, the first call writes it
-    // there.
+    // The address of a binding's buffer. The first call writes the binding's constant there, if
+    // any.
     std::byte* address_of(const Binding& binding);
-    // The address of the buffer that has a row of `shape` for every slot. item_size: bytes of an
-    // element.
+    // The address of a buffer with a row of `shape` for every slot. item_size: bytes of an element.
     std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
     // Write a whole buffer that has no rows for slots.
     void write(const std::string& name, const Shape& shape,
@@ -78,17 +77,15 @@ class Buffers {
     Memory& memory_;
     int slots_;
     std::set<std::string> transient_;
-    // by name of a transient buffer, its newest block
-    std::map<std::string, Block> largest_;
-    // by name and key: shape, or -1 and row shape
+    std::map<std::string, Block> largest_;  // the newest block, by name of a transient buffer
+    // By name and key, which is the shape, or -1 and the shape of a row.
     std::map<std::pair<std::string, Shape>, std::byte*> addresses_;
-    std::set<std::byte*> filled_;  // that hold their constants
+    std::set<std::byte*> filled_;  // buffers that hold their constants
 };
 
-// The noise offsets that the tails read, into tables of random numbers (bundle/noise.h): a row of
-// `positions` (N) for every slot. A row is filled from the slot's present position to some way
-// beyond its next pass, and further when a later pass needs it. So the cost of starting a request
-// does not grow with the KV capacity.
+// The noise offsets that the tails read, into tables of random numbers (bundle/noise.h): a row of N
+// positions for every slot. A row is filled only from the slot's present position to some way
+// beyond its next pass, so that the cost of starting a request does not grow with the KV capacity.
 class NoiseRows {
    public:
     // streams: how many of `noise_streams` the bundle's tails read.

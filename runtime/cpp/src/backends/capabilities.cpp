@@ -92,10 +92,8 @@ std::vector<std::int64_t> doubling_capacities(std::int64_t maximum) {
 
 std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns) {
     const auto element = static_cast<std::int64_t>(item_size(model.dtype));
-    // of one row, twice, in fp32
-    const std::int64_t logits = model.vocab_size * 2 * 4;
-    // hidden states and MLP
-    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;
+    const std::int64_t logits = model.vocab_size * 2 * 4;  // of one row, twice, in fp32
+    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;  // and its MLP
     const std::int64_t scores = rows * model.heads * columns * (element + 1);
     return logits + layer + scores;
 }

@@ -15,11 +15,8 @@ namespace {
 
 constexpr unsigned non_blocking = 1;                      // cudaStreamNonBlocking
 constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
-// cudaStreamCaptureMode: other threads may call CUDA while this one captures
-constexpr int thread_local_capture = 1;
-// addresses are multiples of this, as engines require
-constexpr std::size_t device_alignment_bytes = 256;
-// copies in staging memory begin at multiples of this
+constexpr int thread_local_capture = 1;                   // cudaStreamCaptureModeThreadLocal
+constexpr std::size_t device_alignment_bytes = 256;       // required by engines
 constexpr std::size_t staging_alignment_bytes = 64;
 
 Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
@@ -50,7 +47,7 @@ Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging_bytes)
 // device is current again.
 std::shared_ptr<void> Cuda::for_this_thread() {
     int before = ordinal_;
-    api_.get_device(&before);  // if this fails, the calls that follow report it
+    api_.get_device(&before);  // the next calls report a failure
     if (before == ordinal_) return nullptr;
     api_.set_device(ordinal_);
     return {nullptr, [set = api_.set_device, before](void*) { set(before); }};
@@ -139,19 +136,19 @@ std::byte* Cuda::pinned(std::size_t size) {
 
 void Cuda::upload(std::byte* address, const void* host, std::size_t size) {
     if (size == 0) return;
-    std::byte* place = stage(size);
-    if (place != nullptr) std::memcpy(place, host, size);
-    check(api_.memcpy_async(address, place != nullptr ? place : host, size, to_device, stream_),
+    std::byte* staged = stage(size);
+    if (staged != nullptr) std::memcpy(staged, host, size);
+    check(api_.memcpy_async(address, staged != nullptr ? staged : host, size, to_device, stream_),
           "cudaMemcpyAsync");
-    if (place == nullptr) synchronize();
+    if (staged == nullptr) synchronize();
 }
 
 void Cuda::download(void* host, const std::byte* address, std::size_t size) {
     if (size == 0) return;
-    std::byte* place = stage(size);
-    enqueue_download(place != nullptr ? place : host, address, size);
+    std::byte* staged = stage(size);
+    enqueue_download(staged != nullptr ? staged : host, address, size);
     synchronize();
-    if (place != nullptr) std::memcpy(host, place, size);
+    if (staged != nullptr) std::memcpy(host, staged, size);
 }
 
 void Cuda::enqueue_download(void* host, const std::byte* address, std::size_t size) {
@@ -169,10 +166,10 @@ std::byte* Cuda::stage(std::size_t size) {
     if (size > staging_bytes_) return nullptr;
     if (staging_ == nullptr) staging_ = pinned(staging_bytes_);
     if (in_flight_bytes_ + size > staging_bytes_) synchronize();
-    std::byte* place = staging_ + in_flight_bytes_;
+    std::byte* staged = staging_ + in_flight_bytes_;
     in_flight_bytes_ +=
         (size + staging_alignment_bytes - 1) / staging_alignment_bytes * staging_alignment_bytes;
-    return place;
+    return staged;
 }
 
 void Cuda::synchronize() {

@@ -1,5 +1,5 @@
-// The CUDA runtime library, opened when a GPU is needed; the memory of a GPU, one stream, and
-// graphs captured on it.
+// The CUDA runtime library, opened when a GPU is needed, and the memory of a GPU with one stream
+// and the graphs captured on it.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,12 @@ namespace pass {
 // The functions of the library that are used here; tests have a fake. An int result is an error
 // code, 0 on success.
 struct CudaApi {
-    // as 13040 for 13.4; driver_version: 0 without a driver
-    std::function<int(int*)> driver_version, runtime_version;
+    std::function<int(int*)> driver_version, runtime_version;  // 13040 is 13.4; 0: no driver
     std::function<int(int*)> device_count;
     std::function<int(int*)> get_device;
     std::function<int(int)> set_device;                   // of the calling thread
     std::function<int(int*, int, int)> device_attribute;  // value, attribute, device
-    // cudaDeviceProp: its name comes first
-    std::function<int(void*, int)> device_properties;
+    std::function<int(void*, int)> device_properties;  // cudaDeviceProp, which begins with a name
     std::function<int(std::size_t*, std::size_t*)> memory_info;  // free, total
     std::function<int(void**, std::size_t)> malloc;
     std::function<int(void*)> free;
@@ -47,14 +45,12 @@ struct CudaApi {
 
     // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error if there is none.
     static CudaApi open();
-    // The name of an error after which CUDA cannot work for this process any more; null for other
-    // codes.
+    // The name of an error after which CUDA cannot work for this process; null for other codes.
     static const char* device_lost_name(int code);
-    // Throws Error if the CUDA function `name` returned an error `code`; DeviceLost if later calls
-    // would fail too.
+    // Throws Error if `code`, which the CUDA function `name` returned, is an error; DeviceLost if
+    // later calls would fail too.
     void check(int code, const char* name) const;
-    // What to do about a driver that is older than the library, with the versions of both, for a
-    // message.
+    // For a message: the versions of a driver that is too old and of the library, and what to do.
     std::string driver_hint() const;
     // Throws Error if this process sees no GPU of that number.
     void require_gpu(int ordinal) const;
@@ -66,19 +62,18 @@ struct Gpu {
     std::string target;
 };
 
-// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is not 0 and there is no such
-// GPU.
+// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is above 0 and there is no
+// such GPU.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 // A message about why `find_gpu` found none: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
 
 // The memory of one device, with one stream and the graphs captured on it; the destructor frees it
-// all. A thread must hold `for_this_thread` to call a method. Without staging memory, methods that
-// write memory return when the device is done, so that other streams can read it.
+// all. A thread must hold `for_this_thread` to call a method.
 //
-// staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit it
-// return at once, and only later work on this stream is sure to see them, so it must be 0 if other
-// streams use the memory.
+// staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit into
+// it return at once, and only later work on this stream is sure to see them. So it must be 0 if
+// other streams read the memory: uploads then return when the device is done.
 class Cuda : public Memory {
    public:
     // ordinal: the GPU's number. Throws Error if there is no such GPU.
@@ -101,12 +96,12 @@ class Cuda : public Memory {
     void* stream() const { return stream_; }
     // Allocate pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Enqueue a copy to the host on the stream; it is done after `synchronize`. Can be captured if
-    // `host` is pinned.
+    // Enqueue a copy to the host, which is done after `synchronize`. It can be captured if `host`
+    // is pinned.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     void synchronize();
-    // Capture what `enqueue` puts on the stream, as a graph for `launch`. None of it runs. Throws
-    // Error if it cannot be captured; later calls work as before.
+    // Capture what `enqueue` puts on the stream, without running it, as a graph for `launch`.
+    // Throws Error if that fails; later calls work as before.
     void* capture(const std::function<void()>& enqueue);
     void launch(void* graph) { check(api_.graph_launch(graph, stream_), "cudaGraphLaunch"); }
     // Returns, for a message, the CUDA error behind an engine's failure, and clears it; empty if
@@ -114,8 +109,8 @@ class Cuda : public Memory {
     std::string why() const;
 
    private:
-    // As CudaApi::check; keeps the first DeviceLost. After any other error, clears CUDA's own
-    // record of it, because a later launch would report it again.
+    // As CudaApi::check. Keeps the first DeviceLost; clears CUDA's record of any other error,
+    // because a later launch would report it again.
     void check(int code, const char* name) const;
     // `size` bytes of the staging memory that no copy uses; null if the staging memory is smaller.
     std::byte* stage(std::size_t size);
@@ -126,9 +121,8 @@ class Cuda : public Memory {
     void* stream_ = nullptr;
     bool capturing_ = false;
     std::size_t staging_bytes_;
-    // at the beginning of the staging memory, which the device may not have read yet
-    std::size_t in_flight_bytes_ = 0;
-    std::byte* staging_ = nullptr;  // allocated when it is first used
+    std::byte* staging_ = nullptr;     // allocated when it is first used
+    std::size_t in_flight_bytes_ = 0;  // the first so many the device may not have read yet
     std::unordered_set<void*> blocks_, host_blocks_, graphs_;
 };
 

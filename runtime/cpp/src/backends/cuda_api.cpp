@@ -13,12 +13,9 @@ namespace pass {
 
 namespace {
 
-// cudaDevAttrComputeCapabilityMajor and -Minor
-constexpr int major_attribute = 75, minor_attribute = 76;
-// more than cudaDeviceProp of any version has
-constexpr std::size_t properties_bytes = 1 << 14;
-// cudaErrorInsufficientDriver: the driver is older than the library
-constexpr int old_driver_error = 35;
+constexpr int major_attribute = 75, minor_attribute = 76;  // cudaDevAttrComputeCapability...
+constexpr std::size_t properties_bytes = 1 << 14;          // at least the size of cudaDeviceProp
+constexpr int old_driver_error = 35;                       // cudaErrorInsufficientDriver
 // Errors of a driver or device that is missing, too old, or in use.
 const std::set<int> no_device_errors{3, 46, 100, 101, 802, 803, 804};
 // Major version of CUDA -> the first branch of NVIDIA's Linux driver that runs it.
@@ -85,8 +82,8 @@ CudaApi CudaApi::open() {
     return api;
 }
 
-// For most of these errors CUDA's documentation says that the process must be ended; after the
-// others the memory, link or context is gone.
+// After most of these errors the process must be ended, says CUDA's documentation; after the others
+// the memory, link or context is lost.
 const char* CudaApi::device_lost_name(int code) {
     static const std::map<int, const char*> codes{
         {214, "cudaErrorECCUncorrectable"},
@@ -128,8 +125,7 @@ std::string CudaApi::driver_hint() const {
     int driver = 0, library = 0;
     if (driver_version(&driver) != 0 || runtime_version(&library) != 0) {
         return "; the driver is older than the CUDA library: update it (nvidia-smi shows the CUDA "
-               "version that it "
-               "runs)";
+               "version that it runs)";
     }
     if (driver == 0) return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?";
     const int major = library / 1000;

@@ -59,7 +59,7 @@ void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int6
     const std::size_t stride = pitch(capacity_), size = entry_bytes();
     for (std::size_t entry = 0; entry < rows.size(); ++entry) {
         const auto row = static_cast<std::size_t>(rows[entry]);
-        if (row == entry) continue;  // as all rows of a chain
+        if (row == entry) continue;  // always, in a chain
         const std::size_t before = static_cast<std::size_t>(length) * size;
         for (std::size_t i = 0; i < addresses_.size(); ++i) {
             std::byte* first = place(i, slot) + before;

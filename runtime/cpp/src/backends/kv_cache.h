@@ -1,8 +1,8 @@
 // The KV cache of all slots: tensors [slots,KVH,S,HD] (KV heads, entries, head size) for each
 // layer's keys and values.
 //
-// Slots are the outermost dimension, so that a pass over the first b slots is bound to the
-// beginning of every tensor, and the prefill of one slot to that slot's part.
+// Slots are the outermost dimension, so that a pass over b slots is bound to the beginning of every
+// tensor, and the prefill of one slot to that slot's part.
 #pragma once
 
 #include <array>
@@ -18,8 +18,7 @@ namespace pass {
 
 class KVCache {
    public:
-    // spare_entries: how many entries after its window a pass may overwrite. S is the capacity plus
-    // these.
+    // S is the capacity plus `spare_entries`, which a pass may overwrite after its window.
     KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries);
 
     // The KV capacity in tokens; 0 until the first `resize`.
@@ -33,21 +32,19 @@ class KVCache {
     }
     // The address at which `slot` begins in the tensor names()[index].
     std::byte* place(std::size_t index, int slot) const;
-    // Copy the first lengths[slot] entries of every slot into new tensors for `capacity` tokens. If
-    // it fails, the cache stays as it was.
+    // Copy the first lengths[slot] entries of every slot into new tensors for `capacity` tokens, or
+    // throw and change nothing.
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Copy the first `length` entries of slot `source` to slot `target`.
     void move(int source, int target, std::int64_t length);
     // The bytes of the first `length` entries of a slot, in all tensors.
     std::size_t saved_bytes(std::int64_t length) const;
-    // Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,HD] after
-    // another.
+    // Copy the first `length` entries of `slot` to `address`, tensor [KVH,length,HD] by tensor.
     void save(int slot, std::int64_t length, std::byte* address);
     // Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`.
     void load(int slot, std::int64_t count, const std::byte* address, std::int64_t length);
-    // Move entries of a window to its beginning, so that they follow one another. The window begins
-    // after the first `length` entries of `slot`. rows: the entries' rows in the window, rising;
-    // the first is 0.
+    // Move entries of a window next to each other, to its beginning, which is after the first
+    // `length` entries of `slot`. rows: their rows in the window, rising from 0.
     void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);
 
    private:

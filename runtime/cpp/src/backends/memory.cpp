@@ -22,11 +22,11 @@ constexpr std::size_t alignment_bytes = 64;  // a cache line, which also suits v
 }  // namespace
 
 Error out_of_memory(std::optional<std::size_t> size) {
-    char more[64] = "";
+    char amount[64] = "";
     if (size)
-        std::snprintf(more, sizeof more, " for %.1f MiB more",
+        std::snprintf(amount, sizeof amount, " for %.1f MiB more",
                       static_cast<double>(*size) / (1 << 20));
-    return Error("there is no memory" + std::string(more) +
+    return Error("there is no memory" + std::string(amount) +
                  ": use fewer slots (--max-batch-size), a smaller --capacity, or shorter prompts");
 }
 
@@ -68,13 +68,13 @@ std::size_t item_size(const std::string& dtype) {
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat about {};
-    if (file < 0 || fstat(file, &about) != 0) {
+    struct stat status {};
+    if (file < 0 || fstat(file, &status) != 0) {
         const std::string why = std::strerror(errno);
         if (file >= 0) close(file);
         throw Error("cannot read " + path.string() + ": " + why);
     }
-    size_ = static_cast<std::size_t>(about.st_size);
+    size_ = static_cast<std::size_t>(status.st_size);
     void* data = size_ == 0 ? nullptr : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     const int failed = errno;
     close(file);

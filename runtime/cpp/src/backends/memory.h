@@ -15,7 +15,8 @@
 
 namespace pass {
 
-// What buffers need of a device. Work that begins after a method has returned sees its effect.
+// The operations of a device's memory. Work that begins after a method has returned sees its
+// effect.
 class Memory {
    public:
     virtual ~Memory() = default;
@@ -23,9 +24,9 @@ class Memory {
     virtual std::byte* allocate(std::size_t size) = 0;
     // The DeviceLost that was thrown first; null while the device works.
     virtual std::exception_ptr failure() const { return nullptr; }
-    // While the result lives, the calling thread works on this device.
+    // Makes the device current for the calling thread as long as the result lives.
     virtual std::shared_ptr<void> for_this_thread() { return nullptr; }
-    // Call it after work that failed without a reason. Throws DeviceLost if the device is lost.
+    // Throws DeviceLost if the device is lost. Call it after work that failed without a reason.
     virtual void check_device() const {}
     virtual void free(std::byte* address) = 0;
     virtual void upload(std::byte* address, const void* host, std::size_t size) = 0;

@@ -98,11 +98,11 @@ Bindings BundleBindings::tail(const Plan& plan, Sampler sampler, int batch, bool
 }
 
 Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int batch,
-                                    std::size_t touched) const {
+                                    std::size_t touched_count) const {
     const Sizes sizes{{"batch", batch},
                       {"width", plan.width()},
                       {"processed_rows", plan.drafts + 1},
-                      {"touched", static_cast<std::int64_t>(touched)}};
+                      {"touched", static_cast<std::int64_t>(touched_count)}};
     return bind_graph(graph, sizes, plan, {});
 }
 

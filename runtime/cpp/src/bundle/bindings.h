@@ -77,9 +77,10 @@ class BundleBindings {
     // The bindings of the tail of `plan`. processed: the tail reads the logits that the processors
     // wrote.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
-    // The bindings of the logits processors before the tail of `plan`. touched: the length of their
-    // token lists, T of `ProcessedRows`.
-    Bindings processors(const Graph& graph, const Plan& plan, int batch, std::size_t touched) const;
+    // The bindings of the logits processors before the tail of `plan`. touched_count: the length of
+    // their token lists, T of `ProcessedRows`.
+    Bindings processors(const Graph& graph, const Plan& plan, int batch,
+                        std::size_t touched_count) const;
     // The bindings of the graph of log-probabilities after the tail of `plan`.
     Bindings logprobs(const Plan& plan, int batch) const;
 

@@ -13,7 +13,7 @@ Drafts first_of(const Drafts& drafts, int count) {
     return {drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(count, size)};
 }
 
-// The next plan of the cycle; null if it verifies no drafts or does not fit the room.
+// The next plan of the cycle, if it verifies drafts and fits the room; else null.
 const Plan* verifying_plan(const Situation& here) {
     const Plan* plan = &here.cycle.plans.front();
     if (here.staged_plan != nullptr && here.cycle.contains(*here.staged_plan) &&
@@ -22,7 +22,7 @@ const Plan* verifying_plan(const Situation& here) {
     return plan->drafts > 0 && here.fits(plan->width()) ? plan : nullptr;
 }
 
-// The plans that verify 1, 2, ... of the n-gram drafts and fit the room.
+// The plans that verify 1, 2, ... n-gram drafts and fit the room.
 std::vector<Plan> ngram_plans(const Situation& here, int longest) {
     std::vector<Plan> plans;
     for (int count = 1; count <= longest; ++count) {
@@ -33,8 +33,8 @@ std::vector<Plan> ngram_plans(const Situation& here, int longest) {
 }
 
 // A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of
-// the cycle. If that verifies no drafts or does not fit the room, or if the policy wants more
-// drafts than it verifies, the pass has a plan that only verifies.
+// the cycle, or one that only verifies if the cycle's has no draft rows or no room, or if the
+// policy wants more drafts than it holds.
 std::optional<NextPass> with_ngrams(const Situation& here) {
     const Plan* plan = verifying_plan(here);
     int longest = 0;
@@ -67,7 +67,7 @@ std::optional<NextPass> with_ngrams(const Situation& here) {
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the
 // windows of the cycle do not fit the room, or the backend cannot run them, a narrower cycle is
-// taken; none if not even a plain pass fits.
+// used; none if not even a plain pass fits.
 std::optional<NextPass> from_cycle(const Situation& here) {
     Cycle cycle = here.cycle;
     while (true) {
@@ -94,20 +94,20 @@ std::optional<NextPass> Situation::next_pass() const {
     return from_cycle(*this);
 }
 
-DraftChoice choose_drafts(const std::string& plan, int lookahead,
+DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees) {
-    if (plan == "auto" && lookahead > 0) {
+    if (mode == "auto" && lookahead > 0) {
         const std::string source = draft.value_or("both");
         return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead,
                 source == "lookahead" ? 0 : lookahead};
     }
-    Cycle cycle = make_cycle(plan == "auto" ? "ar" : plan, lookahead, trees);
+    Cycle cycle = make_cycle(mode == "auto" ? "ar" : mode, lookahead, trees);
     const int drafts = cycle.depth();
     if (!draft || *draft == "lookahead" || lookahead == 0) {
         std::string name = cycle.name;
         return {std::move(name), std::move(cycle), drafts, 0};
     }
-    if (plan == "ar") {
+    if (mode == "ar") {
         throw Error("the plan ar takes no drafts, so --draft " + *draft +
                     " needs another one: two-pass, fused or auto");
     }

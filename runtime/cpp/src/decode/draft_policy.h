@@ -1,5 +1,4 @@
-// Which pass comes next: chosen from a cycle of plans, the n-gram drafts of the slots, and the room
-// in the KV cache.
+// Which pass comes next: a plan of the cycle, or one that verifies n-gram drafts.
 //
 // Nothing here can change the text: the model verifies every draft.
 #pragma once
@@ -26,9 +25,9 @@ struct DraftChoice {
 
 using Drafts = std::vector<std::int64_t>;
 
-// The drafts for one sequence. num_drafts: how many its window holds. ngram: its n-gram drafts,
-// after a match of `matched` tokens. ngram_acceptance: how often this sequence accepted such
-// drafts, by the length of the match.
+// The drafts for one sequence. num_drafts: how many drafts its window holds. ngram: its n-gram
+// drafts, after a match of `matched` tokens. ngram_acceptance: how often this sequence accepts
+// n-gram drafts, by the length of the match.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
@@ -43,26 +42,25 @@ struct NextPass {
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, always
-// prefers them.
+// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, verifies
+// all.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;
-    // Whether the n-gram drafts of a sequence are better than the drafts that its window of a plan
-    // holds.
+    // Whether the n-gram drafts of a sequence should replace the drafts in its window of a plan.
     virtual bool prefers_ngrams(const DraftState&, const Plan&) { return true; }
     // How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i]
-    // verifies i + 1 of them. window: the cycle's next plan if it could verify some of them, too;
-    // null if it could not.
+    // verifies i + 1 drafts. cycle_plan: the cycle's next plan if it can verify some of the drafts,
+    // else null.
     virtual int ngram_count(const std::vector<DraftState>&, const Plan* cycle_plan,
                             const std::vector<Plan>& plans) {
         return cycle_plan == nullptr ? static_cast<int>(plans.size()) : 0;
     }
 };
 
-// What the next pass over the sequences of `states` is chosen from. window: the plan whose windows
-// are on the device; null if there is none. room: tokens of KV capacity left after the longest
-// sequence.
+// What the next pass over the sequences of `states` is chosen from. staged_plan: the plan whose
+// windows are on the device; null if there is none. room: tokens of KV capacity left after the
+// longest sequence.
 struct Situation {
     Cycle cycle;
     const Plan* staged_plan;
@@ -73,13 +71,13 @@ struct Situation {
 
     // Whether a window of so many rows fits the room.
     bool fits(int width) const { return capabilities.padded_width(width) <= room; }
-    // None if not even a plain pass fits.
+    // The next pass; none if not even a plain one fits.
     std::optional<NextPass> next_pass() const;
 };
 
-// plan, lookahead, trees: as for `make_cycle`; plan may also be "auto". draft: "lookahead", "ngram"
-// or "both" (none: "both" for auto, else "lookahead").
-DraftChoice choose_drafts(const std::string& plan, int lookahead,
+// mode, lookahead, trees: as for `make_cycle`; mode may also be "auto". draft: as in
+// GenerateOptions.
+DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees);
 
 }  // namespace pass

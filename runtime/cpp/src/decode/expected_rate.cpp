@@ -7,8 +7,8 @@ namespace pass {
 
 namespace {
 
-// If the next pass of the cycle could verify some n-gram drafts, they get a pass of their own only
-// if its expected rate is at least this many times the cycle's.
+// If the next plan of the cycle can verify some n-gram drafts, a separate pass that verifies more
+// of them is run only if its expected rate is at least this many times the cycle's.
 constexpr double ngram_margin = 1.10;
 
 // The sum of the entries `from` to `to` - 1, as far as there are any.
@@ -31,11 +31,11 @@ bool ExpectedRate::prefers_ngrams(const DraftState& state, const Plan& plan) {
 int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan* cycle_plan,
                               const std::vector<Plan>& plans) {
     const auto [rate, drafts] = best(states, plans);
-    const double decided = decided_.rate() * static_cast<double>(states.size());
+    const double expected = candidate_.rate() * static_cast<double>(states.size());
     if (cycle_plan != nullptr)
-        return drafts > cycle_plan->depth() && rate >= ngram_margin * decided ? drafts : 0;
-    if (rate >= switch_margin * decided) return drafts;
-    // the rates drift to the initial ones, so that n-grams are tried again
+        return drafts > cycle_plan->depth() && rate >= ngram_margin * expected ? drafts : 0;
+    if (rate >= switch_margin * expected) return drafts;
+    // The rates drift back to the initial ones, so that n-gram drafts are tried again.
     for (const DraftState& state : states) {
         if (state.ngram.empty()) continue;
         tuner_.ngram(state.matched, state.ngram_acceptance).forget();

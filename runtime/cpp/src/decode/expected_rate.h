@@ -9,24 +9,24 @@
 
 namespace pass {
 
-// Verifies n-gram drafts if their pass is expected to write more tokens per second than `decided`
-// without them.
+// Verifies n-gram drafts if their pass is expected to write more tokens per second than the
+// candidate that the tuner chose.
 class ExpectedRate : public DraftPolicy {
    public:
-    ExpectedRate(Tuner& tuner, const Candidate& decided, int batch)
-        : tuner_(tuner), decided_(decided), batch_(batch) {}
+    ExpectedRate(Tuner& tuner, const Candidate& candidate, int batch)
+        : tuner_(tuner), candidate_(candidate), batch_(batch) {}
     bool prefers_ngrams(const DraftState& state, const Plan& plan) override;
     int ngram_count(const std::vector<DraftState>& states, const Plan* cycle_plan,
                     const std::vector<Plan>& plans) override;
 
    private:
     // The highest expected tokens per second, of all sequences together, among `plans`, which
-    // verify 1, 2, ... n-gram drafts; and how many drafts that plan verifies.
+    // verify 1, 2, ... n-gram drafts, and how many drafts the fastest plan verifies.
     std::pair<double, int> best(const std::vector<DraftState>& states,
                                 const std::vector<Plan>& plans);
 
     Tuner& tuner_;
-    const Candidate& decided_;
+    const Candidate& candidate_;
     int batch_;
 };
 

@@ -33,7 +33,7 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
         saved_.push_back(std::move(saved));
     } catch (const DeviceLost&) {
         throw;
-    } catch (const std::exception&) {  // there is no memory, and no request needs the copy
+    } catch (const std::exception&) {  // no memory, but no request needs the copy
         return;
     }
     cache_.save(slot, length, saved_.back().address);

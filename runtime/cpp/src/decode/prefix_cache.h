@@ -1,9 +1,8 @@
 // Copies of the K/V that slots give up, for later prompts that begin with the same tokens.
 //
-// A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache
-// shrinks because a short request needs less. They are copied here first, so that a long prompt
-// that many requests begin with need not be read again. The copies used least recently make room
-// for others.
+// A slot loses its K/V to the next sequence, or when the KV cache shrinks for a short request. They
+// are copied here first, so that a long prompt that many requests begin with need not be read
+// again. The copies used least recently make room for others.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +20,8 @@ namespace pass {
 std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b);
 
 // Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether
-// another prompt began with the same block. With blocks, a client has to guess a whole block at
-// once, not one token after another.
+// another prompt began alike. With blocks, a client has to guess a whole block at once, not token
+// by token.
 constexpr std::int64_t block_tokens = 16;
 // `count` tokens, rounded down to whole blocks.
 constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }
@@ -31,15 +30,11 @@ constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count %
 // that are left when it is destroyed.
 class PrefixStore {
    public:
-    // bytes for the K/V of all copies
-    static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;
-    // a prompt is compared with each of them
-    static constexpr std::size_t max_saved_prefixes = 64;
-    // reading fewer tokens again costs a pass or two
-    static constexpr std::size_t min_saved_tokens = 32;
+    static constexpr std::size_t max_saved_bytes = std::size_t{512} << 20;  // of all copies
+    static constexpr std::size_t max_saved_prefixes = 64;  // a prompt is compared with each
+    static constexpr std::size_t min_saved_tokens = 32;    // fewer cost only a pass or two
 
-    // The copy that has the longest prefix in common with some tokens, and that prefix's length; 0
-    // for none.
+    // The copy with the longest prefix in common with some tokens, and that prefix's length (or 0).
     struct Match {
         std::size_t index = 0;
         std::int64_t count = 0;
@@ -51,7 +46,7 @@ class PrefixStore {
     // Copy the K/V of `tokens`, the first ones of `slot`. Does nothing if they are too few, do not
     // fit the budget or the memory, or if an older copy begins with them.
     void save(int slot, std::span<const std::int64_t> tokens, const std::string& salt);
-    // Among the copies with this salt.
+    // The best match among the copies with this salt.
     Match match(std::span<const std::int64_t> tokens, const std::string& salt) const;
     // Copy the K/V of the prefix `found` into `slot`, whose cache has room for them.
     void load(const Match& found, int slot);

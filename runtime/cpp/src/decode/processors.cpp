@@ -80,7 +80,7 @@ std::size_t Processors::list_size(const std::vector<std::int64_t>& tokens, int d
     read(tokens);
     const std::size_t count = biased_ids_.size() + static_cast<std::size_t>(drafts);
     const auto found = std::find_if(std::begin(token_list_sizes), std::end(token_list_sizes),
-                                    [&](std::size_t one) { return one >= count; });
+                                    [&](std::size_t length) { return length >= count; });
     if (found == std::end(token_list_sizes))
         throw std::logic_error("too many tokens have changed logits");
     return *found;
@@ -147,7 +147,7 @@ void Processors::change(ProcessedRows& rows, std::span<const std::int64_t> draft
     const auto frequency = static_cast<float>(sampling.frequency_penalty);
     const auto presence = static_cast<float>(sampling.presence_penalty);
     for (std::size_t i = 0; i < size; ++i) {
-        // the rest of the lists repeats the first
+        // The lists are padded with their first token.
         const std::int64_t token = ids[i < ids.size() ? i : 0];
         const auto bias = sampling.logit_bias.find(token);
         rows.touched[i] = token;

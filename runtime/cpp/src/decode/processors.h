@@ -1,9 +1,8 @@
-// The logits processors of one sequence: which tokens may come next, and which logits change.
+// The logits processors of one sequence: they forbid tokens and change logits.
 //
 // What the processors do to a row of a window depends on the tokens before it: the text, and the
-// drafts of the rows before. These tokens are known before the pass, so every row gets what plain
-// decoding would give it there, and the text is the same with any plan. As
-// pass_runtime/decode/processors.py.
+// drafts of the rows before. All of them are known before the pass, so every row is processed as in
+// plain decoding, and the text is the same with any plan. As pass_runtime/decode/processors.py.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@
 
 namespace pass {
 
-// What a request does to logits. end_tokens: not drawn until min_tokens tokens are written.
+// What a request asks of the processors. end_tokens: not drawn until min_tokens are written.
 // allowed_token_ids: empty allows all.
 struct Processing {
     std::int64_t vocab_size = 0;
@@ -36,12 +35,12 @@ class Processors {
    public:
     Processors(Processing processing, const std::vector<std::int64_t>& prompt);
 
-    // The length of the token lists in the result of `rows`, for so many drafts after `tokens`
-    // (prompt and text).
+    // The length of the token lists in the result of `rows` for a window with so many draft rows.
+    // tokens: prompt and text.
     std::size_t list_size(const std::vector<std::int64_t>& tokens, int drafts);
-    // What to do to the rows of a window, which follow `tokens` and the first 0, 1, ... `drafts`.
-    // The id vocab_size stands for no draft. size: that of `list_size`, or more. Throws what the
-    // request's `allowed_tokens` throws.
+    // What to do to the rows of a window: the root's row follows `tokens`, the others each one more
+    // of `drafts` (the id vocab_size stands for no draft). size: at least `list_size`. Throws what
+    // the request's `allowed_tokens` throws.
     ProcessedRows rows(const std::vector<std::int64_t>& tokens,
                        std::span<const std::int64_t> drafts, std::size_t size);
 
@@ -50,7 +49,7 @@ class Processors {
 
     // Record the tokens that are new since the last call. tokens: prompt and text.
     void read(const std::vector<std::int64_t>& tokens);
-    // Whether there are penalties: logits then depend on the tokens before.
+    // Whether there are penalties, so that logits depend on the tokens before.
     bool penalizes() const;
     void add_biased(std::int64_t token);
     // The tokens that may follow `text`. A rule that would leave none is not applied.
@@ -62,11 +61,9 @@ class Processors {
     Processing processing_;
     std::size_t prompt_length_, num_read_;               // in tokens
     std::map<std::int64_t, std::int64_t> token_counts_;  // of the text, without the prompt
-    // tokens of prompt and text, if there is a repetition penalty
-    std::set<std::int64_t> seen_;
-    // tokens whose logits may change, each once
-    std::vector<std::int64_t> biased_ids_;
-    std::set<std::int64_t> biased_;  // the same tokens
+    std::set<std::int64_t> seen_;           // of prompt and text, if there is a repetition penalty
+    std::vector<std::int64_t> biased_ids_;  // tokens whose logits may change, each once
+    std::set<std::int64_t> biased_;         // the same tokens
 };
 
 // Rows that change nothing, for a slot without processors in a pass in which others have some.

@@ -11,20 +11,19 @@ namespace pass {
 
 namespace {
 
-constexpr int runs_until_captured = 2;  // runs of a pass, after which its CUDA graph is captured
+constexpr int runs_until_captured = 2;  // a pass is captured in its second run
 
 TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index, int count) {
-    const std::size_t row = static_cast<std::size_t>(slot) * logprobs.emitted + index;
+    const std::size_t row = static_cast<std::size_t>(slot) * logprobs.max_emitted + index;
     TokenLogprobs result{logprobs.chosen[row], {}};
-    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), logprobs.most); ++i) {
-        const std::size_t at = row * logprobs.most + i;
+    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), logprobs.top); ++i) {
+        const std::size_t at = row * logprobs.top + i;
         result.top.emplace_back(logprobs.ids[at], logprobs.values[at]);
     }
     return result;
 }
 
-// The result of a pass for the sequence of `slot`. logprobs: of the whole pass; null without.
-// Changes nothing.
+// The result of a pass for the sequence of `slot`. logprobs: of the whole pass; may be null.
 StepResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* logprobs) {
     const std::vector<std::int64_t>& ids = emitted.tokens;
     StepResult result{
@@ -55,8 +54,7 @@ PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
         if (!max_rows.has_value() || width <= *max_rows) widths.push_back(width);
     }
     if (widths.empty()) widths.push_back(offered.back());
-    // the widest that the prompt fills; the narrowest that holds its rest
-    int filled = 0, holding = 0;
+    int filled = 0, holding = 0;  // the widest that the rest fills; the narrowest that holds it
     for (int width : widths) {
         if (width >= remaining) holding = width;
         if (width <= remaining && filled == 0) filled = width;
@@ -97,15 +95,15 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
         SequenceState& sequence = *slot->sequence;
         kind.logprobs = kind.logprobs || sequence.request.logprobs;
         if (!sequence.processors) continue;
-        kind.touched =
-            std::max(kind.touched, sequence.processors->list_size(sequence.tokens, plan.drafts));
+        kind.touched_count = std::max(kind.touched_count,
+                                      sequence.processors->list_size(sequence.tokens, plan.drafts));
     }
-    // Under the rejection rule, windows of another sampler's tail may lack the draft probabilities
-    // that this one needs.
+    // Under the rejection rule, windows from another sampler's tail may lack the draft
+    // probabilities that this sampler's tail needs.
     if (kind.sampler != sampler_ && backend_.manifest().rule == "rejection") staged_plan_.reset();
     sampler_ = kind.sampler;
     stage(kind, drafts);
-    if (kind.touched > 0) set_processors(kind, active);
+    if (kind.touched_count > 0) set_processors(kind, active);
     staged_plan_.reset();  // until the pass is done
     const double started = now();
     for (Slot* slot : active) {
@@ -118,8 +116,8 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
     engine_seconds_ += seconds;
     std::optional<Logprobs> logprobs;
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
-    // All results are computed before any is recorded: if one fails, the records are as they were
-    // before the pass.
+    // All results are computed before any is recorded, so that a failure leaves the records as they
+    // were.
     std::optional<Plan> next = plan.next();
     std::vector<StepResult> results;
     std::vector<int> next_drafts;
@@ -174,9 +172,9 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
             if (!slot.masked) mask(slot);
             continue;
         }
-        const auto given = drafts.find(slot.number);
-        if (staged_plan_ == kind.plan && slot.staged && given == drafts.end()) continue;
-        const Drafts& ngrams = given != drafts.end() ? given->second : Drafts{};
+        const auto replaced = drafts.find(slot.number);
+        if (staged_plan_ == kind.plan && slot.staged && replaced == drafts.end()) continue;
+        const Drafts& ngrams = replaced != drafts.end() ? replaced->second : Drafts{};
         slot.staged = false;
         backend_.stage(slot.number, kind.plan, slot.sequence->cached, slot.sequence->tokens.back(),
                        ngrams);
@@ -190,15 +188,15 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
 void Runner::set_processors(const PassKind& kind, const std::vector<Slot*>& active) {
     const std::vector<std::vector<std::int64_t>> drafts = backend_.drafts(kind.plan, kind.batch);
     const ProcessedRows nothing =
-        no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched);
+        no_processing(backend_.capabilities().vocab_size, kind.plan.drafts + 1, kind.touched_count);
     for (int slot = 0; slot < kind.batch; ++slot) backend_.set_processors(slot, nothing);
     for (const Slot* slot : active) {
         SequenceState& sequence = *slot->sequence;
         if (!sequence.processors || sequence.processors_error != nullptr) continue;
         try {
             const auto& staged = drafts[static_cast<std::size_t>(slot->number)];
-            backend_.set_processors(
-                slot->number, sequence.processors->rows(sequence.tokens, staged, kind.touched));
+            backend_.set_processors(slot->number, sequence.processors->rows(sequence.tokens, staged,
+                                                                            kind.touched_count));
         } catch (const DeviceLost&) {
             throw;
         } catch (...) {  // from the request's own function
@@ -213,7 +211,7 @@ void Runner::mask(Slot& slot) {
     slot.masked = true;
 }
 
-// Record a pass for one slot. next_drafts: how many drafts its next window has.
+// Record a pass for one slot. next_drafts: how many drafts the next window holds.
 void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexcept {
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());

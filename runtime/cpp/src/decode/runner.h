@@ -1,4 +1,4 @@
-// Runs passes over the sequences in the slots of a backend, and prefills their prompts.
+// Runs passes over the sequences in a backend's slots, and prefills their prompts.
 //
 // Only what changed is written to the device. If a pass fails, the records of slots and sequences
 // stay as they were before, and all windows are staged again from them.
@@ -28,8 +28,8 @@ struct PromptChunk {
 
 // The next chunk of a prompt of which `remaining` tokens are left, after `cached` tokens, in a
 // window of at most `max_rows` rows. capacity: the present KV capacity. The window is the narrowest
-// that holds the remaining tokens, if they fill three quarters of it, or if they fill only windows
-// of one row; else it is the widest that they fill.
+// that holds all of these, if they fill three quarters of it or could otherwise fill only windows
+// of one row. Otherwise it is the widest that they fill.
 PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
                        std::int64_t remaining, std::int64_t capacity,
                        std::optional<std::int64_t> max_rows);
@@ -37,10 +37,9 @@ PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
 // What a pass did for one sequence.
 struct StepResult {
     std::shared_ptr<SequenceState> sequence;
-    int drafted = 0;  // how many drafts followed one another in its window; of a tree, its depth
+    int drafted = 0;                              // drafts in its window; of a tree, its depth
     TokenSource source = TokenSource::lookahead;  // of the drafts
-    // accepted drafts that are first choices, before the first other choice of a tree
-    int chain = 0;
+    int chain = 0;     // accepted drafts before the first that is not a first choice (in a tree)
     int last_row = 0;  // the row of the last accepted draft
     std::vector<Token> tokens;
 };
@@ -56,8 +55,7 @@ class Runner {
     // The plan whose windows are on the device; none if all windows must be staged again.
     const std::optional<Plan>& staged_plan() const { return staged_plan_; }
 
-    // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens in
-    // it.
+    // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns its number of tokens.
     std::int64_t prefill(Slot& slot, std::optional<std::int64_t> max_rows);
     // Run one pass over every decoding slot; `Slots::make_room` comes first. drafts: by slot
     // number, the n-gram drafts that replace those in its window. Returns the result of each
@@ -66,16 +64,15 @@ class Runner {
                                                    const std::map<int, Drafts>& drafts);
     // Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
     PassSeconds idle_pass(const PassKind& kind);
-    // Run passes before requests need them, on an engine that captures CUDA graphs: the first runs
-    // of a pass take far longer than later ones. Runs the passes of `ar`, `two-pass` and `fused`
-    // over `batch` slots, all masked, with a KV capacity of so many tokens, and prompt chunks in
-    // the slots that no smaller batch has. Does nothing while a sequence runs, and leaves out
-    // passes that have no room after the tokens that free slots keep.
+    // Run passes before requests need them, on an engine that captures CUDA graphs, because the
+    // first runs of a pass take far longer than later ones: those of `ar`, `two-pass` and `fused`
+    // over `batch` slots, all masked, at this KV capacity, and prompt chunks in the slots that no
+    // smaller batch has. Does nothing while a sequence runs, and leaves out passes that have no
+    // room after the tokens that free slots keep.
     void capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers);
     // The batch size of a pass over the slots `active`.
     int batch(const std::vector<Slot*>& active) const;
-    // The cheapest sampler that serves all of `active`: each Sampler also computes what those
-    // before it do.
+    // The cheapest sampler that serves all of `active`.
     static Sampler sampler(const std::vector<Slot*>& active);
 
    private:

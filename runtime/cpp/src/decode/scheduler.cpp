@@ -9,13 +9,13 @@ namespace pass {
 
 namespace {
 
-// While other sequences decode, a step begins no prompt chunk after so many tokens, and none with
-// more rows.
+// While other sequences decode, a step begins no prompt chunk after so many tokens, and no chunk
+// has more rows.
 constexpr std::int64_t max_prompt_tokens = 64;
 
-// Whether a request may be decoded with trees. It must not name another plan, because a tree's
-// second choices round differently from a chain. The graphs of log-probabilities and processors
-// read the rows of a chain.
+// Whether a request may be decoded with trees. A request that names a chain may not, because a
+// tree's second choices round differently, and the graphs of log-probabilities and processors read
+// the rows of a chain.
 bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
@@ -27,7 +27,7 @@ DraftState draft_state_of(const Slot& slot) {
             &slot.sequence->ngram_acceptance};
 }
 
-// Teach the tuner how long a pass took, and how many of its drafts were accepted.
+// Record in the tuner how long a pass took, and how many of its drafts were accepted.
 void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
              const std::vector<StepResult>& results, const std::vector<DraftState>& states) {
     tuner.observe(plan, batch, seconds);
@@ -127,8 +127,8 @@ void Scheduler::admit() {
     }
 }
 
-// Prefill prompt chunks, those of the oldest sequence first; one of any width if no sequence
-// decodes.
+// Prefill prompt chunks, those of the oldest sequence first. If no sequence decodes, prefill one
+// chunk of any width, because new requests are admitted only between steps.
 void Scheduler::prefill() {
     std::vector<Slot*> prefilling;
     for (Slot* slot : slots_.busy()) {
@@ -139,14 +139,13 @@ void Scheduler::prefill() {
     });
     const std::optional<std::int64_t> limit =
         slots_.decoding().empty() ? std::nullopt : std::optional(max_prompt_tokens);
-    std::int64_t read = 0;
+    std::int64_t tokens = 0;
     for (Slot* slot : prefilling) {
         try {
             slots_.share(*slot);  // an older sequence may have read the same prompt by now
             while (!slot->sequence->prefilled()) {
-                // new requests are admitted only between steps
-                if (read > 0 && read >= limit.value_or(0)) return;
-                read += runner_.prefill(*slot, limit);
+                if (tokens > 0 && tokens >= limit.value_or(0)) return;
+                tokens += runner_.prefill(*slot, limit);
             }
         } catch (...) {
             finish(*slot, error_end());
@@ -181,8 +180,8 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     deliver(std::move(results));
 }
 
-// The next pass. It runs one plan for all: that of the oldest request that names one, else the
-// fastest. A tree becomes a chain if one of the requests does not allow trees.
+// The next pass. It has one plan for all sequences: that of the oldest request that names one, else
+// the fastest. A tree becomes a chain if a request does not allow trees.
 std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
                                                const std::vector<DraftState>& states, Tuner* tuner,
                                                int batch, bool may_draft) {
@@ -210,7 +209,7 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
         policy = std::make_unique<ExpectedRate>(*tuner, decided, batch);
     }
     if (cycle && cycle->is_tree() && !allow_trees) cycle = cycle->narrower();
-    // If all sequences have just been admitted, none has a window yet, and a cycle begins.
+    // If all sequences are new, no window is staged, and a cycle begins.
     const bool staged =
         std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* staged_plan = staged && runner_.staged_plan() ? &*runner_.staged_plan() : nullptr;
@@ -224,9 +223,9 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
     return situation.next_pass();
 }
 
-// The tuner for these sequences; null if all of them name plans, or if passes are not timed yet:
-// sequences without a named plan then decode plainly. Timing waits until each of them has its first
-// token, and until the KV cache has room for the timed passes.
+// The tuner for these sequences; null if all of them name plans, or if passes are not timed yet
+// (sequences without a named plan then decode plainly). Timing waits until each sequence has its
+// first token, and until the KV cache has room for the timed passes.
 Tuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
     const bool all_named = std::all_of(active.begin(), active.end(), [](const Slot* slot) {
         return slot->sequence->request.cycle.has_value();

@@ -1,9 +1,8 @@
-// Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is
-// run.
+// Continuous batching: which sequences get slots, whose prompt is prefilled, which pass is run.
 //
 // One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass
 // over all sequences that decode: no sequence waits until the long prompt of another is prefilled.
-// An error ends only the sequences that it happened to.
+// An error ends only the sequences that it concerns.
 #pragma once
 
 #include <deque>
@@ -22,8 +21,8 @@ namespace pass {
 // `add` may be called from any thread, everything else from one thread at a time.
 class Scheduler {
    public:
-    // max_concurrency: if more sequences than this decode, none of them drafts, whatever plans
-    // requests name. Without a value there is no limit.
+    // max_concurrency: if more sequences than this decode, all decode without drafts, whatever
+    // plans requests name. None: no limit.
     Scheduler(Runner& runner, Tuners& tuners, std::optional<std::int64_t> max_concurrency)
         : runner_(runner),
           slots_(runner.slots()),
@@ -57,8 +56,8 @@ class Scheduler {
     Slots& slots_;
     Tuners& tuners_;
     std::optional<std::int64_t> max_concurrency_;
-    // Guards the queue. Nothing is published to a reader while it is held: `add` is called with the
-    // readers' mutex held, so that would be a deadlock.
+    // Guards the queue. It must not be held while something is published to a reader: `add` is
+    // called with the readers' mutex held, so that would be a deadlock.
     std::mutex mutex_;
     std::deque<std::shared_ptr<SequenceState>> waiting_;
 };

@@ -20,7 +20,7 @@ End error_end() noexcept {
     } catch (const std::bad_alloc&) {
         try {
             error = std::make_exception_ptr(out_of_memory());
-        } catch (...) {  // not even for a message
+        } catch (...) {  // no memory for a message either
         }
     } catch (...) {
     }
@@ -81,7 +81,7 @@ void SequenceState::finish(End end) noexcept {
     if (reader_ != nullptr && !by_string) {
         try {
             if (std::string rest = reader_->flush(); !rest.empty()) publish({{}, std::move(rest)});
-        } catch (...) {  // whoever reads the sequence must learn that it has ended
+        } catch (...) {  // the reader must still learn that the sequence has ended
             end = error_end();
         }
     }

@@ -27,7 +27,7 @@ namespace pass {
 // Seconds of a monotonic clock.
 double now();
 
-// A request with every default filled in; it never changes.
+// A request with every default filled in. Fields without a comment are as in GenerateOptions.
 struct ResolvedRequest {
     std::vector<std::int64_t> prompt_ids;
     SamplingParams sampling;
@@ -37,15 +37,14 @@ struct ResolvedRequest {
     int lookahead_drafts = 0;    // the most look-ahead drafts of a pass
     int ngram_drafts = 0;        // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
-    // reuse K/V of prompt prefixes even if that may change bits of the results
     bool reuse_prefix = false;
-    std::string cache_salt{};     // only requests with the same salt share K/V
-    std::optional<int> logprobs;  // how many of the likeliest tokens to report with each token
+    std::string cache_salt{};
+    std::optional<int> logprobs;
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended. stop: the token or string that ended it. error: what its reader throws;
-// null if nothing failed.
+// How a sequence ended. stop: the token or string that ended it. error: what `next` throws; null if
+// nothing failed.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -59,8 +58,7 @@ End error_end() noexcept;
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
-    // sequences that have not ended: each is in a slot or in the queue
-    std::int64_t unfinished = 0;
+    std::int64_t unfinished = 0;  // sequences in slots and in the queue
 };
 
 // A request that waits or decodes. Slots and runner set `cached`. A reader learns of progress
@@ -83,35 +81,29 @@ class SequenceState {
     std::int64_t written() const {
         return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size());
     }
-    // Record the time that it waited, now that it has a slot, or has ended without one.
+    // Record how long it waited. Call it when the sequence gets a slot, or ends without one.
     void leave_queue();
-    // Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it are
+    // Append the tokens of a pass. The sequence ends at a stop or the limit; later tokens are
     // dropped.
     void write(std::vector<Token> pass_tokens);
     // End the sequence. Text that was held back as a possible stop string is published first; if
-    // that fails, the end is that error.
+    // that fails, the sequence ends with that error.
     void finish(End end) noexcept;
 
     const ResolvedRequest request;
-    // prompt and text; the last one is the root, whose K/V are not cached yet
-    std::vector<std::int64_t> tokens;
-    std::int64_t cached = 0;  // how many of the tokens have K/V in the cache
-    // its place in the order in which sequences got their slots, from 1
-    std::int64_t admission_number = 0;
+    std::vector<std::int64_t> tokens;   // prompt and text; the last is the root, not yet cached
+    std::int64_t cached = 0;            // how many tokens have K/V in the cache
+    std::int64_t admission_number = 0;  // the order in which sequences got slots, from 1
     std::atomic<bool> cancelled = false;
     bool finished = false;
     Stats stats;
     std::optional<NgramIndex> ngram_index;
     std::optional<double> decoding_since;  // when its first pass began
-    // of the session, when its first pass began
-    double engine_seconds_before = 0.0;
-    // of its look-ahead drafts; none until `auto` needs it
-    std::optional<ConditionalAcceptance> lookahead_acceptance;
-    // of its n-gram drafts, by the length of the match
-    std::map<int, ConditionalAcceptance> ngram_acceptance;
+    double engine_seconds_before = 0.0;    // the session's, when its first pass began
+    std::optional<ConditionalAcceptance> lookahead_acceptance;  // none until `auto` needs it
+    std::map<int, ConditionalAcceptance> ngram_acceptance;      // by the length of the match
     std::optional<Processors> processors;
-    // of its processors, if they failed: the sequence ends after the pass
-    std::exception_ptr processors_error;
+    std::exception_ptr processors_error;  // if they failed: the sequence ends after the pass
     Output output;
     const std::shared_ptr<Signals> signals;
 
@@ -119,7 +111,6 @@ class SequenceState {
     void publish(Event event);
 
     std::optional<double> queued_since_ = now();
-
     std::unique_ptr<TextReader> reader_;
 };
 

@@ -59,29 +59,27 @@ bool Slots::fits(std::size_t prompt_tokens) const {
 
 bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     Slot* chosen = nullptr;
-    std::int64_t most = 0;
+    std::int64_t reused = 0;
     for (Slot& slot : slots_) {
         if (slot.sequence != nullptr) continue;
         const std::int64_t count = reusable(slot, sequence->request);
-        const bool better = chosen == nullptr || count > most ||
-                            // fewer kept tokens are lost
-                            (count == most && slot.kept.size() < chosen->kept.size());
+        const bool better = chosen == nullptr || count > reused ||
+                            (count == reused && slot.kept.size() < chosen->kept.size());
         if (!better) continue;
         chosen = &slot;
-        most = count;
+        reused = count;
     }
     if (chosen == nullptr) return false;
-    shrink(static_cast<std::int64_t>(sequence->request.prompt_ids.size()) + 1, *chosen, most);
+    shrink(static_cast<std::int64_t>(sequence->request.prompt_ids.size()) + 1, *chosen, reused);
     backend_.set_sampling(chosen->number, sequence->request.sampling);
     chosen->sequence = sequence;
     chosen->kept.clear();
     chosen->salt = sequence->request.cache_salt;
-    chosen->exact_prefix_len = std::min(chosen->exact_prefix_len, most);
+    chosen->exact_prefix_len = std::min(chosen->exact_prefix_len, reused);
     chosen->num_drafts = 0;
     chosen->staged = chosen->masked = false;
     sequence->admission_number = ++admitted_;
-    sequence->cached = most;
-    sequence->stats.cached_tokens = most;
+    sequence->cached = sequence->stats.cached_tokens = reused;
     sequence->leave_queue();
     return true;
 }
@@ -159,8 +157,8 @@ void Slots::make_room(const Plan& plan, int batch) {
     const std::int64_t window = backend_.capabilities().padded_width(plan.width());
     reserve(longest + window);
     for (Slot& slot : slots) {
-        const std::int64_t most = backend_.capacity() - window;
-        if (slot.cached() > most) truncate_kept(slot, most);
+        const std::int64_t fitting = backend_.capacity() - window;
+        if (slot.cached() > fitting) truncate_kept(slot, fitting);
     }
 }
 
@@ -170,9 +168,9 @@ void Slots::resize(std::int64_t capacity) {
     backend_.resize(capacity, lengths);
 }
 
-// Shrink a cache that is longer than all sequences need, as every pass pays for its length. tokens:
-// the length of a sequence that joins in `slot` and reuses `kept` tokens there. Kept tokens that do
-// not fit are dropped.
+// Shrink a cache that is longer than all sequences need, because every pass takes time for its
+// length. tokens: the length of a new sequence that reuses `kept` tokens in `slot`. Kept tokens
+// that do not fit are dropped.
 void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t kept) {
     truncate_kept(slot, kept);
     for (const Slot* other : busy()) {
@@ -211,9 +209,9 @@ void Slots::move(Slot& source, Slot& target) {
     truncate_kept(source, 0);
 }
 
-// How many tokens of the prompt of `request` have K/V in `slot` that it may use, in whole blocks.
-// On an engine with `same_entries` they must be bit-identical to a prefill's. Without a prefix
-// store only requests with `reuse_prefix` use them.
+// How many prompt tokens of `request` have K/V in `slot` that the request may use, in whole blocks.
+// On an engine with `same_entries` the K/V must be bit-identical to a prefill's. Without a prefix
+// store only requests with `reuse_prefix` may use any.
 std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
     const std::int64_t usable =

@@ -1,10 +1,9 @@
-// The slots of a backend and what each holds: which sequence, how much of it is cached, which
-// window.
+// The slots of a backend, and what each holds: a sequence, its cached tokens and its window.
 //
 // A finished sequence's K/V stay in its slot until another sequence needs the slot. A prompt that
-// begins with the same tokens reuses them, or the K/V of a slot that is in use, or a copy in
-// `PrefixStore`, if that changes no bit of the results or the request allows it. If an allocation
-// fails, the records here stay as they were before.
+// begins with the same tokens reuses them, or K/V of a slot in use, or a copy in `PrefixStore`, if
+// that changes no bit of the results or the request allows it. If an allocation fails, the records
+// here stay as they were before.
 #pragma once
 
 #include <memory>
@@ -24,9 +23,9 @@ struct Slot {
     int number = 0;
     std::shared_ptr<SequenceState> sequence;
     std::vector<std::int64_t> kept;  // of a free slot: the tokens whose K/V are still in the cache
-    std::string salt;                // of its present or last sequence
-    // How many of the first K/V entries are bit-identical to those of a prefill. It may exceed
-    // `cached`, as it is not lowered if fewer tokens are kept.
+    std::string salt;                // `cache_salt` of its present or last sequence
+    // How many of its first K/V entries are bit-identical to a prefill's. It may exceed `cached`,
+    // because it is not lowered if fewer tokens are kept.
     std::int64_t exact_prefix_len = 0;
     int num_drafts = 0;  // drafts in its window, which came from `source`
     TokenSource source = TokenSource::lookahead;
@@ -44,8 +43,7 @@ struct Slot {
 // Not thread-safe: used by one thread at a time.
 class Slots {
    public:
-    // prefix_cache: reuse K/V of other sequences, on engines with which that changes no bit of the
-    // results.
+    // prefix_cache: reuse K/V of other sequences where that changes no bit of the results.
     Slots(Backend& backend, bool prefix_cache);
 
     std::vector<Slot>& all() { return slots_; }
@@ -53,24 +51,19 @@ class Slots {
     std::vector<Slot*> busy();
     // Slots whose sequence has its whole prompt in the cache.
     std::vector<Slot*> decoding();
-    // Tokens of KV capacity left after the longest sequence, once the cache has grown to its full
-    // size.
+    // Tokens of the largest KV capacity that are left after the longest sequence.
     std::int64_t room();
-    // Whether a prompt leaves room for the first pass, which writes the K/V of the prompt's last
-    // token.
+    // Whether a prompt leaves room for the first pass, which caches the prompt's last token.
     bool fits(std::size_t prompt_tokens) const;
 
-    // Give `sequence` the free slot that holds most of its prompt already; false if no slot is
-    // free.
+    // Give `sequence` the free slot that holds most of its prompt. Returns false if none is free.
     bool admit(const std::shared_ptr<SequenceState>& sequence);
-    // Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same
-    // prefix, if there is memory to note its tokens.
+    // Free the slot of a finished sequence. Its K/V stay for a later sequence with the same prefix,
+    // if there is memory to record its tokens.
     void release(Slot& slot) noexcept;
-    // Copy K/V of the prompt of `slot` into it if another slot, or a saved prefix, has more of
-    // them.
+    // Copy K/V of its prompt into `slot` if another slot, or a saved prefix, has more of them.
     void share(Slot& slot);
-    // Move sequences to lower free slots if that makes the batch smaller. Returns the decoding
-    // slots.
+    // Move sequences to lower free slots if that shrinks the batch. Returns the decoding slots.
     std::vector<Slot*> compact();
 
     // Grow the KV capacity to at least `tokens`.

@@ -15,9 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Opens a library and never closes it, because it has threads. The path is the first that is not
-// empty: `given`, the environment variable, `built_with` (the path that the build found),
-// `file_name`.
+// Opens a library and never closes it, because it has threads. Takes the first that is not empty of
+// `given`, the environment variable, `built_with` (the path that the build found) and `file_name`.
 void* open_library(const fs::path& given, const char* variable, const char* built_with,
                    const char* file_name) {
     const char* set = std::getenv(variable);
@@ -60,8 +59,8 @@ class Folder {
 
 }  // namespace
 
-// Functions of onnxruntime-genai's C interface. Those that can fail return null on success, else a
-// result with an error message.
+// Functions of onnxruntime-genai's C interface. Those that can fail return null, or a result with
+// an error message.
 struct GenaiTokenizer::Api {
     void* (*create_tokenizer)(const char* directory, void** tokenizer);
     void (*destroy_tokenizer)(void* tokenizer);
@@ -103,8 +102,8 @@ struct GenaiTokenizer::Api {
 
 GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library,
                                const fs::path& onnxruntime) {
-    // libonnxruntime.so is opened first, so that onnxruntime-genai finds it: without it,
-    // onnxruntime-genai aborts the process.
+    // libonnxruntime.so is opened first: if onnxruntime-genai does not find it, that aborts the
+    // process.
     open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
     api_ = std::make_unique<Api>(open_library(library, "PASS_ONNXRUNTIME_GENAI",
                                               PASS_DEFAULT_ONNXRUNTIME_GENAI,

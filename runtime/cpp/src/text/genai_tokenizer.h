@@ -14,8 +14,8 @@ class GenaiTokenizer {
    public:
     // library: libonnxruntime-genai.so; onnxruntime: the libonnxruntime.so that it needs. Empty:
     // $PASS_ONNXRUNTIME_GENAI and $PASS_ONNXRUNTIME, then the paths that the build found, then the
-    // loader's own search. Throws Error if one is missing, or `tokenizer` (a tokenizer.json) is not
-    // understood.
+    // loader's own search. Throws Error if a library is missing, or cannot read `tokenizer` (a
+    // tokenizer.json).
     GenaiTokenizer(const std::filesystem::path& tokenizer, const std::filesystem::path& library,
                    const std::filesystem::path& onnxruntime);
     ~GenaiTokenizer();

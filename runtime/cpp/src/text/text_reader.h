@@ -10,11 +10,10 @@ namespace pass {
 class TextReader {
    public:
     virtual ~TextReader() = default;
-    // The text that is final with `token`. `stop` is set to the stop string that ended the text, if
-    // one did.
+    // The text that becomes final with `token`. If a stop string ends the text, sets `stop` to it.
     virtual std::string read(std::int64_t token, std::optional<std::string>& stop) = 0;
-    // The text that was held back as a possible stop string, without a character that is still
-    // incomplete. Call it after the last token.
+    // The text that was held back as a possible stop string, without an incomplete character. Call
+    // it after the last token.
     virtual std::string flush() = 0;
 };
 

@@ -100,8 +100,8 @@ std::string Detokenizer::bytes(std::int64_t token) {
     return result;
 }
 
-std::string Detokenizer::decode(std::string_view more) {
-    held_ += more;
+std::string Detokenizer::decode(std::string_view bytes) {
+    held_ += bytes;
     const std::size_t end = whole_characters(held_);
     std::string text =
         lossy_utf8(std::string_view(held_).substr(0, end), vocabulary_->byte_fallback());

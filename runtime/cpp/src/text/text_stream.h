@@ -17,7 +17,7 @@
 namespace pass {
 
 // Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the
-// text that is the beginning of a word; 0 for none. As pass_runtime.text.bad_words.Automaton.
+// text with which a word begins; 0 for none. As pass_runtime.text.bad_words.Automaton.
 class Automaton {
    public:
     // words: none of them empty.
@@ -33,8 +33,7 @@ class Automaton {
    private:
     struct Node {
         std::size_t depth = 0, word_size = 0;
-        // the state of the next shorter suffix that is the beginning of a word
-        std::uint32_t shorter = 0;
+        std::uint32_t shorter = 0;  // the state of the next shorter such suffix
     };
     static std::uint64_t edge(std::uint32_t state, char byte) {
         return std::uint64_t{state} << 8 | static_cast<unsigned char>(byte);
@@ -49,9 +48,9 @@ class StopFilter {
    public:
     explicit StopFilter(std::vector<std::string> stops);
 
-    // Add `text`; returns the text that is final now. The stop string that is complete first ends
-    // the text: `stop` is set to it, and it is not shown. may_end: false if stop strings that
-    // `text` completes are shown like other text.
+    // Add `text`. Returns the text that becomes final. The stop string that is complete first ends
+    // the text: `stop` is set to it, and it is not shown. may_end: false shows stop strings that
+    // `text` completes like other text.
     std::string push(std::string_view text, std::optional<std::string>& stop, bool may_end = true);
     // The text that was held back. Call it after the last `push`.
     std::string flush();
@@ -62,27 +61,27 @@ class StopFilter {
     std::string held_;
 };
 
-// The text of tokens that follow a prompt. The beginning of a character is held back until the next
-// tokens complete it or show that they do not. As pass_runtime.text.detokenizer.Detokenizer.
+// The text of tokens that follow a prompt. The beginning of a character is held back until later
+// tokens complete it, or cannot. As pass_runtime.text.detokenizer.Detokenizer.
 class Detokenizer {
    public:
     Detokenizer(std::shared_ptr<const Vocabulary> vocabulary,
                 const std::vector<std::int64_t>& prompt);
 
-    // Take the next token. Returns the text that is final now.
+    // Add the next token. Returns the text that becomes final.
     std::string push(std::int64_t token);
 
    private:
     // The bytes that `token` adds to the text.
     std::string bytes(std::int64_t token);
-    // adds `more` to `held_`, and returns its whole characters
-    std::string decode(std::string_view more);
+    // Move `bytes` to the end of `held_`, and its whole characters out of it.
+    std::string decode(std::string_view bytes);
     // Update `strips_left_`, and hold back the beginning of a character that the prompt ends with.
-    // Returns what the prompt's own text shows in its place: U+FFFD.
+    // Returns what the prompt's own text shows in its place: U+FFFD, or "".
     std::string read_prompt(const std::vector<std::int64_t>& prompt);
 
     std::shared_ptr<const Vocabulary> vocabulary_;
-    std::size_t strips_left_;   // how many spaces at the text's beginning are still to be left out
+    std::size_t strips_left_;   // how many more spaces at the text's beginning are left out
     std::string held_;          // the beginning of a character
     std::string shown_before_;  // what `read_prompt` returned, until there is text
 };
@@ -103,9 +102,8 @@ class TextStream : public TextReader {
    private:
     StopFilter filter_;
     Detokenizer detokenizer_;
-    // the special tokens that are stop strings, and their texts
-    std::map<std::int64_t, std::string> special_stops_;
-    std::int64_t tokens_before_stop_;  // how many more tokens do not end the text
+    std::map<std::int64_t, std::string> special_stops_;  // stop strings of special tokens
+    std::int64_t tokens_before_stop_;                    // so many more tokens do not end the text
 };
 
 }  // namespace pass

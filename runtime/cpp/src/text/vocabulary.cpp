@@ -15,8 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// GPT-2's way of writing bytes as characters: printable bytes are written as themselves, the others
-// as U+0100 and following.
+// GPT-2 writes bytes as characters: printable bytes as themselves, the others from U+0100 on.
 std::map<std::string, char> byte_of_character() {
     const auto utf8 = [](unsigned code) {
         if (code < 0x80) return std::string(1, static_cast<char>(code));
@@ -33,7 +32,7 @@ std::map<std::string, char> byte_of_character() {
     return table;
 }
 
-// The bytes of a token's text; a text with characters that are not in `table` stands for itself.
+// The bytes of a token's text, or the text itself if it has characters that are not in `table`.
 std::string to_bytes(const std::string& text, const std::map<std::string, char>& table) {
     std::string bytes;
     for (std::size_t i = 0; i < text.size();) {
@@ -70,8 +69,8 @@ void read_template(const Json& processor, std::vector<std::int64_t>& prefix,
 }
 
 // The pre-tokenizer Digits, if the sequence of pre-tokenizers begins with it, else null. Digits are
-// split here because the encoder's library does not: it treats whitespace before a digit like
-// whitespace before a letter.
+// split here, because the encoder's library treats whitespace before a digit like whitespace before
+// a letter.
 Json digits_step(const Json& pre_tokenizer) {
     if (type_of(pre_tokenizer) != "Sequence") return {};
     const Json& first = pre_tokenizer.at("pretokenizers").at(0);
@@ -81,8 +80,7 @@ Json digits_step(const Json& pre_tokenizer) {
 // What turns the tokens of a tokenizer with byte fallback into bytes.
 struct ByteFallback {
     std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what replaces them
-    // how many spaces are removed from a text's beginning, at most
-    std::size_t stripped_spaces = 0;
+    std::size_t stripped_spaces = 0;  // most spaces that are removed from a text's beginning
 
     // The bytes of a token's text.
     std::string bytes(std::string text) const {

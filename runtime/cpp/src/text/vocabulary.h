@@ -24,26 +24,25 @@ class Vocabulary {
     // The bytes of `token`; empty for a special token, and for an id that has no token.
     const std::string& bytes(std::int64_t token) const;
     // Whether the tokenizer has byte fallback: each byte of an incomplete character is shown as
-    // U+FFFD. `split`, `prefix` and `suffix` are then not usable.
+    // U+FFFD, and `split`, `prefix` and `suffix` must not be used.
     bool byte_fallback() const { return byte_fallback_; }
     // How many spaces are removed from a text's beginning, at most.
     std::size_t stripped_spaces() const { return stripped_spaces_; }
     // The id of the special token with this text; -1 if there is none.
     std::int64_t special(const std::string& text) const;
-    // Special tokens that a prompt begins with (`prefix`) and ends with (`suffix`).
+    // Special tokens at the beginning (`prefix`) and end (`suffix`) of a prompt.
     const std::vector<std::int64_t>& prefix() const { return prefix_; }
     const std::vector<std::int64_t>& suffix() const { return suffix_; }
     // A part of a text that is encoded by itself.
     struct Part {
         std::string text;
-        // its id, if it is a token that was added to the vocabulary, else -1
-        std::int64_t token = -1;
+        std::int64_t token = -1;  // its id, if it is an added token
     };
     // The parts of `text` in their order.
     std::vector<Part> split(const std::string& text) const;
 
    private:
-    // as_letters: `split` does not split at digits
+    // as_letters: `split` does not split at digits.
     enum class Digits { as_letters, in_runs, one_by_one };
 
     bool byte_fallback_ = false;

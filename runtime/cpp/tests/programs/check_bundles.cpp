@@ -1,5 +1,5 @@
-// For tests/cpp: reads paths of bundles, one per line, and writes for each what opening it would
-// complain of, as JSON. A line that ends in "\tno hashes" leaves the hashes out.
+// For tests/cpp: reads paths of bundles, one per line, and writes for each the error of opening it,
+// as JSON. For a line that ends in "\tno hashes", hashes are not compared.
 
 #include <iostream>
 #include <nlohmann/json.hpp>

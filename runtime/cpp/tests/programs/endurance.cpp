@@ -1,7 +1,7 @@
 // For tests/cpp: endurance BUNDLE runs the same 200 requests of every kind ten times on one
 // session, some of them cancelled or dropped unread. It writes the memory in use after each time,
-// and after the session is closed, as JSON. Other requests could open another tail, or make ONNX
-// Runtime's arena grow.
+// and after the session is closed, as JSON. They are the same each time because others could open
+// another tail, or make ONNX Runtime's arena grow.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int num_repeats = 10, num_batches = 10, batch_size = 20;
 
-// The heap; counts what the session has of it.
+// The heap; counts the session's blocks and bytes.
 class Counting : public pass::Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
@@ -49,7 +49,7 @@ class Chance {
         static const char* const drafts[] = {"lookahead", "ngram", "both"};
         pass::Request sent;
         const int length = below(33) == 0 ? 200 : 1 + below(40);
-        const int period = 1 + below(12);  // n-grams find something
+        const int period = 1 + below(12);  // so that n-grams match
         std::vector<std::int64_t> cycle;
         for (int i = 0; i < period; ++i) cycle.push_back(2 + below(static_cast<int>(vocab) - 2));
         for (int i = 0; i < length; ++i)
@@ -57,7 +57,7 @@ class Chance {
         pass::GenerateOptions& options = sent.options;
         options.max_new_tokens = 1 + below(8);
         options.plan = plans[below(5)];
-        // few shapes: which it takes depends on the clock
+        // Few shapes, because which plans `auto` chooses depends on the clock.
         if (options.plan == "auto") options.lookahead = 1;
         if (options.plan != "ar" && below(2) == 0) options.draft = drafts[below(3)];
         options.sampling.seed = static_cast<std::uint64_t>(below(1 << 30));
@@ -84,7 +84,7 @@ nlohmann::json memory_now(const Counting& counting) {
             {"blocks", counting.blocks()}};
 }
 
-// Some requests at once, of which the second is cancelled and the third dropped.
+// Runs some requests at once, of which the second is cancelled and the third dropped.
 void answer(pass::Session& session, Chance& chance, std::map<std::string, int>& ends) {
     std::vector<pass::Generation> running;
     for (int i = 0; i < batch_size; ++i)

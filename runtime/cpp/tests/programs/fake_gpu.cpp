@@ -1,19 +1,16 @@
 // For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over fakes of CUDA and
 // TensorRT, and writes a report as JSON.
 //
-//     fake_gpu BUNDLE SCENES              every scene five times, each scene on its own session
-//     fake_gpu BUNDLE SCENES runs         the first scene with every execution in turn failing;
-//     then again on
-//                                         the same session, without failures
-//     fake_gpu BUNDLE SCENES allocations  the same with every allocation of device memory, also
-//     those of opening fake_gpu BUNDLE SCENES sticky CODE  the first scene; then CUDA's calls fail
-//     with CODE while two requests
-//                                         run, and work again for a third one
-//     fake_gpu BUNDLE SCENES captures NAME   every scene, while captures fail (see
-//     FakeCuda::fail_capture) fake_gpu BUNDLE SCENES refused NAME    the first scene, while
-//     TensorRT's function NAME fails fake_gpu BUNDLE SCENES open [MAJOR MINOR [DEVICES [ORDINAL
-//     [DRIVER]]]]   opens it on a GPU of that capability fake_gpu BUNDLE SCENES warm every scene,
-//     after Session::warm_up
+//     fake_gpu BUNDLE SCENES   every scene five times, each scene on its own session
+//     ... runs          the first scene with every execution in turn failing; then again on the
+//                       same session, without failures
+//     ... allocations   the same with every allocation of device memory, also while opening
+//     ... sticky CODE   the first scene; then CUDA's calls fail with CODE while two requests run,
+//                       and work again for a third one
+//     ... captures NAME every scene, while captures fail (see FakeCuda::fail_capture)
+//     ... refused NAME  the first scene, while TensorRT's function NAME fails
+//     ... warm          every scene, after Session::warm_up
+//     ... open [MAJOR MINOR [DEVICES [ORDINAL [DRIVER]]]]   opens the bundle on such a GPU
 #include <iostream>
 #include <sstream>
 #include <utility>
@@ -73,7 +70,7 @@ Json play_often(const std::string& bundle, const Json& scene) {
             report["done"].push_back(machine.report());
         }
     }
-    report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
+    report["all_freed"] = machine.cuda.all_freed() && machine.cuda.current == 0;
     report["kernels"] = {machine.counts.kernels_used, machine.counts.kernels_saved};
     return report;
 }
@@ -90,7 +87,7 @@ Json play_warm(const std::string& bundle, const Json& scene) {
         report["after"] = machine.report();
         report["uncaptured"] = session.uncaptured();
     }
-    report["empty"] = machine.cuda.empty() && machine.cuda.current == 0;
+    report["all_freed"] = machine.cuda.all_freed() && machine.cuda.current == 0;
     return report;
 }
 
@@ -104,9 +101,9 @@ Json without_captures(const std::string& bundle, const Json& scene, const std::s
         report["differences"] = differences_of(scene, session) + differences_of(scene, session);
         report["uncaptured"] = session.uncaptured();
     }
-    report["told"] = messages.take();
+    report["logged"] = messages.take();
     report["done"] = machine.report();
-    report["empty"] = machine.cuda.empty();
+    report["all_freed"] = machine.cuda.all_freed();
     return report;
 }
 
@@ -123,16 +120,16 @@ std::string refusal_of(const std::string& bundle, const Json& scene, const std::
 }
 
 // Plays the scene with the first operation failing, then with the second, and so on until none
-// fails. fail(machine, n) makes the nth operation from now on fail. left(machine): how many are
+// fails. fail(machine, n) makes the nth next operation fail. left(machine): how many operations are
 // left until then; 0 or less if it has failed.
 template <class Fail, class Left>
 Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail,
                const Left& left) {
     Json report{{"failures", 0},
                 {"errors", Json::array()},
-                {"told", Json::array()},
+                {"logged", Json::array()},
                 {"differences", ""},
-                {"empty", true}};
+                {"all_freed", true}};
     Messages messages;
     for (int number = 1, failed = 1; failed > 0; ++number) {
         Machine machine;
@@ -155,15 +152,15 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
             report["differences"] =
                 report["differences"].get<std::string>() + differences_of(scene, *session);
         }
-        for (const std::string& message : messages.take()) report["told"].push_back(message);
+        for (const std::string& message : messages.take()) report["logged"].push_back(message);
         report["failures"] = report["failures"].get<int>() + failed;
-        report["empty"] = report["empty"].get<bool>() && machine.cuda.empty();
+        report["all_freed"] = report["all_freed"].get<bool>() && machine.cuda.all_freed();
     }
     return report;
 }
 
-// The errors of a request that runs and of one that waits when CUDA begins to fail, and of one
-// after that.
+// The errors of a request that runs and of one that waits when CUDA begins to fail, and of a later
+// one.
 Json fail_with(const std::string& bundle, const Json& scene, int code) {
     Machine machine;
     Json errors = Json::array();
@@ -208,8 +205,9 @@ Json open_on(const std::string& bundle, int major, int minor, int devices, int o
     } catch (const Error& error) {
         refusal = error.what();
     }
-    return {
-        {"refusal", refusal}, {"mallocs", machine.cuda.mallocs}, {"empty", machine.cuda.empty()}};
+    return {{"refusal", refusal},
+            {"mallocs", machine.cuda.mallocs},
+            {"all_freed", machine.cuda.all_freed()}};
 }
 
 Json report_of(const std::vector<std::string>& words) {

@@ -1,13 +1,10 @@
 // For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over fakes of
 // its CUDA provider and of CUDA, and writes a report as JSON.
 //
-//     fake_ort BUNDLE SCENES               every scene twice, each time in a new thread, on a
-//     session that captures; a
-//                                          session that does not capture first computes results if
-//                                          a scene has none
-//     fake_ort BUNDLE SCENES refused NAME  the same, while captures of the files with NAME in their
-//     names fail fake_ort BUNDLE SCENES lost CODE     the first scene, on a device that is lost
-//     with that error in the first run
+//     fake_ort BUNDLE SCENES   every scene twice, each time in a new thread, on a session that
+//                              captures; a session that does not computes missing results first
+//     ... refused NAME         the same, while captures of files with NAME in their names fail
+//     ... lost CODE            the first scene, on a device that the first run loses with CODE
 #include <iostream>
 #include <sstream>
 #include <thread>
@@ -50,7 +47,7 @@ struct Machine {
             std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
 
-    bool left_nothing() const { return cuda.empty() && FakeCuda::current == 0; }
+    bool all_freed() const { return cuda.all_freed() && FakeCuda::current == 0; }
 };
 
 Json play_twice(const std::string& bundle, Json scene, const std::string& refused) {
@@ -79,8 +76,8 @@ Json play_twice(const std::string& bundle, Json scene, const std::string& refuse
     report["threads"] = machine.ort.threads();
     report["replays"] = machine.ort.replays;
     report["eager"] = machine.ort.eager;
-    report["told"] = warnings.take();
-    report["empty"] = machine.left_nothing();
+    report["logged"] = warnings.take();
+    report["all_freed"] = machine.all_freed();
     return report;
 }
 
@@ -99,7 +96,7 @@ Json lose(const std::string& bundle, const Json& scene, int code) {
         }
         machine.cuda.sticky = 0;
     }
-    return {{"errors", errors}, {"empty", machine.left_nothing()}};
+    return {{"errors", errors}, {"all_freed", machine.all_freed()}};
 }
 
 Json report_of(const std::vector<std::string>& words) {

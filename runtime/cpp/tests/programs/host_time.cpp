@@ -3,8 +3,8 @@
 //
 //     host_time [TOKENS [ROUNDS]]
 //
-// The backend recites, so a pass only chooses the plan, stages windows, drafts n-grams, counts and
-// makes events, and copies the recited tokens. There is no text.
+// The backend has no model (reciting.h), so the time is spent in choosing plans, staging windows,
+// n-gram drafts, statistics and events. There is no text.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// For tests/cpp and tests/cpus: kernels BUNDLE... writes what the CPU kernels that run each
-// bundle's products compute here, a line each.
+// For tests/cpp and tests/cpus: kernels BUNDLE... writes a line for each bundle, about the CPU
+// kernels that compute the bundle's products here.
 
 #include "backends/ort/kernels.h"
 

@@ -1,6 +1,6 @@
-// For tests/cpp and by hand: replay BUNDLE TRACES [THREADS] does again, on the CPU, what
-// tests/cpp/golden_traces.py wrote down of the Python runtime, and compares the results to the last
-// bit. It ends with status 1 if they differ.
+// For tests/cpp and by hand: replay BUNDLE TRACES [THREADS] repeats, on the CPU, the requests that
+// tests/cpp/golden_traces.py recorded, and compares the results to the last bit. It ends with
+// status 1 if they differ.
 #include <cstdlib>
 #include <iostream>
 

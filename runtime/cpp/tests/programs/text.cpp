@@ -1,6 +1,6 @@
-// For tests/cpp: text BUNDLE reads JSON, a line each: a text -> its ids; {"ids": [...], "stop":
-// [...]}, and "prompt" and "min_tokens" if wanted, -> the pieces that the ids become, what is left
-// at the end, and the stop string.
+// For tests/cpp: text BUNDLE reads lines of JSON. For a text it writes the ids; for {"ids": [...],
+// "stop": [...]}, with optional "prompt" and "min_tokens", the pieces of text, the rest at the end,
+// and the stop string.
 
 #include <iostream>
 #include <nlohmann/json.hpp>

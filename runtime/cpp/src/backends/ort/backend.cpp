@@ -12,15 +12,15 @@ namespace pass {
 
 namespace {
 
-// in keys of bound_tails_, in place of a sampler
+// In keys of bound_tails_, in place of a sampler.
 constexpr int logprobs_graph = -1, processors_graph = -2;
 
 Kernels kernels_of(const Manifest& manifest, const OrtBackend::Engine& engine) {
     return engine.device.on_cpu() ? find_kernels(*engine.library, manifest) : Kernels();
 }
 
-// The trunk that is for one slot attends to as many entries as are valid, that for several to a
-// multiple of 64. If the entries that are masked change a softmax, the latter serves one slot too.
+// The trunk for one slot attends to the valid cache entries, the trunk for several slots to a
+// multiple of 64. If masked entries change a softmax, the latter serves one slot, too.
 int trunk_slots(const Kernels& kernels, const LoadOptions& options) {
     return kernels.equal_softmax ? options.max_batch_size : std::max(options.max_batch_size, 2);
 }
@@ -34,14 +34,14 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
             "bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or "
             "fp32");
     }
-    const std::int64_t most = options.capacity.value_or(manifest.model.max_capacity);
-    if (most > manifest.model.max_capacity) {
-        throw Error("capacity " + std::to_string(most) + " is more than the " +
+    const std::int64_t capacity = options.capacity.value_or(manifest.model.max_capacity);
+    if (capacity > manifest.model.max_capacity) {
+        throw Error("capacity " + std::to_string(capacity) + " is more than the " +
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
     const std::string& weights = manifest.model.weights;
     const auto capacities =
-        device.on_cpu() ? following_capacities(most) : doubling_capacities(most);
+        device.on_cpu() ? following_capacities(capacity) : doubling_capacities(capacity);
     Capabilities found{
         device.name,
         manifest.model.vocab_size,
@@ -52,8 +52,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         manifest.trees(),
         weights == "w8a8" ||
             (device.on_cpu() && (weights == "int4" || weights == "int8" || weights == "source")),
-        // A derived trunk is one rewritten for a device. On the CPU it computes all rows alike
-        // (test_same_entries.py).
+        // On the CPU, derived trunks compute all rows alike (test_same_entries.py).
         device.on_cpu() && kernels.least_rows &&
             manifest.derived_trunk(device.name, trunk_slots(kernels, options)) != nullptr};
     found.exact_sums = kernels.exact_sums;
@@ -108,7 +107,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
         thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// On the CPU two trunks are opened only with packed weights, which they share in memory.
+// On the CPU two trunks are opened only if they can share packed weights in memory.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const Kernels kernels = kernels_of(manifest_, engine_);
     const WeightForm weights =
@@ -207,15 +206,15 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 
 void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
-    if (kind.touched > 0) {
-        run_bound(
-            bound_tails_.get({plan, processors_graph, kind.batch, kind.touched}, [&](int graph_id) {
+    if (kind.touched_count > 0) {
+        run_bound(bound_tails_.get(
+            {plan, processors_graph, kind.batch, kind.touched_count}, [&](int graph_id) {
                 return bind(
                     graph_id, tail_graph(processors()),
-                    bindings_.processors(processors(), kind.plan, kind.batch, kind.touched));
+                    bindings_.processors(processors(), kind.plan, kind.batch, kind.touched_count));
             }));
     }
-    const bool processed = kind.touched > 0;
+    const bool processed = kind.touched_count > 0;
     run_bound(bound_tails_.get(
         {plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
             return bind(graph_id, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
@@ -230,8 +229,9 @@ void OrtBackend::run_tails(const PassKind& kind) {
 
 std::vector<BoundTensor> OrtBackend::bound_tensors(const std::vector<Binding>& bindings) {
     std::vector<BoundTensor> result;
-    for (const Binding& one : bindings)
-        result.push_back({one.tensor, one.dtype, one.shape, buffers_.address_of(one)});
+    for (const Binding& binding : bindings)
+        result.push_back(
+            {binding.tensor, binding.dtype, binding.shape, buffers_.address_of(binding)});
     return result;
 }
 
@@ -272,8 +272,8 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
                 past, present);
 }
 
-// Opens a tail on one thread. A second thread pool would spin on the cores that the trunk's next
-// pass needs.
+// Opens a tail with one thread, because a second thread pool would spin on the cores that the
+// trunk's next pass needs.
 const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {

@@ -1,6 +1,6 @@
 // The ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
 //
-// An ONNX Runtime session of a graph serves every window width and batch; its bindings are kept for
+// One ONNX Runtime session of a graph serves every window width and batch; bindings are kept for
 // each plan and batch.
 #pragma once
 
@@ -41,12 +41,12 @@ class OrtBackend : public Backend {
 
    private:
     void open_trunks(const LoadOptions& options);
-    // Add `graph` to `uncaptured` if it could not be opened with captures.
+    // Add `graph` to `uncaptured` if it could not be opened for captures.
     void note_capture(const OrtGraph& graph);
     // The trunk `file` with packed weights; null if there are none.
     std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options,
                                           const Kernels& kernels) const;
-    // Run `work`, in the thread of the captured graphs if the device captures them.
+    // Run `work`, in the thread of the captured graphs if there is one.
     void in_thread(const std::function<void()>& work);
     void run_tails(const PassKind& kind);
     void run_bound(BoundGraph& bound);
@@ -64,19 +64,17 @@ class OrtBackend : public Backend {
     Engine engine_;
     std::unique_ptr<SharedTensors> shared_;
     std::unique_ptr<OrtGraph> trunk_;
-    // for passes without look-ahead rows; null: trunk_
-    std::unique_ptr<OrtGraph> plain_trunk_;
+    std::unique_ptr<OrtGraph> plain_trunk_;  // for passes without look-ahead rows; null: trunk_
     std::map<std::string, std::unique_ptr<OrtGraph>> tails_;  // by file
-    // by plan and batch, until the cache is resized
-    BoundGraphs<std::pair<std::string, int>> bound_trunks_;
-    // by width and slot, until the cache is resized
-    BoundGraphs<std::pair<int, int>> bound_prefills_;
-    // Tails: by plan, sampler, batch, and whether they read processed logits. A constant in place
-    // of the sampler stands for another graph: processors_graph, by plan, batch and touched;
+    // Both are valid until the cache is resized.
+    BoundGraphs<std::pair<std::string, int>> bound_trunks_;  // by plan and batch
+    BoundGraphs<std::pair<int, int>> bound_prefills_;        // by width and slot
+    // Tails by plan, sampler, batch, and whether they read processed logits. A constant in place of
+    // the sampler stands for another graph: processors_graph, by plan, batch and touched_count, or
     // logprobs_graph, by plan and batch.
     BoundGraphs<std::tuple<std::string, int, int, std::size_t>> bound_tails_;
-    // Runs the graphs on devices that capture them, because ONNX Runtime captures and replays them
-    // for each thread separately. It is the last member, so that it ends first.
+    // Runs the graphs if they are captured, because ONNX Runtime keeps captured graphs for each
+    // thread separately. It is the last member, so that it ends first.
     std::unique_ptr<OneThread> thread_;
 };
 

@@ -10,8 +10,7 @@ namespace pass {
 
 namespace {
 
-// the graph number with which ONNX Runtime neither captures nor replays
-constexpr int no_graph = -1;
+constexpr int no_graph = -1;  // with this number ONNX Runtime neither captures nor replays
 
 Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place,
                           const BoundTensor& tensor) {
@@ -137,11 +136,11 @@ void OneThread::run(const std::function<void()>& task) {
         task();
         return;
     }
-    std::packaged_task<void()> given([&task] { task(); });
-    std::future<void> done = given.get_future();
+    std::packaged_task<void()> packaged([&task] { task(); });
+    std::future<void> done = packaged.get_future();
     {
         const std::lock_guard lock(mutex_);
-        tasks_.push_back(std::move(given));
+        tasks_.push_back(std::move(packaged));
     }
     changed_.notify_one();
     done.get();

@@ -1,9 +1,9 @@
 // Graphs bound to memory, and how ONNX Runtime captures them as CUDA graphs.
 //
-// With the provider option `enable_cuda_graph` the first run with a graph number runs the graph
-// three times: ONNX Runtime runs the graph until a run allocates no memory (twice), captures the
-// graph, which computes nothing, and launches what it captured. A tail overwrites the window that
-// it reads with the next one, so three runs would skip two windows. Overwritten inputs are
+// With the provider option `enable_cuda_graph`, the first run with a new graph number executes the
+// graph three times: ONNX Runtime runs it until a run allocates no memory (twice), captures it,
+// which computes nothing, and launches what it captured. But a tail overwrites the window that it
+// reads with the next one, so three executions would skip two windows. Overwritten inputs are
 // therefore saved before the first run and restored after it, and the graph runs once more.
 #pragma once
 
@@ -40,15 +40,15 @@ struct BoundTensor {
 // What capturing a graph needs.
 struct Capture {
     int graph_id;    // the number of the CUDA graph
-    Memory* memory;  // that the tensors are in
-    // Inputs that the graph overwrites. The KV cache needs no saving, because every run writes the
-    // same values.
+    Memory* memory;  // of the tensors
+    // Inputs that the graph overwrites, without the KV cache: every run writes the same values
+    // there.
     std::vector<BoundTensor> in_place;
-    // receives the reason if the graph cannot be captured
+    // Receives the reason if the graph cannot be captured.
     std::function<void(const std::string&)> on_failure;
 };
 
-// The inputs that have the address of an output.
+// The inputs that share an output's address.
 std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
                                          const std::vector<BoundTensor>& outputs);
 
@@ -57,8 +57,7 @@ int next_graph_id();
 
 class BoundGraph {
    public:
-    // capture: none to run the graph without captures. It is not used if the session does not
-    // capture.
+    // capture: none runs the graph without captures. Ignored if the session does not capture.
     BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
                const std::vector<BoundTensor>& outputs,
                std::optional<Capture> capture = std::nullopt);
@@ -78,8 +77,8 @@ class BoundGraph {
     Owned<OrtRunOptions> options_;
 };
 
-// The most recently used bound graphs, by key. ONNX Runtime keeps every CUDA graph that it
-// captured, so a graph that is bound to the same addresses again gets its old number.
+// The bound graphs used last, by key. ONNX Runtime keeps every CUDA graph that it captured, so a
+// key keeps its graph number when its graph is dropped and bound to the same addresses again.
 template <class Key>
 class BoundGraphs {
    public:
@@ -97,7 +96,7 @@ class BoundGraphs {
         return found->second.bound;
     }
 
-    // Forget all of them, because addresses have changed.
+    // Forget all, because addresses have changed.
     void clear() {
         bound_.clear();
         graph_ids_.clear();
@@ -110,13 +109,13 @@ class BoundGraphs {
     };
     using Map = std::map<Key, Kept>;
 
-    // The least recently used one, without `spared`.
+    // The least recently used bound graph but `spared`.
     typename Map::iterator oldest(typename Map::iterator spared) {
         auto result = bound_.end();
-        for (auto one = bound_.begin(); one != bound_.end(); ++one) {
-            if (one != spared &&
-                (result == bound_.end() || one->second.last_use < result->second.last_use))
-                result = one;
+        for (auto each = bound_.begin(); each != bound_.end(); ++each) {
+            if (each != spared &&
+                (result == bound_.end() || each->second.last_use < result->second.last_use))
+                result = each;
         }
         return result;
     }
@@ -132,13 +131,13 @@ class BoundGraphs {
 // captured them. The thread ends with this object, after the tasks in its queue.
 class OneThread {
    public:
-    // context: makes the context that the thread holds.
+    // context: makes an object that the thread holds while it lives.
     explicit OneThread(std::function<std::shared_ptr<void>()> context);
     ~OneThread();
     OneThread(const OneThread&) = delete;
     OneThread& operator=(const OneThread&) = delete;
 
-    // Returns when `task` is done, and throws what it throws. A task may itself call this.
+    // Returns when `task` is done, and throws what it throws. A task may call `run`.
     void run(const std::function<void()>& task);
 
    private:
@@ -148,7 +147,7 @@ class OneThread {
     std::condition_variable changed_;
     std::deque<std::packaged_task<void()>> tasks_;
     bool ending_ = false;
-    std::thread thread_;  // the last one, because it uses the others
+    std::thread thread_;  // the last member, because it uses the others
 };
 
 }  // namespace pass

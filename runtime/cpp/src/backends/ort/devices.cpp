@@ -21,8 +21,8 @@ constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
 const std::vector<Device>& devices() {
     static const std::vector<Device> known{
         {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
-        // The second options are used if the first fail, as for a graph with a node on the CPU.
-        // TF32 is off because it rounds float32.
+        // The second options are used if the first fail, as they do for a graph with a node on the
+        // CPU. TF32 is off because it rounds float32.
         {"cuda",
          "CUDAExecutionProvider",
          "Cuda",
@@ -60,9 +60,9 @@ std::string plugin_path(const LoadOptions& options) {
 }  // namespace
 
 bool Device::captures(std::size_t index) const {
-    const ProviderOptions& given = options.at(index);
-    return std::any_of(given.begin(), given.end(), [](const auto& one) {
-        return std::string_view(one.first) == capture_option;
+    const ProviderOptions& tried = options.at(index);
+    return std::any_of(tried.begin(), tried.end(), [](const auto& option) {
+        return std::string_view(option.first) == capture_option;
     });
 }
 
@@ -94,8 +94,7 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
     if (path.empty()) {
         throw Error("device " + std::string(device.name) +
                     " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its "
-                    "library, or use --device "
-                    "cpu");
+                    "library, or use --device cpu");
     }
     // The plugin does not find its libraries by itself, so they are opened before it.
     for (const std::filesystem::path& needed : options.plugin_libraries) {
@@ -103,7 +102,7 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
             throw Error("the plugin's library cannot be opened: " + std::string(dlerror()));
         }
     }
-    // A process registers a plugin once; another session may have done it.
+    // A process registers a plugin only once; another session may have done so.
     OrtStatus* status = library.api().RegisterExecutionProviderLibrary(library.environment(),
                                                                        path.c_str(), path.c_str());
     if (status != nullptr &&

@@ -19,8 +19,7 @@ struct Device {
     const char* name;
     const char* provider;
     const char* memory;  // ONNX Runtime's name of the memory for tensors
-    // whether the provider is in its own library, which must be registered
-    bool plugin;
+    bool plugin;         // whether the provider is in its own library, which must be registered
     std::vector<ProviderOptions> options;  // to try one after the other
     int ordinal = 0;                       // the GPU's number
 

@@ -50,8 +50,8 @@ std::string edit_entries(std::string_view model,
     });
 }
 
-// The files of weights, as the model names them. Empty if it is no model, about which ONNX Runtime
-// has a better message.
+// The model's names of its files of weights. Empty if `model` is no model: ONNX Runtime has a
+// better message for that.
 std::set<std::string> locations(std::string_view model) {
     std::set<std::string> result;
     try {

@@ -17,10 +17,9 @@ namespace {
 
 using protobuf::encode;
 
-constexpr std::int64_t most_rows = 16;  // rows alone are compared with the same rows among so many
+constexpr std::int64_t all_rows = 16;  // a few rows alone are compared with them among so many
 constexpr std::int64_t blocks = 4, outputs = 64;
-constexpr std::uint64_t accuracy_level =
-    4;  // as ONNX Runtime sets it if it fuses a product: rows are rounded to 8 bits
+constexpr std::uint64_t accuracy_level = 4;  // rows are rounded to 8 bits, as in fused products
 constexpr std::uint64_t ir_version = 10, opset = 21;
 
 // A constant input. bytes: its elements.
@@ -181,7 +180,7 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
          inputs,
          ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
          ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
-    const std::vector<float> rows = random_rows(most_rows * inputs);
+    const std::vector<float> rows = random_rows(all_rows * inputs);
     const auto among_all = session.run<float>(rows, inputs);
     std::vector<std::int64_t> differing;
     for (const std::int64_t count : {1, 2, 3, 5, 9}) {
@@ -203,8 +202,8 @@ bool softmax_is_equal(const OrtLibrary& library) {
                                          0,
                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
                                          ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
-    // Scores spread so much, in so many rows, that other orders round differently for some of these
-    // numbers of scores.
+    // Scores that spread so much, in so many rows, that sums in another order round differently for
+    // some of these numbers of scores.
     std::vector<float> scores = random_rows(rows * columns);
     for (float& score : scores) score *= 3;
     for (std::ptrdiff_t count = 1; count < 8; ++count) {
@@ -254,7 +253,7 @@ std::set<BlockFormat> block_formats(const ModelInfo& model) {
     const auto add = [&](const SchemeInfo& scheme) {
         if (!scheme.block_size || scheme.numbers == "fp8") return;
         result.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
-        // sums of blocks are products with codes of 4 bits
+        // Sums of blocks are computed as products with 4-bit codes.
         if (scheme.offsets) result.emplace(4, *scheme.block_size);
     };
     add(model.quantization->grid);
@@ -265,7 +264,7 @@ std::set<BlockFormat> block_formats(const ModelInfo& model) {
 
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {
     static std::mutex mutex;
-    // by library's build and formats
+    // By the library's build and the formats.
     static std::map<std::pair<std::string, std::set<BlockFormat>>, Kernels> known;
     const std::set<BlockFormat> formats = block_formats(manifest.model);
     const std::lock_guard lock(mutex);

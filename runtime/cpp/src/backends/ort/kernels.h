@@ -13,14 +13,14 @@
 
 namespace pass {
 
-// By default those of sessions without rounded products.
+// What the kernels compute; by default that of sessions without rounded products.
 struct Kernels {
     // Whether products of uint8 and int8 codes are summed exactly.
     bool exact_sums = true;
-    // The fewest rows from which on a row's results do not depend on the number of rows; none if
-    // they always may.
+    // From this many rows on, a row's results do not depend on the number of rows; none if they
+    // always may.
     std::optional<int> least_rows = 1;
-    // Whether a softmax does not depend on the number of masked entries after the others.
+    // Whether a softmax is the same for any number of masked entries after the others.
     bool equal_softmax = true;
 
     // As Python's `str(Kernels)`: a part of the key of packed weights.
@@ -33,7 +33,7 @@ using BlockFormat = std::pair<int, std::int64_t>;
 // The formats of the bundle's weights that have blocks.
 std::set<BlockFormat> block_formats(const ModelInfo& model);
 
-// What the CPU kernels that run the bundle's products compute here, found once a process.
+// The kernels that compute the bundle's products on this CPU, probed once a process.
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest);
 
 // Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because

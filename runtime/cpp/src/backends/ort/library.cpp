@@ -26,7 +26,7 @@ std::string library_name(const std::filesystem::path& given) {
 
 void ORT_API_CALL write_log(void*, OrtLoggingLevel severity, const char*, const char*, const char*,
                             const char* message) {
-    // LogLevel has the same numbers, but no fatal
+    // LogLevel has the same numbers, but no level `fatal`.
     const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);
     log(static_cast<LogLevel>(level), "onnxruntime: " + one_line(message));
 }
@@ -37,7 +37,7 @@ OrtLoggingLevel severity_of(LogLevel level) { return static_cast<OrtLoggingLevel
 
 std::shared_ptr<const OrtLibrary> OrtLibrary::open(const std::filesystem::path& path) {
     const std::string name = library_name(path);
-    // It is never unloaded, because it has threads and thread-local memory.
+    // The library is never unloaded, because it has threads and thread-local memory.
     void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle == nullptr) {
         throw Error(

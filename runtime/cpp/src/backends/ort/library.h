@@ -1,5 +1,5 @@
-// ONNX Runtime, opened at run time, because linking would tie libpass to one version of it. Its C
-// API is used without globals, so that two versions can be open at once.
+// ONNX Runtime, opened at run time, because linking would tie libpass to one version. Its C API is
+// used without globals, so that two versions can be open at once.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -15,7 +15,7 @@
 
 namespace pass {
 
-// ONNX Runtime's level of the same meaning.
+// ONNX Runtime's name of `level`.
 OrtLoggingLevel severity_of(LogLevel level);
 
 // An object of the C API, with the function that releases it.
@@ -26,7 +26,7 @@ class OrtLibrary {
    public:
     // path: as LoadOptions::onnxruntime. Throws Error if there is no library, or it is too old.
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
-    // api: must outlive this object.
+    // `api` must outlive this object.
     OrtLibrary(const OrtApi* api, const std::string& version);
 
     const OrtApi& api() const { return *api_; }
@@ -37,8 +37,8 @@ class OrtLibrary {
     std::vector<std::string> providers() const;
     // Throws Error with `what` and ONNX Runtime's message if `status` is a failure.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
-    // Calls `create`, a function of the C API, with `arguments` and the address at which it puts
-    // the new object.
+    // Calls the C API's function `create` with `arguments` and the address that receives the new
+    // object.
     template <class Create, class Thing, class... Arguments>
     Owned<Thing> make(Create create, void (*release)(Thing*), Arguments... arguments) const {
         Thing* made = nullptr;

@@ -29,8 +29,8 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
 }
 
-// Whether the files of a cache entry have the sizes and hashes in its note. The note of an unusable
-// entry has no files.
+// Whether the files of a cache entry have the sizes and hashes that its note lists (an unusable
+// entry's lists none).
 bool intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;
@@ -94,8 +94,8 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
                                    weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
-    // the entry may be another user's. Python drops the entries used least recently.
-    std::error_code ignored;
+    // Python drops the entries used least recently.
+    std::error_code ignored;  // the entry may be another user's
     std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), ignored);
     log(LogLevel::info, file + ": weights are mapped from " + entry.string());
     return entry / graph_file;

@@ -1,4 +1,4 @@
-// Reads weights in the form that ONNX Runtime's CPU kernels read, from files that all sessions and
+// Finds weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and
 // processes map. Python writes and explains them (pass_runtime/backends/ort/packed_weights.py,
 // packing.py).
 #pragma once
@@ -13,13 +13,13 @@
 
 namespace pass {
 
-// What Linux says of the CPU's cores and their instructions: lines `field: value`, each once. Empty
-// if it does not say which instructions they have.
+// What Linux reports of the CPU's cores and their instructions: lines `field: value`, each once.
+// Empty if it reports no instructions.
 std::string describe_cpu(const std::filesystem::path& cpu_info = "/proc/cpuinfo");
 
-// The path of the bundle's trunk `file` with packed weights; none if the user's cache directory has
-// no intact entry for it, or if the hash cache does not know that the bundle's files are those of
-// the manifest. kernels: of this CPU.
+// The path of the bundle's trunk `file` with packed weights. None if the user's cache directory has
+// no intact entry for it, or if the hash cache lacks the hashes of the bundle's files. kernels: of
+// this CPU.
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
                                                   const std::filesystem::path& bundle,
                                                   const Manifest& manifest, const std::string& file,

@@ -8,7 +8,7 @@ namespace {
 
 enum Kind : std::uint64_t { varint = 0, eight_bytes = 1, delimited = 2, four_bytes = 5 };
 
-// A number of seven bits a byte, the lowest first.
+// Writes seven bits in each byte, the lowest first.
 std::string encode_varint(std::uint64_t value) {
     std::string digits;
     for (; value > 0x7F; value >>= 7) digits += static_cast<char>((value & 0x7F) | 0x80);

@@ -64,14 +64,13 @@ namespace {
 constexpr const char* weights_folder_option =
     "session.model_external_initializers_file_folder_path";
 
-// The worker threads of a session, which begin to work only when the session has been created.
-// Until then there is hardly any work, but ONNX Runtime's workers spin while they wait, and would
-// take the cores that hash the bundle's files. (ONNX Runtime may pin threads that it creates itself
-// to cores; these are not pinned.)
+// Worker threads that begin to work only when their session has been created. Before that there is
+// hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that
+// hash the bundle's files. (ONNX Runtime may pin the threads that it creates to cores; these are
+// not pinned.)
 class LateThreads {
    public:
-    // Make sessions of `options` use such threads. `options` must not be used after this object is
-    // destroyed.
+    // Make a session of `options` use such threads. Create it before this object is destroyed.
     void give_to(const OrtLibrary& library, OrtSessionOptions* options) {
         const OrtApi& api = library.api();
         library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
@@ -196,18 +195,18 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
         library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
-    // A memory pattern would be kept for every shape, and passes have many shapes.
+    // ONNX Runtime would keep a memory pattern for every shape, and passes have many.
     library_->check(
         (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
-    if (weights == WeightForm::made_unsigned) {  // both together; activations stay as they are
+    if (weights == WeightForm::made_unsigned) {  // needs both; activations stay as they are
         for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"}) {
             library_->check(api.AddSessionConfigEntry(options.get(), name, "1"));
         }
     }
     if (weights == WeightForm::packed) {
         library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
-        // Passes alternate between two such sessions. Threads of one that spin after its pass would
-        // take the cores that the other one's pass needs, which doubled the time of a pass.
+        // Passes alternate between two such sessions. If one's threads spin after its pass, they
+        // take the cores that the other's pass needs, which doubled the time of a pass.
         library_->check(
             api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
     }

@@ -15,8 +15,7 @@
 namespace pass {
 
 // The constants that tails share, mapped from their files: the noise tables and the draft head.
-// ONNX Runtime itself would map them again for every tail, and each mapping would hold the same
-// megabytes in memory.
+// ONNX Runtime itself would keep a copy in memory for every tail.
 class SharedTensors {
    public:
     SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
@@ -37,16 +36,15 @@ class SharedTensors {
 // ONNX Runtime's name of `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
-// What ONNX Runtime does with the weights of a graph. packed: it wrote the graph, optimized and
-// with packed weights, and takes it as it is. made_unsigned: it makes int8 weights uint8 where
-// products of uint8 and int8 codes are not summed exactly.
+// What ONNX Runtime does with the weights of a graph. packed: it runs the graph as it is, because
+// it has written it, optimized and with packed weights. made_unsigned: it makes int8 weights uint8,
+// where products of uint8 and int8 codes are not summed exactly.
 enum class WeightForm { as_exported, packed, made_unsigned };
 
 class OrtGraph {
    public:
-    // threads: 0 lets ONNX Runtime choose. shared: constants that the graph reads from this memory
-    // instead of from the file; it must outlive the graph, and may be null. Throws Error if the
-    // graph cannot be loaded.
+    // threads: 0 lets ONNX Runtime choose. shared: constants to use instead of those in the file;
+    // must outlive the graph, and may be null. Throws Error if the graph cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
              const std::filesystem::path& path, int threads, const SharedTensors* shared,
              WeightForm weights = WeightForm::as_exported);
@@ -62,13 +60,13 @@ class OrtGraph {
     const Device& device() const { return device_; }
     // Whether its runs are captured as CUDA graphs.
     bool captures() const { return captures_; }
-    // Why they cannot be captured; empty if they are, or if the device has no CUDA graphs.
+    // Why runs cannot be captured; empty if they are, or if the device has no CUDA graphs.
     const std::string& not_captured() const { return not_captured_; }
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
                                              WeightForm weights) const;
-    // Create the session, with links of `path` and of its weights resolved. Returns ONNX Runtime's
+    // Create the session, with the links in `path` and its weights resolved. Returns ONNX Runtime's
     // error.
     OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
     template <class Count, class Name, class Info>

@@ -23,8 +23,7 @@ class TrtContext {
     virtual bool set_profile(int index, void* stream) = 0;
     virtual bool set_shape(const std::string& input, const Shape& shape) = 0;
     virtual bool set_address(const std::string& tensor, std::byte* address) = 0;
-    // Whether a CUDA graph can contain the next run. TensorRT-RTX answers this; for TensorRT it is
-    // true.
+    // Whether a CUDA graph can contain the next run. Always true for TensorRT.
     virtual bool capturable(void* stream) = 0;
     virtual bool enqueue(void* stream) = 0;
 };
@@ -52,11 +51,11 @@ class TrtApi {
     virtual std::string version() const = 0;
     // Null if these bytes are no engine for this library and this GPU.
     virtual std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) = 0;
-    // The library's last errors since this was last called, in one line; empty if there were none.
+    // The library's last errors since the last call, in one line; empty if there were none.
     virtual std::string take_errors() = 0;
-    // Use `file` as a cache of the kernels that the library compiles while engines run.
-    // `save_kernels` writes it, for the next process. TensorRT compiles none, and does nothing
-    // here.
+    // Use `file` as a cache of the kernels that the library compiles while engines run;
+    // `save_kernels` writes it for the next process. Does nothing for TensorRT, which compiles
+    // none.
     virtual void use_kernels(const std::filesystem::path& file) = 0;
     virtual void save_kernels() = 0;
 };

@@ -12,10 +12,8 @@ namespace pass {
 
 namespace {
 
-// pinned memory for what the host writes between passes
-constexpr std::size_t staging_bytes = 4 << 20;
-// beside the engines, for TrtApi::use_kernels
-constexpr const char* runtime_cache_file = "kernels.cache";
+constexpr std::size_t staging_bytes = 4 << 20;              // pinned, for what the host writes
+constexpr const char* kernel_cache_file = "kernels.cache";  // beside the engines
 
 // Rows of the narrowest window that the trunk's engine has a profile for.
 int least_width(const EngineSet& engines) {
@@ -93,8 +91,8 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
       cuda_(static_cast<Cuda&>(*memory_)),
       api_(std::move(opened.api)) {
     const auto held = for_this_thread();
-    api_->use_kernels(engine_directory(bundle_, engine_set_) / runtime_cache_file);
-    engine(manifest_.trunk);  // an engine that cannot be loaded is refused now
+    api_->use_kernels(engine_directory(bundle_, engine_set_) / kernel_cache_file);
+    engine(manifest_.trunk);  // throws now if it cannot be loaded
 }
 
 TrtBackend::~TrtBackend() {
@@ -107,8 +105,7 @@ TrtBackend::~TrtBackend() {
     }
 }
 
-// Changes how many entries a pass reads. The cache is always allocated for the engines' largest
-// capacity.
+// Changes how many entries a pass reads. The cache always has the engines' largest capacity.
 void TrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
     if (cache_.capacity() == 0) cache_.resize(engine_set_.capacities.back(), lengths);
     capacity_ = capacity;
@@ -141,7 +138,7 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     program(key_of(Graphs::pass, kind), [&] {
         std::vector<TrtProgram::Call> calls = bind_tails(kind);
         const std::map<std::string, std::byte*>& addresses =
-            calls.at(kind.touched > 0 ? 1 : 0).second.addresses;
+            calls.at(kind.touched_count > 0 ? 1 : 0).second.addresses;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
             return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor),
                                     items * sizeof(*host)};
@@ -156,24 +153,25 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
-    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched};
+    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched_count};
 }
 
 TrtProgram& TrtBackend::program(const Key& key,
                                 const std::function<TrtProgram::Work()>& make_work) {
-    const std::pair place(columns_, key);
-    auto found = programs_.find(place);
+    const std::pair full_key(columns_, key);
+    auto found = programs_.find(full_key);
     if (found == programs_.end()) {
-        found = programs_.emplace(place, TrtProgram(name_of(key), cuda_, uncaptured_, make_work()))
-                    .first;
+        found =
+            programs_.emplace(full_key, TrtProgram(name_of(key), cuda_, uncaptured_, make_work()))
+                .first;
     }
     return found->second;
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
-    const auto& [graphs, plan, number, sampler, logprobs, touched] = key;
+    const auto& [graphs, plan, number, sampler, logprobs, touched_count] = key;
     const std::string processors =
-        touched > 0 ? " with processors of " + std::to_string(touched) + " tokens" : "";
+        touched_count > 0 ? " with processors of " + std::to_string(touched_count) + " tokens" : "";
     const char *names[] = {"trunk", "tail", "pass", "prefill"},
                *samplers[] = {"greedy", "sample", "truncated"};
     return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " +
@@ -210,14 +208,14 @@ TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, b
 
 std::vector<TrtProgram::Call> TrtBackend::bind_tails(const PassKind& kind) {
     std::vector<TrtProgram::Call> calls;
-    if (kind.touched > 0) {
-        calls.push_back(
-            bind_tail(kind, processors(),
-                      bindings_.processors(processors(), kind.plan, kind.batch, kind.touched)));
+    if (kind.touched_count > 0) {
+        calls.push_back(bind_tail(
+            kind, processors(),
+            bindings_.processors(processors(), kind.plan, kind.batch, kind.touched_count)));
     }
     calls.push_back(
         bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                  bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched > 0)));
+                  bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched_count > 0)));
     if (kind.logprobs) {
         calls.push_back(
             bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
@@ -235,7 +233,7 @@ TrtProgram::Call TrtBackend::bind_tail(const PassKind& kind, const Graph& graph,
                                  {"positions", capabilities_.noise_positions()},
                                  {"max_emitted", kind.plan.max_emitted()},
                                  {"processed_rows", kind.plan.drafts + 1},
-                                 {"touched", static_cast<std::int64_t>(kind.touched)}});
+                                 {"touched", static_cast<std::int64_t>(kind.touched_count)}});
     return {&tail, std::move(call)};
 }
 
@@ -260,8 +258,9 @@ std::int64_t* TrtBackend::result(const std::string& name, std::size_t count) {
 TrtEngine& TrtBackend::engine(const Graph& graph) {
     const auto known = engines_.find(graph.file);
     if (known != engines_.end()) return *known->second;
-    const auto file = std::find_if(engine_set_.engines.begin(), engine_set_.engines.end(),
-                                   [&](const EngineFile& one) { return one.graph == graph.file; });
+    const auto file =
+        std::find_if(engine_set_.engines.begin(), engine_set_.engines.end(),
+                     [&](const EngineFile& each) { return each.graph == graph.file; });
     if (file == engine_set_.engines.end()) {
         throw Error(engine_set_.directory + " has no engine of " + graph.file +
                     "; build the engines again");
@@ -290,8 +289,7 @@ std::string find_engine_library(const Manifest& manifest, const LoadOptions& opt
             if (engines.library != library.name) continue;
             try {
                 if (version.empty()) version = open_trt(library, options.tensorrt)->version();
-            } catch (
-                const Error&) {  // the library is missing or unusable, so its engines cannot run
+            } catch (const Error&) {  // the library is missing or unusable
                 break;
             }
             const std::string why = why_not(engines, manifest, version, *gpu);

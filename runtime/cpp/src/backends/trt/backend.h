@@ -20,7 +20,7 @@ namespace pass {
 // Runs the engines of one set.
 class TrtBackend : public Backend {
    public:
-    // Opens the engine set of `library` that fits the GPU. Throws Error if none does, or an engine
+    // Opens the engine set of `library` that fits the GPU. Throws Error if none fits, or an engine
     // cannot be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);
@@ -46,7 +46,7 @@ class TrtBackend : public Backend {
     };
     enum class Graphs { trunk, tail, pass, prefill };
     // What a program runs: graphs, plan, batch size (prefill: the slot), sampler,
-    // log-probabilities, touched.
+    // log-probabilities, touched_count.
     using Key = std::tuple<Graphs, std::string, int, Sampler, bool, std::size_t>;
 
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
@@ -55,8 +55,8 @@ class TrtBackend : public Backend {
     static Key key_of(Graphs graphs, const PassKind& kind);
     // The name of a program for the log and `uncaptured`.
     std::string name_of(const Key& key) const;
-    // The program of `key`, which runs `make_work()`. Every key and every number of cache entries
-    // has its own program, because a captured graph contains addresses and shapes.
+    // The program of `key`, which runs `make_work()`. There is one for every key and number of
+    // cache entries, because a captured graph contains addresses and shapes.
     TrtProgram& program(const Key& key, const std::function<TrtProgram::Work()>& make_work);
     TrtProgram::Call bind_trunk(const Plan& plan, int batch, int slot, bool prefill);
     std::vector<TrtProgram::Call> bind_tails(const PassKind& kind);
@@ -70,7 +70,7 @@ class TrtBackend : public Backend {
 
     std::filesystem::path bundle_;
     const EngineSet& engine_set_;
-    Cuda& cuda_;  // the base's memory
+    Cuda& cuda_;  // the memory of the base class
     std::unique_ptr<TrtApi> api_;
     TrtScratch scratch_{cuda_};
     std::map<std::string, std::unique_ptr<TrtEngine>> engines_;    // by graph file

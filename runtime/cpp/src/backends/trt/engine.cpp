@@ -25,13 +25,12 @@ std::string shape_text(const Shape& shape) {
     return shape_text(std::vector<Dimension>(shape.begin(), shape.end()));
 }
 
-// Whether the ranks are equal and no static size differs; the library's size is -1 if it is
-// dynamic.
+// Whether the ranks are equal and no static size differs. In `built`, a dynamic size is -1.
 bool matches(const Shape& built, const std::vector<Dimension>& listed) {
     return std::equal(built.begin(), built.end(), listed.begin(), listed.end(),
-                      [](std::int64_t have, const Dimension& size) {
-                          return have == -1 || std::holds_alternative<std::string>(size) ||
-                                 Dimension(have) == size;
+                      [](std::int64_t built_size, const Dimension& size) {
+                          return built_size == -1 || std::holds_alternative<std::string>(size) ||
+                                 Dimension(built_size) == size;
                       });
 }
 
@@ -170,7 +169,7 @@ void TrtProgram::run() {
     enqueue();
     cuda_.synchronize();
     runs_ += 1;
-    // the first run with new shapes may do work that a capture does not allow
+    // The first run with new shapes may do work that a capture does not allow.
     if (runs_ == 2) capture();
 }
 

@@ -1,5 +1,4 @@
-// A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA
-// graphs.
+// A deserialized TensorRT engine, and programs of engine calls that are replayed as CUDA graphs.
 #pragma once
 
 #include <filesystem>
@@ -29,13 +28,14 @@ struct EngineCall {
 // The shapes of an engine's tensors, by name. A dimension that has a name is dynamic.
 using EngineShapes = std::map<std::string, std::vector<Dimension>>;
 
-// The shapes of `graph` in an engine for a cache of `capacity` tokens: windows have at least
-// `least_width` rows, and the trunk has the additional input `columns`.
+// The shapes of `graph` in an engine for a KV capacity of `capacity` tokens: windows have at least
+// `least_width` rows, and the trunk has the additional input `columns`, whose length says how many
+// cache entries a pass reads.
 EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk);
 
-// Device memory for activations. All contexts of all engines share it, because only one of them
-// runs at a time. If an engine needs more than those before it, a new block is allocated. Contexts
-// and graphs that refer to an older block go on using it.
+// Device memory for activations, which all contexts of all engines share, because only one runs at
+// a time. If an engine needs more, a new block is allocated; older contexts and graphs go on using
+// the older block.
 class TrtScratch {
    public:
     explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
@@ -47,9 +47,9 @@ class TrtScratch {
     std::span<std::byte> block_;
 };
 
-// One engine file. Every distinct call has its own execution context, which is bound once: a CUDA
-// graph is only valid while the context that it was captured from keeps its profile, shapes and
-// addresses.
+// One engine file. Every distinct call has its own execution context, which is bound once, because
+// a CUDA graph is valid only while the context that it was captured from keeps its profile, shapes
+// and addresses.
 class TrtEngine {
    public:
     // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the
@@ -87,13 +87,11 @@ class TrtEngine {
     const EngineFile& file_;
     std::unique_ptr<TrtCudaEngine> engine_;
     std::span<std::byte> scratch_;
-    // declared after engine_, so destroyed before it
-    std::map<EngineCall, std::unique_ptr<TrtContext>> contexts_;
+    std::map<EngineCall, std::unique_ptr<TrtContext>> contexts_;  // destroyed before engine_
 };
 
-// Engine calls one after another, then copies of their results to the host. After two runs they are
-// captured as a CUDA graph, which further runs replay. If they cannot be captured, they run as
-// before.
+// Engine calls one after another, then copies of their results to the host. After two runs the work
+// is captured as a CUDA graph, which further runs replay. If that fails, the work runs as before.
 class TrtProgram {
    public:
     using Call = std::pair<TrtEngine*, EngineCall>;
@@ -118,8 +116,8 @@ class TrtProgram {
 
    private:
     void enqueue();
-    // Capture the program. The run before has succeeded, so a failed capture is logged and fails no
-    // request.
+    // Capture the program. A failure is logged and fails no request, because the run before
+    // succeeded.
     void capture();
 
     std::string name_;

@@ -11,7 +11,7 @@
 
 namespace pass {
 
-// nvinfer.cpp defines each of them, compiled with the headers of its library's version.
+// nvinfer.cpp defines each of these, compiled with the headers of its library's version.
 #ifdef PASS_TENSORRT_11
 std::unique_ptr<TrtApi> make_tensorrt_11(void* handle);
 #else
@@ -58,8 +58,8 @@ Error without_headers(const TrtLibrary& library, const std::string& version) {
                  library.headers + "=DIRECTORY, or use --device cpu");
 }
 
-// The file at `path`, or else in the library's environment variable, or else those of the versions
-// that `library` was built for.
+// The files to try: `path`, or else the one in the library's environment variable, or else those of
+// the versions whose headers libpass was built with.
 std::vector<std::string> files_of(const TrtLibrary& library, const std::filesystem::path& path) {
     if (!path.empty()) return {path.string()};
     const char* named = std::getenv(library.variable);

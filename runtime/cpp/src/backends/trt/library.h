@@ -1,5 +1,4 @@
-// Opens TensorRT or TensorRT-RTX, which TrtLibrary describes; chooses the engine set of a bundle
-// that fits this machine, from the manifest, before anything is allocated.
+// Opens TensorRT or TensorRT-RTX, and chooses the engine set of a bundle that fits this machine.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +14,7 @@
 
 namespace pass {
 
-// A major version of a library. file: to open without a path. make: opens a runtime; null if
+// A major version of a library. file: its name, for the loader. make: opens a runtime; null if
 // libpass was built without the headers of this version.
 struct TrtVersion {
     int major;
@@ -24,8 +23,8 @@ struct TrtVersion {
 };
 
 // variable: the environment variable with the library's path. headers: the CMake variable for its
-// headers. versions: the newest first. minor: of the oldest one, the first with a KV cache update
-// layer.
+// headers. versions: the newest first. minor: the least minor version of the oldest, the first with
+// a KV cache update layer.
 struct TrtLibrary {
     const char* name;
     const char* variable;
@@ -38,20 +37,19 @@ const std::vector<TrtLibrary>& trt_libraries();
 // Null if there is no library of this name.
 const TrtLibrary* find_trt_library(const std::string& name);
 
-// Opens `library`. path: of its file; empty is `library.variable`, then the files of the versions
+// Opens `library`. path: its file; empty: the one in `library.variable`, then those of the versions
 // whose headers libpass was built with. Throws Error if libpass was built without its headers, or
 // it cannot be opened or has another version.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
-// The newest engine set of `library` for this `version` and GPU. Throws Error if none fits, or an
-// engine is not the file that was built. verify: check hashes. why_absent: the reason if there is
-// no `gpu`.
+// The newest engine set of `library` for `version` and `gpu`. Throws Error if none fits, or an
+// engine is not the file that was built. verify: compare hashes. why_absent: why there is no `gpu`.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version,
                                 const std::optional<Gpu>& gpu, bool verify,
                                 const std::string& why_absent);
 
-// The reason why `engines` cannot run here, as words for a message; empty if they can.
+// Why `engines` cannot run here, for a message; empty if they can.
 std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version,
                     const Gpu& gpu);
 

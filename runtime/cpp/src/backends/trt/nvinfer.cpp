@@ -1,6 +1,6 @@
 // Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are
-// given. PASS_TRT_MAKE names the function that it defines. The build renames the namespace
-// `nvinfer1` in each, because both libraries have classes of the same names, whose inline functions
+// given, and defines the function that PASS_TRT_MAKE names. The build renames the namespace
+// `nvinfer1` in each, because the libraries have classes of the same names, whose inline functions
 // the linker would merge.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
@@ -24,10 +24,9 @@ namespace {
 
 namespace nv = nvinfer1;
 
-// an error message repeats at most this many of the library's last errors
-constexpr std::size_t max_kept_errors = 4;
+constexpr std::size_t max_kept_errors = 4;  // the last ones, for error messages
 
-// Passes messages on to the log, and keeps the last errors for error messages.
+// Writes messages to the log, and keeps the last errors.
 class Logger : public nv::ILogger {
    public:
     void log(Severity severity, const char* message) noexcept override {
@@ -127,8 +126,7 @@ class Kernels {
     std::vector<char> saved_;
 };
 
-// TensorRT-RTX before 1.2, which may allocate while it runs
-constexpr bool capturable_by_default = false;
+constexpr bool capturable_by_default = false;  // RTX before 1.2 may allocate while it runs
 #else
 constexpr bool capturable_by_default = true;
 #endif
