@@ -7,9 +7,10 @@ reproduce.
 A line is a scene: requests that share a session, the step in which each begins ("round") or is
 cancelled ("cancel_round"), and each result: token ids, the source of every token, finish reason,
 statistics, log-probabilities. The steps of the scheduler are run one by one, without the session's
-thread, so that the scene decides which requests share a pass. Only `auto` depends on the speed of
-passes: of its scenes tokens alone are compared. With the rejection rule, where sampled tokens
-depend on the plan, `auto` has greedy requests only. """
+thread, so that the scene decides which requests share a pass. Only the tokens of `auto` are
+compared, because its passes depend on the machine's speed. With the rejection rule, where sampled
+tokens depend on the plan, `auto` has greedy requests only.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +79,7 @@ PROCESSED: Sequence[Mapping[str, Any]] = (
     {"logit_bias": {"5": -100.0, "9": 4.0, "17": 3.5}, "frequency_penalty": -0.5},
     {"min_tokens": 9, "allowed_token_ids": list(range(0, 60, 3))},
 )
-"""Options of logits processors, for bundles that have these. The unit tests have
-`allowed_tokens`."""
+"""Options of logits processors, for bundles that have these."""
 
 Request = dict[str, Any]
 Scene = dict[str, Any]
@@ -206,8 +206,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
 def shared_prefixes(
     request: Callable[..., Request], plans: Sequence[Mapping[str, Any]]
 ) -> Iterator[Scene]:
-    """Yield scenes whose prompts begin alike: in a batch, one after another, and in
-    conversations."""
+    """Yield scenes whose prompts begin alike: in a batch, in turn, and in conversations."""
     several = [
         request(90, 2, **plans[i % len(plans)], **SAMPLERS[i % 4], round=1) for i in range(6)
     ]

@@ -112,22 +112,35 @@ def opened() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
     return library, opening, ctypes.create_string_buffer(500)
 
 
-    def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Path): library,
-    opening, error = opened() messages = [] callback = ctypes.CFUNCTYPE(None, c_void_p, c_int,
-    c_char_p)( lambda _, level, text: messages.append((level, text)) )
-    library.pass_set_log(callback, None, 1) session = library.pass_open(str(random_bundle).encode(),
-    byref(opening), error, c_size_t(500)) assert session is not None, error.value prompt, tokens,
-    found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), [] generation = c_void_p(
-    library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500)) ) assert
-    generation.value is not None, error.value poll = lambda: library.pass_poll(generation, tokens,
-    c_size_t(4), error, c_size_t(500))  # noqa: E731 assert poll() == 0 and
-    library.pass_finish_reason(generation) is None while library.pass_finish_reason(generation) is
-    None: assert library.pass_step(c_void_p(session), error, c_size_t(500)) >= 0, error.value while
-    (count := poll()) > 0: found += tokens[:count] assert count == 0, error.value with
-    load(random_bundle, device="cpu") as python: assert found == python.generate_ids([5, 6, 7],
-    GenerateOptions()).result().token_ids library.pass_free(generation)
-    library.pass_close(c_void_p(session)) library.pass_set_log(None, None, 0) assert messages and
-    all( level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages )
+def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Path):
+    library, opening, error = opened()
+    messages = []
+    callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)(
+        lambda _, level, text: messages.append((level, text))
+    )
+    library.pass_set_log(callback, None, 1)
+    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
+    assert session is not None, error.value
+    prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), []
+    generation = c_void_p(
+        library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500))
+    )
+    assert generation.value is not None, error.value
+    poll = lambda: library.pass_poll(generation, tokens, c_size_t(4), error, c_size_t(500))  # noqa: E731
+    assert poll() == 0 and library.pass_finish_reason(generation) is None
+    while library.pass_finish_reason(generation) is None:
+        assert library.pass_step(c_void_p(session), error, c_size_t(500)) >= 0, error.value
+        while (count := poll()) > 0:
+            found += tokens[:count]
+        assert count == 0, error.value
+    with load(random_bundle, device="cpu") as python:
+        assert found == python.generate_ids([5, 6, 7], GenerateOptions()).result().token_ids
+    library.pass_free(generation)
+    library.pass_close(c_void_p(session))
+    library.pass_set_log(None, None, 0)
+    assert messages and all(
+        level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages
+    )
 
     opening.device = b"cpu:1"
     assert (
@@ -168,8 +181,7 @@ def test_a_session_reuses_prompts_and_drafts_as_its_options_say(
 
 
 def test_penalties_constraints_and_allowed_tokens(random_bundle: Path):
-    """Options that are pointers mean what they mean in Python; a function allows tokens by the
-    text."""
+    """Options that are pointers mean what they mean in Python."""
     library, opening, error = opened()
     session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
     assert session is not None, error.value

@@ -85,8 +85,7 @@ def test_sessions_run_graphs_in_one_thread(played: list[dict[str, Any]]) -> None
 
 @pytest.mark.parametrize("refused", ["trunk", "tail"])
 def test_a_failed_capture_fails_no_request(refused: str, bundle: Path, tmp_path: Path) -> None:
-    """Inputs that the failed run overwrote are restored; the reason is logged once for each
-    graph."""
+    """Inputs that the failed run overwrote are restored; each graph's reason is logged once."""
     for scene in run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-2:]), "refused", refused):
         assert scene["differences"] == "", scene["name"]
         assert scene["eager"] > 0 and scene["captured"][0] > 0 and scene["all_freed"]

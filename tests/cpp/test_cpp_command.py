@@ -62,9 +62,16 @@ def test_bench_reports_the_time_outside_the_engine(program: Path, random_bundle:
 
 
 def test_processors_are_those_of_python(program: Path, random_bundle: Path):
-    flags = "--presence-penalty 1.5 --frequency-penalty 0.5 --repetition-penalty 1.2".split()
+    flags = [
+        "--presence-penalty",
+        "1.5",
+        "--frequency-penalty",
+        "0.5",
+        "--repetition-penalty",
+        "1.2",
+    ]
     # The last bias of a token counts.
-    flags += "--logit-bias 9=100 --logit-bias 9=-100 --logit-bias 17=2.5".split()
+    flags += ["--logit-bias", "9=100", "--logit-bias", "9=-100", "--logit-bias", "17=2.5"]
     flags += ["--min-tokens", "6", "--allowed-token-id", "11"]
     flags += [word for token in range(12, 90, 2) for word in ("--allowed-token-id", str(token))]
     sampling = SamplingParams(0, 0, 1, None, 0, 1.5, 0.5, 1.2, {9: -100, 17: 2.5})
@@ -221,7 +228,7 @@ def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
     given = answer(program, tiny_bundle, "-p", PROMPT)
     master, slave = pty.openpty()
     os.write(master, PROMPT.encode() + b"\n\x04")
-    flags = "--json --max-new-tokens 4 --plan ar --trust-bundle".split()
+    flags = ["--json", "--max-new-tokens", "4", "--plan", "ar", "--trust-bundle"]
     command = [program, "generate", tiny_bundle, *flags]
     done = subprocess.run(command, stdin=slave, capture_output=True, timeout=60, check=True)
     os.close(slave)
@@ -234,7 +241,16 @@ def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
 def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     """In a terminal, drafts have the colours of pass-run; the legend counts them."""
     prompt = ("-p", "th th th th th th") if as_text else ("--prompt-ids", IDS + ",5,6,7,5,6")
-    flags = "--plan fused --draft both --max-new-tokens 60 --ignore-eos --trust-bundle".split()
+    flags = [
+        "--plan",
+        "fused",
+        "--draft",
+        "both",
+        "--max-new-tokens",
+        "60",
+        "--ignore-eos",
+        "--trust-bundle",
+    ]
     flags += ["--temperature", "1", "--seed", "2"]
     if as_text:
         answer(program, random_bundle, "-p", "a")  # is there a tokenizer?

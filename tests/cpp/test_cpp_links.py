@@ -16,7 +16,18 @@ from pass_runtime.bundle.manifest import FILE_NAME
 
 
 def generate(bundle: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    fixed = "--device cpu --threads 1 --json --ignore-eos --max-new-tokens 8 --plan fused".split()
+    fixed = [
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--json",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "8",
+        "--plan",
+        "fused",
+    ]
     command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

@@ -57,7 +57,18 @@ def entries_of(bundle: Path, cache: Path) -> list[Path]:
 
 
 def tokens(bundle: Path, *flags: str) -> list[int]:
-    fixed = "--device cpu --threads 1 --json --ignore-eos --max-new-tokens 24 --plan fused".split()
+    fixed = [
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--json",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "24",
+        "--plan",
+        "fused",
+    ]
     command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -112,8 +112,7 @@ def test_replayed_results_are_those_of_python(
 def test_replays_the_default_model(
     program: Path, smollm2_bundle: Path, golden: ModuleType, tmp_path: Path
 ) -> None:
-    """Its vocabulary is 150 times as large as the others', and its drafts come from trained
-    weights."""
+    """Its vocabulary is 150 times as large, and its look-ahead embeddings are trained."""
     scenes = golden.record(smollm2_bundle, tokens=12, names=NAMES)
     done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
     assert done.stdout == "4 scenes, 20 requests: equal\n"

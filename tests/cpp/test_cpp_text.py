@@ -186,8 +186,7 @@ def test_ids_and_text_are_those_of_python(program: Path, tiny_bundle: Path):
 def test_texts_are_split_at_digits(
     program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool
 ):
-    """As in SmolLM2's tokenizer, where whitespace before a digit is encoded as at the end of a
-    text."""
+    """As SmolLM2's tokenizer does: whitespace before a digit is encoded as at a text's end."""
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
     steps = [{"type": "Digits", "individual_digits": individual}, document["pre_tokenizer"]]
     document |= {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}

@@ -32,8 +32,7 @@ struct BenchFlags {
     std::string output;
 };
 
-// All prompts decoded once with one plan. stats: summed over prompts. seconds: the time by which
-// plans are compared.
+// All prompts decoded once with one plan. seconds: by which plans are compared.
 struct Round {
     Stats stats;
     double seconds = 0, decode_seconds = 0, host_seconds = 0;
@@ -71,9 +70,8 @@ Round run_round(Session& session, const Contender& contender, const std::vector<
     texts.clear();
     for (std::size_t first = 0; first < prompts.size(); first += group) {
         std::vector<Generation> running;
-        for (std::size_t i = first; i < std::min(first + group, prompts.size()); ++i) {
+        for (std::size_t i = first; i < std::min(first + group, prompts.size()); ++i)
             running.push_back(session.submit({prompts[i], contender.options}));
-        }
         for (Generation& generation : running) {
             generation.run();
             const Stats stats = generation.stats();
@@ -179,8 +177,7 @@ Json measured(const Contender& contender, const Contender& baseline) {
             {"acceptance_per_position", stats.acceptance_per_position()}};
 }
 
-// Plans that wrote another text than the first plan. Under the exact-match rule only rounding can
-// cause a difference.
+// Plans that wrote another text than the first plan. With exact match only rounding can cause that.
 std::vector<std::string> differing(const Session& session,
                                    const std::vector<Contender>& contenders) {
     std::vector<std::string> result;
@@ -247,9 +244,8 @@ std::vector<Ids> prompts_of(const Session& session, const BenchFlags& flags) {
     const std::vector<std::string> otherwise{
         "The history of the Roman Empire begins with", "def quicksort(items):\n    ",
         "To bake a loaf of bread, first", "Photosynthesis is the process by which"};
-    for (const std::string& text : flags.prompts.empty() ? otherwise : flags.prompts) {
+    for (const std::string& text : flags.prompts.empty() ? otherwise : flags.prompts)
         result.push_back(encode(tokenizer, session.bundle(), text));
-    }
     return result;
 }
 

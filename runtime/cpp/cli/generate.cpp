@@ -34,9 +34,8 @@ GenerateOptions options_of(const GenerateFlags& flags) {
     options.check();
     if (options.logprobs && !flags.as_json)
         throw Error("--logprobs are part of the JSON object: add --json");
-    if (flags.prompt.ids && !options.stop.empty()) {
+    if (flags.prompt.ids && !options.stop.empty())
         throw Error("stop strings need text: use -p, or --stop-token-id");
-    }
     return options;
 }
 

@@ -25,9 +25,8 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::s
     if (app.get_subcommands().empty())
         text = first.empty() ? "missing command" : "no such command or option: " + first;
     if (!text.empty() && text.back() == '.') text.pop_back();
-    if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0) {
+    if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0)
         text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
-    }
     return report(text + "; see " + command + " --help");
 }
 

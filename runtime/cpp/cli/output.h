@@ -1,5 +1,4 @@
-// Prints a generation: its tokens as they come, with --show-drafts coloured by source, and a
-// summary.
+// Prints a generation: its tokens, coloured by source with --show-drafts, and a summary.
 #pragma once
 
 #include "pass/pass.hpp"

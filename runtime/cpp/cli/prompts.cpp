@@ -20,12 +20,10 @@ constexpr const char* standard_input = "-";
 constexpr const char* byte_order_mark = "\xef\xbb\xbf";
 
 std::optional<std::string> read_standard_input() {
-    if (fcntl(STDIN_FILENO, F_GETFD) < 0) {
+    if (fcntl(STDIN_FILENO, F_GETFD) < 0)
         throw Error("standard input is closed: give the prompt in another way");
-    }
-    if (isatty(STDIN_FILENO) != 0) {
+    if (isatty(STDIN_FILENO) != 0)
         std::cerr << "reading the prompt from the terminal; end with Ctrl-D" << std::endl;
-    }
     return read_bytes(stdin);
 }
 
@@ -109,9 +107,8 @@ std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundl
     std::vector<std::int64_t> ids = tokenizer.encode(text);
     if (!ids.empty()) return ids;
     if (bundle.bos_token_id()) return {*bundle.bos_token_id()};
-    if (bundle.eos_token_ids().empty()) {
+    if (bundle.eos_token_ids().empty())
         throw Error("the prompt is empty and the model has no start token; give it some text");
-    }
     return {bundle.eos_token_ids().front()};
 }
 

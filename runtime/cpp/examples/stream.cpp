@@ -1,5 +1,4 @@
-// Streams tokens: stream.cpp BUNDLE ID... (token ids of a prompt, as from `pass-run generate
-// --json`).
+// Streams tokens: stream BUNDLE ID... (a prompt's ids, as from `pass-run generate --json`).
 #include <pass/pass.hpp>
 
 #include <cstdlib>

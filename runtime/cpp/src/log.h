@@ -8,8 +8,7 @@ namespace pass {
 // The lowest level that is written at present.
 LogLevel log_level();
 
-// Give `message` to the function of `set_log`, or to standard error, unless its level is below
-// `log_level`.
+// Write `message` to the function of `set_log`, or to standard error, if `level` is high enough.
 void log(LogLevel level, const std::string& message) noexcept;
 
 }  // namespace pass

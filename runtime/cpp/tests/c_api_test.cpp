@@ -1,5 +1,4 @@
-// The C API: null arguments and options of another size are refused in one line, and nothing
-// crashes.
+// The C API refuses wrong arguments in one line, takes structs of other sizes, and never crashes.
 #include "api/c_api.h"
 
 #include <atomic>
@@ -73,8 +72,7 @@ TEST_CASE("the C API takes options and statistics of other sizes", "[c_api]") {
     CHECK_THAT(
         failure.of(pass_submit(&session, &token, 1, &options, failure.text, sizeof failure.text)),
         Catch::Matchers::StartsWith("the options have no size"));
-    // A caller's struct of a newer header is longer. Fields that the library does not know are
-    // ignored.
+    // A newer header's struct is longer. Fields that the library does not know are ignored.
     struct Newer {
         pass_generate_options known;
         char more[64];

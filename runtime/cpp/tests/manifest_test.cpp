@@ -108,9 +108,8 @@ TEST_CASE("numbers are integers in their range") {
 
 TEST_CASE("names that leave the bundle are refused") {
     CHECK(pass::is_file_name("trunk.onnx.data"));
-    for (const char* name : {"", "..", "../x", "/etc", "a/b", ".hidden", "a b", "a\n"}) {
+    for (const char* name : {"", "..", "../x", "/etc", "a/b", ".hidden", "a b", "a\n"})
         CHECK_FALSE(pass::is_file_name(name));
-    }
     CHECK_FALSE(pass::is_file_name(std::string("a\0", 2)));
     CHECK_FALSE(pass::is_file_name(std::string(101, 'x')));
 }
@@ -141,9 +140,8 @@ TEST_CASE("text that is not UTF-8 is refused") {
         return "";
     };
     CHECK(reason("caf\xC3\xA9").empty());
-    for (const char* bytes : {"\xC0\x80", "a\xE2\x82", "\xED\xA0\x80", "\xFF"}) {
+    for (const char* bytes : {"\xC0\x80", "a\xE2\x82", "\xED\xA0\x80", "\xFF"})
         CHECK(reason(bytes) == "cannot read " + path + ": it is not UTF-8");
-    }
     std::filesystem::remove(path);
     CHECK_FALSE(pass::read_text_file(path));
 }
@@ -182,9 +180,8 @@ Manifest one_layer() {
     for (const char* name : {"past_key.0", "past_value.0"})
         manifest.trunk.inputs.push_back({name, "float16", cache});
     manifest.trunk.inputs.push_back({"input_ids", "int64", {"batch", "width"}});
-    for (const char* name : {"present_key.0", "present_value.0"}) {
+    for (const char* name : {"present_key.0", "present_value.0"})
         manifest.trunk.outputs.push_back({name, "float16", cache});
-    }
     manifest.trunk.outputs.push_back({"logits", "float32", {"batch", "logit_rows", 10}});
     pass::PlanInfo tree{"tree-3", {0, 1, 0}, {}};
     tree.tails.emplace_back("greedy",

@@ -187,8 +187,7 @@ TEST_CASE("pass times are fitted", "[tuning]") {
         CHECK(times.seconds(shape_of(plan)) ==
               Approx(expected.trunk + expected.tail).epsilon(0.01));
     }
-    // Two of its four rows are look-ahead rows, but the estimate is for three, as in the timed
-    // passes.
+    // It has two look-ahead rows of four, but the estimate is for three, as in timed passes.
     CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
     const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
     CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
@@ -224,12 +223,10 @@ TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") 
     // It starts with the rates of all. tests/runtime/test_auto.py has the same figures.
     Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
     std::map<int, ConditionalAcceptance> own;
-    for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}}) {
+    for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}})
         tuner.ngram(3).record(drafted, accepted);
-    }
-    for (const auto& [drafted, accepted] : {std::pair(4, 0), {3, 0}, {4, 1}}) {
+    for (const auto& [drafted, accepted] : {std::pair(4, 0), {3, 0}, {4, 1}})
         tuner.ngram(3, &own).record(drafted, accepted);
-    }
     tuner.ngram(3, &own).forget();
     const auto check = [](const ConditionalAcceptance& found, const std::vector<double>& rates) {
         for (std::size_t i = 0; i < rates.size(); ++i)
@@ -248,9 +245,8 @@ TEST_CASE("pass times are those of Python", "[tuning]") {
     const std::vector<Plan> plans{ar_plan(), verify_plan(2), draft_plan(4),
                                   fused_plan({4, 4, 4, 4, 4}), fused_plan({2, 1, 0})};
     const auto check = [&](const std::vector<double>& seconds, double slowness) {
-        for (std::size_t i = 0; i < plans.size(); ++i) {
+        for (std::size_t i = 0; i < plans.size(); ++i)
             CHECK(times.seconds(shape_of(plans[i])) == Approx(seconds[i]).epsilon(1e-9));
-        }
         CHECK(times.slowness() == Approx(slowness).epsilon(1e-9));
     };
     check({1.4, 2.0, 4.6, 10.6, 4.3666666667}, 1.0);

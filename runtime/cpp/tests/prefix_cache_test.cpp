@@ -110,9 +110,8 @@ TEST_CASE("one prompt in a batch is read once", "[prefix]") {
             machine.step();
             machine.backend.read = 0;
             std::vector<std::shared_ptr<SequenceState>> asked;
-            for (const char* plan : {"ar", "fused", "two-pass", "ar", "fused"}) {
+            for (const char* plan : {"ar", "fused", "two-pass", "ar", "fused"})
                 asked.push_back(machine.submit(text(2, 110), 12, plan));
-            }
             std::vector<std::int64_t> cached;
             for (const auto& sequence : asked) cached.push_back(machine.cached(sequence));
             std::sort(cached.begin(), cached.end());
@@ -247,9 +246,8 @@ TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
     }
     Machine machine(1, false);  // only `reuse_prefix`
     std::vector<std::int64_t> result;
-    for (const char* salt : {"a", "b", "b", "a"}) {
+    for (const char* salt : {"a", "b", "b", "a"})
         result.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
-    }
     CHECK(result == Tokens{0, 0, 96, 0});
 }
 

@@ -8,8 +8,7 @@ using namespace pass;
 
 TEST_CASE("fields are read as they were written", "[protobuf]") {
     const std::string text(300, 'x');
-    // The last two are numbers of eight and of four bytes, which ONNX models have in tensors of
-    // floats.
+    // The last two are numbers of eight and four bytes, as in tensors of ONNX models.
     const std::string message = protobuf::encode(1, std::uint64_t{1} << 40) +
                                 protobuf::encode(20, text) +
                                 std::string(
@@ -35,9 +34,8 @@ TEST_CASE("fields are read as they were written", "[protobuf]") {
 
 TEST_CASE("damaged messages are refused", "[protobuf]") {
     const std::string message = protobuf::encode(7, protobuf::encode(5, "weights"));
-    for (std::size_t size = 1; size < message.size(); ++size) {
+    for (std::size_t size = 1; size < message.size(); ++size)
         CHECK_THROWS_AS(protobuf::fields(message.substr(0, size)), Error);
-    }
     // A kind that is no longer used, a number without an end, a size beyond the message.
     CHECK_THROWS_AS(protobuf::fields("\x0b"), Error);
     CHECK_THROWS_AS(protobuf::fields(std::string(11, '\xff')), Error);

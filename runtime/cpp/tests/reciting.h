@@ -1,5 +1,4 @@
-// A backend without a model, to test the code around a backend: each token and draft depends on its
-// position alone.
+// A backend without a model, for tests: each token and draft depends on its position alone.
 #pragma once
 
 #include <functional>

@@ -56,9 +56,8 @@ inline Request request_of(const Json& line) {
     take(line, "min_tokens", options.min_tokens);
     take(line, "allowed_token_ids", options.allowed_token_ids);
     if (line.contains("logit_bias")) {
-        for (const auto& [token, bias] : line["logit_bias"].items()) {
+        for (const auto& [token, bias] : line["logit_bias"].items())
             options.sampling.logit_bias[std::stoll(token)] = bias.get<double>();
-        }
     }
     return request;
 }
@@ -75,8 +74,7 @@ inline Json result_of(Generation& generation) {
     return result;
 }
 
-// The results of a scene's requests on `session`, which has as many slots as the scene. Throws the
-// error of a request.
+// The results of a scene's requests on `session`. Throws the error of a request.
 inline std::vector<Json> play(const Json& scene, Session& session) {
     const Json& requests = scene.at("requests");
     std::vector<std::unique_ptr<Generation>> generations(requests.size());
@@ -99,8 +97,7 @@ inline std::vector<Json> play(const Json& scene, Session& session) {
     return results;
 }
 
-// Writes what differs from the scene's results, to the last bit, to `differences`; returns the
-// number of differences.
+// Writes to `differences` what differs from the scene's results in any bit; returns their number.
 inline int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
     const bool tokens_only = scene.value("compare", "all") == "tokens";
     int differing = 0;

@@ -1,5 +1,4 @@
-// Tokens to text: characters over several tokens, stop strings, special tokens. tests/cpp compares
-// with Python.
+// Tokens to text: split characters, stop strings, special tokens. tests/cpp compares with Python.
 
 #include "catch.hpp"
 #include "errors.h"

@@ -12,13 +12,11 @@
 
 namespace pass {
 
-// The origin of a token: the model itself, or an accepted draft of look-ahead rows or of prompt
-// lookup (n-grams).
+// Where a token comes from: the model itself, or an accepted draft of look-ahead rows or n-grams.
 enum class TokenSource { model, lookahead, ngram };
 
 // A token's natural log-probability under the model, before biases, penalties, constraints,
-// temperature and truncation. top: the ids and log-probabilities of the most likely tokens, the
-// likeliest first.
+// temperature and truncation. top: those of the most likely tokens, by falling probability.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;

@@ -18,8 +18,7 @@ namespace pass {
 // The tail graphs of a plan, the cheapest first. Each also serves the requests of those before it.
 enum class Sampler { greedy, sample, truncated };  // truncated: with top-k, top-p or min-p
 
-// How the next token is drawn. They are applied in this order: biases, penalties, temperature,
-// top-k, top-p, min-p.
+// How the next token is drawn: first biases and penalties, then temperature, top-k, top-p, min-p.
 struct PASS_API SamplingParams {
     double temperature = 0.0;           // 0 is greedy
     std::int64_t top_k = 0;             // 0 is off, at most 1024
@@ -28,8 +27,8 @@ struct PASS_API SamplingParams {
     std::optional<std::uint64_t> seed;  // without one, sampling draws a seed from the system
     double presence_penalty = 0.0;      // subtracted once for a written token; -2 to 2, 0 is off
     double frequency_penalty = 0.0;     // subtracted each time the token was written; -2 to 2
-    // Divides positive and multiplies negative logits of tokens in the prompt or the output; 0.01
-    // to 100, 1 is off.
+    // Divides positive, multiplies negative logits of tokens in prompt or text; 0.01 to 100, 1 is
+    // off.
     double repetition_penalty = 1.0;
     std::map<std::int64_t, double> logit_bias{};  // added by token; -100 to 100, at most 1024
 
@@ -80,8 +79,7 @@ struct PASS_API GenerateOptions {
     std::vector<std::int64_t> allowed_token_ids;       // no other tokens are drawn; empty: all
     AllowedTokens allowed_tokens;                      // for grammars; empty: all
 
-    // Throws Error if a value is unknown or out of its range. `Session::submit` checks what depends
-    // on the bundle.
+    // Throws Error if a value is wrong. `Session::submit` checks what depends on the bundle.
     void check() const;
 };
 
@@ -113,14 +111,13 @@ struct PASS_API LoadOptions {
     // Reuse the K/V of earlier requests' prompt prefixes where that changes no bit of the results:
     // with ONNX Runtime on the CPU. Elsewhere only requests with `reuse_prefix` reuse K/V.
     bool prefix_cache = true;
-    // If more sequences than this decode at a time, all are decoded without drafts. Default: no
-    // limit.
+    // If more sequences than this decode at a time, none of them drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, then the path that the build found, then the
-    // loader's own search.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, the path that the build found, or the loader's
+    // search.
     std::filesystem::path onnxruntime;
     // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT,
-    // $PASS_TENSORRT_RTX, then the loader's own search.
+    // $PASS_TENSORRT_RTX, or the loader's search.
     std::filesystem::path tensorrt;
     // The plugin of device tensorrt-rtx-ep; empty: $PASS_TENSORRT_RTX_PLUGIN.
     std::filesystem::path plugin;

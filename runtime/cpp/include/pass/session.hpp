@@ -68,9 +68,8 @@ class PASS_API Generation {
     // The tokens of the next pass; none at the end. Decodes on this thread, or waits while another
     // thread decodes. Throws the error that ended the request, once.
     std::optional<Event> next();
-    // The same without decoding or waiting, for tokens of passes that other calls of `step` or
-    // `next` have run. Returns none at the end, when `finish_reason` has a value, and if there are
-    // no tokens yet.
+    // As `next`, without decoding or waiting, for tokens of passes that other calls have run.
+    // Returns none if there are no tokens yet, and at the end, when `finish_reason` has a value.
     std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
@@ -100,8 +99,7 @@ class PASS_API Generation {
 // One model, which decodes as many sequences at a time as it has slots. Move-only.
 class PASS_API Session {
    public:
-    // Throws Error if an option is wrong, if the device, a library or a graph is missing, or if
-    // memory runs out.
+    // Throws Error if an option is wrong, something is missing, or memory runs out.
     explicit Session(Bundle bundle, const LoadOptions& options = {});
     // Opens the bundle in the directory `path`; `options.verify` says whether hashes are compared.
     // Throws Error as the constructors of Bundle and Session do.
@@ -117,14 +115,12 @@ class PASS_API Session {
     // tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
     // Run one step of the scheduler, for all requests, once no other thread is in a step. Returns
-    // false if there is nothing more to do. Throws Error if the session is closed, also by a lost
-    // device.
+    // whether there is more to do. Throws Error if the session is closed, also by a lost device.
     bool step();
-    // Do the work that the first requests would wait for, for every batch size and these samplings
-    // (empty: greedy and sampled): time passes for `auto`, and on TensorRT engines capture the CUDA
-    // graphs of `ar`, `two-pass`, `fused` and prompt chunks. Call it before any request, because
-    // while requests run it does little. Throws Error if the session is closed, a timed pass fails
-    // or the device is lost.
+    // Do what the first requests would wait for, at every batch size, for these samplings (empty:
+    // greedy and sampled): time passes for `auto`, and on TensorRT engines capture the CUDA graphs
+    // of `ar`, `two-pass`, `fused` and prompt chunks. Does little while requests run. Throws Error
+    // if the session is closed, a timed pass fails or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
     // By name of a graph file or a pass, why it could not be captured as a CUDA graph. Empty on the
     // CPU. Throws Error if the session is closed.
@@ -136,8 +132,7 @@ class PASS_API Session {
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;
-    // "cpu", "cuda", "tensorrt-rtx-ep", or the library of an engine set with its version; without a
-    // GPU's number.
+    // "cpu", "cuda", "tensorrt-rtx-ep", or the name and version of an engine set's library.
     std::string device() const;
 
     explicit Session(std::shared_ptr<Core> core);  // for the library's own tests

@@ -1,5 +1,4 @@
-// Text to token ids and back, by a bundle's tokenizer.json. Programs with their own token ids need
-// none of it.
+// Text to token ids and back, by a bundle's tokenizer.json.
 #pragma once
 
 #include <pass/export.h>

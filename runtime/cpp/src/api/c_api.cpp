@@ -80,9 +80,8 @@ void read_processors(const pass_generate_options& given, pass::GenerateOptions& 
     options.min_tokens = given.min_tokens;
     require(given.bias_count == 0 || (given.bias_token_ids != nullptr && given.biases != nullptr),
             "biases is null");
-    for (std::size_t i = 0; i < given.bias_count; ++i) {
+    for (std::size_t i = 0; i < given.bias_count; ++i)
         options.sampling.logit_bias[given.bias_token_ids[i]] = given.biases[i];
-    }
     require(given.allowed_token_count == 0 || given.allowed_token_ids != nullptr,
             "allowed_token_ids is null");
     if (given.allowed_token_count > 0) {

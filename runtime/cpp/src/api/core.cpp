@@ -185,9 +185,8 @@ void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void
     } catch (...) {  // a bug in the scheduler: readers must not wait for ever
         broken = std::current_exception();
     }
-    if (lost != nullptr || broken != nullptr) {
+    if (lost != nullptr || broken != nullptr)
         scheduler_.end_all({FinishReason::error, {}, lost != nullptr ? lost : broken});
-    }
     lock.lock();
     failure_ = lost;
     closed_ = closed_ || lost != nullptr || broken != nullptr;
@@ -220,9 +219,8 @@ void Core::warm_up(const std::vector<SamplingParams>& samplings) {
     }
     if (!capabilities_.keeps_graphs) return;
     for (std::int64_t capacity : capabilities_.capacities) {
-        for (int batch : capabilities_.batch_sizes) {
+        for (int batch : capabilities_.batch_sizes)
             between_steps([&] { runner_.capture_graphs(capacity, batch, samplers); });
-        }
     }
 }
 

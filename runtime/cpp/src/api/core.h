@@ -54,11 +54,9 @@ class Core {
     // Run one step of the scheduler in `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
     // Run `work` as a step, while no other thread is in one. `lock`, on the mutex of `signals_`, is
-    // released while `work` runs. If `work` throws or the device is lost, the session closes and
-    // every sequence ends.
+    // released meanwhile. If `work` throws or the device is lost, closes the session.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` when no thread is in a step. Throws what it throws, which closes the session only
-    // if the device is lost.
+    // Run `work` when no thread is in a step. Throws what `work` throws.
     void between_steps(const std::function<void()>& work);
 
     Bundle bundle_;

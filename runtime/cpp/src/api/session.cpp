@@ -117,9 +117,8 @@ struct Generation::Data {
 
 Generation Session::submit(Request request, const Tokenizer* tokenizer) {
     const std::vector<std::string>& stop = request.options.stop;
-    if (tokenizer == nullptr && !stop.empty()) {
+    if (tokenizer == nullptr && !stop.empty())
         throw Error("stop strings need text: give a tokenizer, or use stop_token_ids");
-    }
     request.options.check();
     std::unique_ptr<TextReader> reader;
     if (tokenizer != nullptr)

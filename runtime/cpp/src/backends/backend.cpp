@@ -16,8 +16,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities,
       memory_(std::move(memory)),
       bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width,
                 capabilities_.least_rows),
-      // If there are fewer slots than a pass must have rows, the rows of slots that do not exist
-      // are its padding.
+      // With fewer slots than least_rows, rows of slots that do not exist are padding.
       buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows),
                bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),

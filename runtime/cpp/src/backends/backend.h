@@ -33,8 +33,7 @@ struct PassKind {
     std::size_t touched_count = 0;  // T of `ProcessedRows` below; 0: no logits processors run
 };
 
-// What the logits processors do to one slot (pass_exporter/tails/processors.py), which has P root
-// and draft rows.
+// What the logits processors do to a slot with P root and draft rows (tails/processors.py).
 struct ProcessedRows {
     std::vector<std::int32_t> allowed;  // [P,V/8] bits of allowed tokens, a byte in each number
     std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
@@ -61,8 +60,7 @@ struct Logprobs {
 // Slots 0 .. capabilities().slots()-1 of one bundle on one device.
 class Backend {
    public:
-    // spare_entries: how many cache entries after its window a pass may overwrite, because the
-    // trunk pads the window.
+    // spare_entries: how many cache entries a pass may overwrite after its window, as padding.
     Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
             std::int64_t spare_entries = 0);
     virtual ~Backend() = default;
@@ -86,17 +84,15 @@ class Backend {
     // The error with which the device was lost; null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
-    // Change the KV capacity, keeping the first lengths[slot] entries of every slot, or throw and
-    // change nothing.
+    // Change the KV capacity, and keep lengths[slot] entries of every slot; or throw, changing
+    // nothing.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);
-    // Leave `slot` out of the following passes, which may overwrite only its K/V after the first
-    // `length` entries.
+    // Leave `slot` out of the next passes, which may overwrite its K/V only after `length` entries.
     void mask(int slot, std::int64_t length);
     // Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a
-    // chain. A draft row without a draft gets the id V (the vocabulary size), which no sampled
-    // token equals.
+    // chain. A draft row without a draft gets the id V (the vocabulary size), which is no token.
     void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                std::span<const std::int64_t> drafts = {});
     // The drafts in the staged windows of `plan`, by slot. The id V stands for no draft.
@@ -112,8 +108,7 @@ class Backend {
     // The log-probabilities of the tokens that the last pass emitted. kind: of that pass.
     Logprobs logprobs(const PassKind& kind);
 
-    // Run the trunk alone over the staged windows. It writes logits and K/V, and does not change
-    // the windows.
+    // Run the trunk alone over the staged windows: it writes logits and K/V, but no window.
     virtual void run_trunk(const Plan& plan, int batch) = 0;
     // Run the tail alone, on the logits that the last `run_trunk` wrote.
     virtual void run_tail(const PassKind& kind) = 0;

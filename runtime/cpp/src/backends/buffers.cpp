@@ -29,9 +29,8 @@ std::byte* Buffers::address_of(const Binding& binding) {
     const Shape& shape = binding.shape;
     if (binding.by_slot) return rows_address(binding.buffer, binding.row, item);
     std::byte* result = address(binding.buffer, shape, product(shape), item);
-    if (binding.constant && filled_.insert(result).second) {
+    if (binding.constant && filled_.insert(result).second)
         memory_.upload(result, binding.constant->data(), binding.constant->size());
-    }
     return result;
 }
 

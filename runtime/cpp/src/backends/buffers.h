@@ -28,8 +28,7 @@ class Buffers {
     Buffers(Memory& memory, int slots, std::set<std::string> transient = {})
         : memory_(memory), slots_(slots), transient_(std::move(transient)) {}
 
-    // The address of a binding's buffer. The first call writes the binding's constant there, if
-    // any.
+    // The address of a binding's buffer. The first call writes the binding's constant, if any.
     std::byte* address_of(const Binding& binding);
     // The address of a buffer with a row of `shape` for every slot. item_size: bytes of an element.
     std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
@@ -44,8 +43,7 @@ class Buffers {
         const std::size_t size = count * sizeof(Value);
         memory_.upload(first + static_cast<std::size_t>(slot) * size, values, size);
     }
-    // Write `values` to the row of `slot`, which has this `shape`, from index `first` of its first
-    // dimension on.
+    // Write `values` to the row of `slot`, of this `shape`, from index `first` of dimension 0 on.
     void write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                     const std::vector<std::int64_t>& values);
     // Write the value of `slot` into a buffer with one value for every slot.

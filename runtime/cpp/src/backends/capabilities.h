@@ -26,13 +26,11 @@ struct Capabilities {
     std::vector<std::int64_t> capacities;  // possible KV capacities in tokens, rising
     std::vector<int> prefill_widths;       // rows of prompt chunks, falling, ending in 1
     std::vector<int> batch_sizes;          // slots of a pass, rising; the last is all slots
-    // The length of the draft chain and of the groups that the engines were built for; none allows
-    // any plan.
+    // The length of draft chain and groups that the engines were built for; none allows any plan.
     std::optional<int> fixed_lookahead{};
     std::vector<Tree> trees{};        // the trees that have tails
     bool rounds_activations = false;  // whether activations are rounded to 8 bits
-    // Whether all prompt chunks and chains write the same bits of a token's K/V. In a tree, only
-    // the first choices do.
+    // Whether all prompt chunks and chains, and first choices of trees, write the same K/V bits.
     bool same_entries = false;
     bool keeps_graphs = false;  // whether CUDA graphs stay valid when the KV capacity changes
     int least_width = 1;        // narrower windows are padded to this many rows

@@ -12,8 +12,7 @@
 
 namespace pass {
 
-// The functions of the library that are used here; tests have a fake. An int result is an error
-// code, 0 on success.
+// The library's functions that are used here; tests have a fake. An int result is an error code.
 struct CudaApi {
     std::function<int(int*)> driver_version, runtime_version;  // 13040 is 13.4; 0: no driver
     std::function<int(int*)> device_count;
@@ -62,8 +61,8 @@ struct Gpu {
     std::string target;
 };
 
-// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is above 0 and there is no
-// such GPU.
+// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is above 0 and does not
+// exist.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 // A message about why `find_gpu` found none: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
@@ -96,8 +95,7 @@ class Cuda : public Memory {
     void* stream() const { return stream_; }
     // Allocate pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Enqueue a copy to the host, which is done after `synchronize`. It can be captured if `host`
-    // is pinned.
+    // Enqueue a copy to the host, done after `synchronize`. Can be captured if `host` is pinned.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     void synchronize();
     // Capture what `enqueue` puts on the stream, without running it, as a graph for `launch`.

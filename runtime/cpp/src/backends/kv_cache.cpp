@@ -35,9 +35,8 @@ void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> length
     std::vector<std::byte*> grown;
     grown.reserve(names_.size());
     try {
-        while (grown.size() < names_.size()) {
+        while (grown.size() < names_.size())
             grown.push_back(memory_.allocate(static_cast<std::size_t>(slots_) * heads * fresh));
-        }
     } catch (...) {
         for (std::byte* address : grown) memory_.free(address);
         throw;
@@ -86,9 +85,8 @@ void KVCache::save(int slot, std::int64_t length, std::byte* address) {
     const std::size_t stride = pitch(capacity_),
                       size = static_cast<std::size_t>(length) * entry_bytes();
     const auto heads = static_cast<std::size_t>(heads_);
-    for (std::size_t i = 0; i < addresses_.size(); ++i) {
+    for (std::size_t i = 0; i < addresses_.size(); ++i)
         memory_.copy_rows(address + i * heads * size, size, place(i, slot), stride, size, heads);
-    }
 }
 
 void KVCache::load(int slot, std::int64_t count, const std::byte* address, std::int64_t length) {

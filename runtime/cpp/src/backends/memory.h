@@ -1,5 +1,4 @@
-// The memory of a device: the host's or a GPU's (cuda.h). Graphs are bound to its addresses, so a
-// block never moves.
+// The memory of the host or a GPU (cuda.h). Graphs are bound to addresses, so blocks never move.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +14,7 @@
 
 namespace pass {
 
-// The operations of a device's memory. Work that begins after a method has returned sees its
-// effect.
+// Operations on device memory. Work that begins after a method has returned sees its effect.
 class Memory {
    public:
     virtual ~Memory() = default;

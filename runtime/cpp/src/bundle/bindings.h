@@ -74,8 +74,7 @@ class BundleBindings {
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
     // Throws Error if the bundle has no such tail.
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
-    // The bindings of the tail of `plan`. processed: the tail reads the logits that the processors
-    // wrote.
+    // The bindings of the tail of `plan`. processed: whether it reads the processors' logits.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
     // The bindings of the logits processors before the tail of `plan`. touched_count: the length of
     // their token lists, T of `ProcessedRows`.
@@ -89,15 +88,13 @@ class BundleBindings {
     using Sizes = std::map<std::string, std::int64_t>;
 
     Constants constants(const Plan& plan) const;
-    // `tensor` as it is in memory: the width of a window's ids, if it is a number, becomes the
-    // padded width.
+    // `tensor` as in memory: the width of a window's ids, if a number, becomes the padded width.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
     // As for `bind_graph`.
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
                  const Constants& constants, const std::string& scope, const Sizes& unpadded) const;
     // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope:
-    // prefix of the buffers. unpadded: the sizes without the padding that only the trunk reads;
-    // null if there is none.
+    // prefix of the buffers. unpadded: `sizes` without the trunk's padding; null if there is none.
     Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
                         const Constants& constants, const std::string& scope = "",
                         const Sizes* unpadded = nullptr) const;

@@ -55,8 +55,7 @@ class Digest {
 
 constexpr const char* hashes_file = "hashes.txt";
 constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
-// A hash is cached only if the file's last change is older than this; some file systems have coarse
-// timestamps.
+// Hashes of newer files are not cached, because some file systems have coarse timestamps.
 constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
 std::int64_t nanoseconds(const timespec& time) {
@@ -87,9 +86,8 @@ std::optional<Identity> identity_of(const std::filesystem::path& path) {
 
 std::filesystem::path cache_directory() {
     if (const std::string own = environment("PASS_CACHE"); !own.empty()) return own;
-    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty()) {
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty())
         return std::filesystem::path(base) / "pass-toolkit";
-    }
     const std::string home = environment("HOME");
     return home.empty() ? std::filesystem::path()
                         : std::filesystem::path(home) / ".cache" / "pass-toolkit";
@@ -111,9 +109,8 @@ std::string sha256_of_file(const std::filesystem::path& path) {
     std::setvbuf(file.get(), nullptr, _IONBF, 0);
     std::vector<char> piece(std::size_t{1} << 20);
     Digest digest;
-    while (const std::size_t size = std::fread(piece.data(), 1, piece.size(), file.get())) {
+    while (const std::size_t size = std::fread(piece.data(), 1, piece.size(), file.get()))
         digest.update(piece.data(), size);
-    }
     if (std::ferror(file.get()) != 0) fail();
     return digest.hex();
 }

@@ -29,8 +29,7 @@ class HashCache {
 
     // Whether the cache has this hash for `path`. The file's content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
-    // Whether `path` has this hash. The file is read unless the cache has the hash. Throws Error if
-    // it cannot be read.
+    // Whether `path` has this hash. Reads files that are not cached; throws Error if that fails.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
     // Add the new hashes to those that other processes have written meanwhile. Failures are
     // ignored: the files are then read again next time.

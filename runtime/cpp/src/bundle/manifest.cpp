@@ -40,8 +40,7 @@ void check_cache(const ModelInfo& model, const std::string& prefix,
                 to_string(count) + " " + prefix.substr(0, prefix.size() - 1) + " tensors");
 }
 
-// The tensors of a graph must be those that this runtime fills and reads, with their types and
-// ranks.
+// A graph's tensors must be those that this runtime fills and reads, with their types and ranks.
 void check_tensors(const Graph& graph) {
     for (const auto* tensors : {&graph.inputs, &graph.outputs}) {
         for (const Tensor& tensor : *tensors) {

@@ -84,8 +84,7 @@ struct QuantizationInfo {
 };
 
 // The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers;
-// "full": they have the type `dtype`. max_capacity: the longest sequence that it has positions for,
-// in tokens.
+// "full": they have the type `dtype`. max_capacity: its longest sequence, in tokens.
 struct ModelInfo {
     std::string name;
     std::string dtype;
@@ -102,8 +101,7 @@ struct ModelInfo {
     Integers eos_token_ids;
 };
 
-// The tails' draft head. rank: the size of a token's row in the head's table. width: the size of
-// the head's state.
+// The tails' draft head. rank: size of a token's row in its table. width: size of its state.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;
@@ -146,8 +144,7 @@ struct Profile {
     bool admits(const std::map<std::string, std::int64_t>& dimensions) const;
 };
 
-// The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose
-// memory it shares.
+// The engine of `graph`, in `file`. aliases: output -> the input whose memory it shares.
 struct EngineFile {
     std::string graph;
     std::string file;
@@ -211,8 +208,7 @@ struct Manifest {
 // Whether `name` is a plain file name, which cannot point outside the bundle's directory.
 bool is_file_name(const std::string& name);
 
-// The manifest in `text`. Throws Error with the first field that is missing, unknown, or has a
-// wrong type or value.
+// The manifest in `text`. Throws Error with the first field that is wrong, missing or unknown.
 Manifest parse_manifest(const std::string& text);
 
 // Throws Error if the manifest would make this runtime read or write memory that is not there, or

@@ -1,7 +1,6 @@
-// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py. If
-// a field is missing or unknown, or has a wrong type or value, the error names its place in the
-// document. Fields that this runtime does not need are checked all the same, so that both runtimes
-// take the same bundles.
+// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py.
+// Errors name the path of the field that is wrong, missing or unknown. Fields that this runtime
+// does not need are checked, too, so that both runtimes accept the same bundles.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -15,8 +15,7 @@ using Words2 = std::array<std::uint32_t, 2>;
 // Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 Words4 philox4x32(Words4 counter, Words2 key);
 
-// The tails' inputs of offsets, each with its own random numbers. Tails of the exact-match rule
-// have only the first.
+// The tails' noise inputs, each with its own numbers. Tails of exact match have only the first.
 inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets",
                                                       "draft_offsets"};
 
@@ -26,7 +25,7 @@ inline constexpr int noise_block_size = 8;                   // token ids in a b
 inline constexpr int noise_row_entries = 16;                 // entries in a row of a table
 inline constexpr int noise_bits = 30;                        // random bits in an entry
 
-// Fill `offsets` [N,2] for N positions from `first` on: rows of the tables, for the input
+// Fill `offsets` [N,2], rows of the tables, for N positions from `first` on of
 // noise_streams[stream].
 void noise_offsets(std::uint64_t seed, std::uint32_t stream, std::int64_t first,
                    std::span<std::int64_t> offsets);

@@ -67,8 +67,7 @@ std::vector<int> parse_sizes(const std::string& mode) {
     return sizes;
 }
 
-// A row of a window: the index of the row that it follows (-1 for the root), and its distance from
-// the root.
+// A row of a window: the row that it follows (-1 for the root), and its distance from the root.
 struct Row {
     int parent;
     int depth;
@@ -196,9 +195,8 @@ bool Cycle::contains(const Plan& plan) const {
 
 int Cycle::reach(const Plan& first) const {
     int end = 0, passes = 0;
-    for (auto plan = std::find(plans.begin(), plans.end(), first); plan != plans.end(); ++plan) {
+    for (auto plan = std::find(plans.begin(), plans.end(), first); plan != plans.end(); ++plan)
         end = std::max(end, passes++ + plan->width());
-    }
     return end;
 }
 
@@ -215,9 +213,8 @@ Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>
     const bool fused = mode.starts_with("fused:"), tree = mode.starts_with("tree:");
     const std::optional<int> drafts =
         mode.starts_with("tree-") ? parse_number(std::string_view(mode).substr(5)) : std::nullopt;
-    if (!fused && !tree && !drafts && mode != "ar" && mode != "two-pass" && mode != "fused") {
+    if (!fused && !tree && !drafts && mode != "ar" && mode != "two-pass" && mode != "fused")
         throw Error("unknown plan '" + mode + "': " + known_plans);
-    }
     if (mode == "ar" || lookahead == 0) return {"ar", {ar_plan()}};
     if (fused) return fused_cycle(parse_sizes(mode));
     if (tree) {

@@ -41,8 +41,7 @@ struct Plan {
     }
     // The plan whose window the tail of this plan lays out.
     Plan next() const;
-    // The name of this plan's tail graphs. Fused plans with equally many drafts share tails, as do
-    // trees.
+    // The name of its tail graphs, which fused plans (or trees) with equally many drafts share.
     std::string tail() const {
         return is_fused() ? (is_tree() ? "tree-" : "fused-") + std::to_string(drafts) : name;
     }
@@ -69,8 +68,8 @@ struct PlanConstants {
     std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees the other
     std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
     std::vector<std::int64_t> lookahead_rows;  // [A] the last rows of the window
-    // [D+1,depth] of a fused plan, else empty. Entry (a, j) is row j of the group that follows row
-    // a; 0 if there is none.
+    // [D+1,depth] of a fused plan, else empty. Entry (a, j) is row j of the group after row a, or
+    // 0.
     std::vector<std::int64_t> draft_rows;
     std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
@@ -97,8 +96,8 @@ struct Cycle {
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of
 // every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 always gives
-// `ar`, and "fused:" ignores all others. trees: those of the bundle. Throws Error if there is no
-// such mode.
+// `ar`, and "fused:" ignores all others. trees: the bundle's. Throws Error if there is no such
+// mode.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

@@ -1,5 +1,4 @@
-// Names, types and ranks of the tensors of a bundle's graphs. docs/bundle.md says what each of them
-// holds.
+// Names, types and ranks of the tensors of a bundle's graphs, which docs/bundle.md explains.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +21,13 @@ struct TensorKind {
     std::size_t rank = 0;  // the number of its dimensions
 };
 
-// The tensors that graphs may have besides the KV cache, by name. A name has one type and rank in
-// all graphs.
+// The tensors of graphs, but the KV cache, by name. A name has one type and rank in all graphs.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
 // The input of the next pass that shares the memory of `output`, if there is one.
 std::optional<std::string> fed_by(const std::string& output);
 
-// An array in the draft head's file: `bytes` bytes of float16 (item_bytes: 2) or float32, from byte
-// `offset` on.
+// An array of float16 (item_bytes: 2) or float32 in the draft head's file, from byte `offset` on.
 struct HeadArray {
     std::string name;  // in the tails
     std::vector<std::int64_t> shape;

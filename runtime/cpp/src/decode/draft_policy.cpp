@@ -75,9 +75,8 @@ std::optional<NextPass> from_cycle(const Situation& here) {
              {here.staged_plan, static_cast<const Plan*>(&cycle.plans.front())}) {
             const bool fits =
                 plan != nullptr && cycle.contains(*plan) && here.fits(cycle.reach(*plan));
-            if (fits && here.capabilities.allows(cycle.plans)) {
+            if (fits && here.capabilities.allows(cycle.plans))
                 return NextPass{*plan, std::vector<std::optional<Drafts>>(here.states.size())};
-            }
         }
         if (cycle.depth() == 0) return std::nullopt;
         cycle = cycle.narrower();

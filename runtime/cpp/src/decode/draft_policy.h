@@ -35,23 +35,20 @@ struct DraftState {
     std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 
-// A plan, and for every sequence the n-gram drafts to put into its window; none keeps the window of
-// the last pass.
+// A plan, and for every sequence the n-gram drafts for its window; none keeps the staged window.
 struct NextPass {
     Plan plan;
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Whether n-gram drafts are worth verifying. This policy, for requests that name a plan, verifies
-// all.
+// Whether n-gram drafts are worth verifying. For requests that name a plan, this policy says yes.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;
     // Whether the n-gram drafts of a sequence should replace the drafts in its window of a plan.
     virtual bool prefers_ngrams(const DraftState&, const Plan&) { return true; }
-    // How many n-gram drafts to verify in a pass of their own; 0 for no such pass. plans[i]
-    // verifies i + 1 drafts. cycle_plan: the cycle's next plan if it can verify some of the drafts,
-    // else null.
+    // How many n-gram drafts to verify in a separate pass, or 0. plans[i] verifies i + 1 drafts.
+    // cycle_plan: the cycle's next plan if it can verify some of the drafts, else null.
     virtual int ngram_count(const std::vector<DraftState>&, const Plan* cycle_plan,
                             const std::vector<Plan>& plans) {
         return cycle_plan == nullptr ? static_cast<int>(plans.size()) : 0;
@@ -59,8 +56,7 @@ class DraftPolicy {
 };
 
 // What the next pass over the sequences of `states` is chosen from. staged_plan: the plan whose
-// windows are on the device; null if there is none. room: tokens of KV capacity left after the
-// longest sequence.
+// windows are on the device; null if there is none. room: as `Slots::room`.
 struct Situation {
     Cycle cycle;
     const Plan* staged_plan;
@@ -75,8 +71,7 @@ struct Situation {
     std::optional<NextPass> next_pass() const;
 };
 
-// mode, lookahead, trees: as for `make_cycle`; mode may also be "auto". draft: as in
-// GenerateOptions.
+// mode: as for `make_cycle`, or "auto". lookahead, trees: as there. draft: as in GenerateOptions.
 DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees);
 

@@ -1,5 +1,4 @@
-// N-gram drafts (prompt lookup): what followed the newest earlier occurrence of a sequence's last
-// tokens.
+// N-gram drafts (prompt lookup): what followed the last earlier occurrence of the newest tokens.
 #pragma once
 
 #include <array>
@@ -10,8 +9,7 @@
 
 namespace pass {
 
-// Every n-gram of a growing token sequence, with the index of the token that followed its newest
-// occurrence.
+// Every n-gram of a growing sequence, with the index of the token after its newest occurrence.
 class NgramIndex {
    public:
     // Append `tokens`.

@@ -20,8 +20,7 @@ namespace pass {
 std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b);
 
 // Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether
-// another prompt began alike. With blocks, a client has to guess a whole block at once, not token
-// by token.
+// another prompt began alike. With blocks, it has to guess a whole block, not token by token.
 constexpr std::int64_t block_tokens = 16;
 // `count` tokens, rounded down to whole blocks.
 constexpr std::int64_t whole_blocks(std::int64_t count) { return count - count % block_tokens; }

@@ -116,8 +116,7 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
     engine_seconds_ += seconds;
     std::optional<Logprobs> logprobs;
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
-    // All results are computed before any is recorded, so that a failure leaves the records as they
-    // were.
+    // All results are computed before any is recorded, so that a failure changes no record.
     std::optional<Plan> next = plan.next();
     std::vector<StepResult> results;
     std::vector<int> next_drafts;
@@ -215,8 +214,7 @@ void Runner::mask(Slot& slot) {
 void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexcept {
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
-    // From the first draft on that is not a first choice (in a tree), K/V may differ in bits from a
-    // prefill's.
+    // After a tree's second or later choice, K/V may differ in bits from a prefill's.
     if (slot.exact_prefix_len == sequence.cached)
         slot.exact_prefix_len += result.chain < tokens - 1 ? 1 + result.chain : tokens;
     sequence.cached += tokens;

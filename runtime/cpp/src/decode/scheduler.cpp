@@ -9,13 +9,11 @@ namespace pass {
 
 namespace {
 
-// While other sequences decode, a step begins no prompt chunk after so many tokens, and no chunk
-// has more rows.
+// While others decode, a step begins no prompt chunk after so many tokens, nor a wider chunk.
 constexpr std::int64_t max_prompt_tokens = 64;
 
-// Whether a request may be decoded with trees. A request that names a chain may not, because a
-// tree's second choices round differently, and the graphs of log-probabilities and processors read
-// the rows of a chain.
+// Whether a request may be decoded with trees. Second choices round differently from a chain, which
+// a request may name, and the graphs of log-probabilities and processors read rows of a chain.
 bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }

@@ -31,7 +31,7 @@ class Scheduler {
 
     // Put a sequence at the end of the queue.
     void add(std::shared_ptr<SequenceState> sequence);
-    // Drop what was cancelled, admit, prefill, and run one pass. Returns whether a sequence runs or
+    // Drop cancelled requests, admit, prefill, run one pass. Returns whether a sequence runs or
     // waits.
     bool step();
     // Finish every sequence, waiting ones too.

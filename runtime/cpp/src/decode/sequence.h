@@ -43,8 +43,7 @@ struct ResolvedRequest {
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended. stop: the token or string that ended it. error: what `next` throws; null if
-// nothing failed.
+// How a sequence ended. stop: the token or string that ended it. error: for `next`, if it failed.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -83,8 +82,7 @@ class SequenceState {
     }
     // Record how long it waited. Call it when the sequence gets a slot, or ends without one.
     void leave_queue();
-    // Append the tokens of a pass. The sequence ends at a stop or the limit; later tokens are
-    // dropped.
+    // Append a pass's tokens. At a stop or the limit the sequence ends; later tokens are dropped.
     void write(std::vector<Token> pass_tokens);
     // End the sequence. Text that was held back as a possible stop string is published first; if
     // that fails, the sequence ends with that error.

@@ -173,9 +173,8 @@ void Slots::resize(std::int64_t capacity) {
 // that do not fit are dropped.
 void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t kept) {
     truncate_kept(slot, kept);
-    for (const Slot* other : busy()) {
+    for (const Slot* other : busy())
         tokens = std::max(tokens, static_cast<std::int64_t>(other->sequence->tokens.size()) + 1);
-    }
     const Capabilities& capabilities = backend_.capabilities();
     const std::int64_t fitting =
         capabilities.capacity(std::min(tokens, capabilities.max_capacity()));

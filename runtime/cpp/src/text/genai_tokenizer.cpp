@@ -59,8 +59,7 @@ class Folder {
 
 }  // namespace
 
-// Functions of onnxruntime-genai's C interface. Those that can fail return null, or a result with
-// an error message.
+// onnxruntime-genai's C interface. Functions that can fail return null, or a result with an error.
 struct GenaiTokenizer::Api {
     void* (*create_tokenizer)(const char* directory, void** tokenizer);
     void (*destroy_tokenizer)(void* tokenizer);
@@ -102,8 +101,7 @@ struct GenaiTokenizer::Api {
 
 GenaiTokenizer::GenaiTokenizer(const fs::path& tokenizer, const fs::path& library,
                                const fs::path& onnxruntime) {
-    // libonnxruntime.so is opened first: if onnxruntime-genai does not find it, that aborts the
-    // process.
+    // onnxruntime-genai aborts the process if libonnxruntime.so was not opened before.
     open_library(onnxruntime, "PASS_ONNXRUNTIME", PASS_DEFAULT_ONNXRUNTIME, "libonnxruntime.so");
     api_ = std::make_unique<Api>(open_library(library, "PASS_ONNXRUNTIME_GENAI",
                                               PASS_DEFAULT_ONNXRUNTIME_GENAI,

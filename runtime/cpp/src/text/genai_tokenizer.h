@@ -13,9 +13,8 @@ namespace pass {
 class GenaiTokenizer {
    public:
     // library: libonnxruntime-genai.so; onnxruntime: the libonnxruntime.so that it needs. Empty:
-    // $PASS_ONNXRUNTIME_GENAI and $PASS_ONNXRUNTIME, then the paths that the build found, then the
-    // loader's own search. Throws Error if a library is missing, or cannot read `tokenizer` (a
-    // tokenizer.json).
+    // $PASS_ONNXRUNTIME_GENAI and $PASS_ONNXRUNTIME, the paths that the build found, or the
+    // loader's search. Throws Error if a library is missing or cannot read `tokenizer`, a file.
     GenaiTokenizer(const std::filesystem::path& tokenizer, const std::filesystem::path& library,
                    const std::filesystem::path& onnxruntime);
     ~GenaiTokenizer();

@@ -54,9 +54,8 @@ std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
             "only the Python runtime turns text into the ids of a tokenizer with byte fallback; "
             "use token ids");
     }
-    if (text.find('\0') != std::string::npos || lossy_utf8(text) != text) {
+    if (text.find('\0') != std::string::npos || lossy_utf8(text) != text)
         throw Error("the text is not UTF-8, or has a null character; use token ids");
-    }
     std::vector<std::int64_t> ids = data_->vocabulary->prefix();
     for (const auto& [part, token] : data_->vocabulary->split(text)) {
         const auto inside = token >= 0 ? std::vector{token} : data_->encoder->encode(part);

@@ -52,9 +52,8 @@ void ConditionalAcceptance::record(int drafted, int accepted) {
     }
     // If all drafts were accepted, one more draft would be likelier to be accepted, too.
     const auto next = static_cast<std::size_t>(drafted);
-    if (drafted > 0 && drafted == accepted && next < prior_.size()) {
+    if (drafted > 0 && drafted == accepted && next < prior_.size())
         move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);
-    }
 }
 
 void ConditionalAcceptance::forget() {
@@ -77,9 +76,8 @@ Line::Line(std::map<int, double> points, bool flat) : points_(std::move(points))
     for (auto& [x, y] : points_) y = highest = std::max(highest, y);
     if (flat || points_.size() < 2) return;
     const auto [end, last] = *points_.rbegin();
-    for (const auto& [x, y] : {*points_.begin(), *std::next(points_.rbegin())}) {
+    for (const auto& [x, y] : {*points_.begin(), *std::next(points_.rbegin())})
         rise_ = std::max(rise_, (last - y) / (end - x));
-    }
 }
 
 double Line::operator()(int x) const {
@@ -125,9 +123,8 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
     std::map<int, double> tail, drafts{{0, 0.0}};
     for (const auto& [shape, seconds] : plain) tail[shape.sampled] = seconds.tail / slowness_;
     tail_ = Line(tail);
-    for (const auto& [shape, seconds] : drafting) {
+    for (const auto& [shape, seconds] : drafting)
         drafts[shape.drafts] = seconds.tail / slowness_ - tail_(shape.sampled);
-    }
     drafts_ = Line(drafts);
 }
 

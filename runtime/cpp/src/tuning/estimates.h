@@ -30,8 +30,7 @@ class ConditionalAcceptance {
     std::vector<double> prior_, hits_, trials_;
 };
 
-// [L] conditional acceptance rates -> [L+1]: the probabilities that the first i drafts are all
-// accepted.
+// [L] conditional rates -> [L+1]: the probabilities that the first i drafts are all accepted.
 std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
 
 struct PassSeconds {
@@ -66,8 +65,8 @@ class Line {
 };
 
 // Seconds of a pass by its shape: an estimate from timed passes (the sum of four lines), times a
-// correction for this shape, times the slowness of all passes, which rises on a busy machine or in
-// a longer text.
+// correction for this shape, times the slowness of all passes, as on a busy machine or in a longer
+// text.
 class PassTimes {
    public:
     // like: the times for another sampler; with it, few shapes need be timed. The trunk's times are
@@ -96,8 +95,7 @@ class PassTimes {
 // nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
-// Time passes of `plans` in turn. Returns each plan's shortest times, since disturbances only make
-// a pass slower.
+// Time passes of `plans` in turn, and return the shortest times, which disturbances changed least.
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time,
                                  const std::vector<Plan>& plans);
 

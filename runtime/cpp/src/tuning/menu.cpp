@@ -9,8 +9,7 @@ namespace pass {
 
 namespace {
 
-// Numbers of drafts of the two-pass and fused plans in the menu, which also has plans with L
-// drafts.
+// The drafts of two-pass and fused plans in the menu, which also has plans with L drafts.
 constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
 // The probability that the second, third, ... likeliest token is right if the likeliest is wrong.
 constexpr std::array<double, 5> later_choice_shares{0.30, 0.12, 0.07, 0.048, 0.036};
@@ -127,9 +126,8 @@ double expected_tokens(const Cycle& cycle, const std::vector<double>& cumulative
             drafts[deep] += last[row];
             last[static_cast<std::size_t>(parents[row - 1])] -= last[row];
         }
-        for (std::size_t row = 0; row < last.size(); ++row) {
+        for (std::size_t row = 0; row < last.size(); ++row)
             steps[deep][static_cast<std::size_t>(plan.groups[row])] += std::max(last[row], 0.0) / 2;
-        }
         steps[deep][deep] += 0.5;
     }
     for (int i = 0; i < num_squarings; ++i) steps = squared(steps);

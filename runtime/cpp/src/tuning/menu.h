@@ -15,8 +15,7 @@ inline const std::vector<std::vector<int>> tile_groups{{2, 2, 1}, {3, 3, 3, 3}};
 
 // Plain decoding, which comes first, and the cycles that are at most `depth` drafts deep. Fused
 // plans and trees have full groups, or groups that shrink with the depth of the row that they
-// follow; fused plans also have those of `tile_groups`. capabilities: of the backend; null allows
-// every plan but trees.
+// follow; fused plans also `tile_groups`. capabilities: null allows every plan but trees.
 std::vector<Cycle> menu(int depth, const Capabilities* capabilities = nullptr);
 
 // The expected tokens per pass of one sequence, if passes accept independently of each other.

@@ -37,8 +37,7 @@ std::vector<double> conditional_rates(const std::vector<double>& acceptance, int
 // The acceptance of sampled drafts relative to greedy ones, if a bundle states only the latter.
 constexpr double sampled_acceptance_ratio = 0.6;
 
-// The cumulative acceptance that the bundle states for `sampler`, or else one derived from the
-// greedy acceptance.
+// The cumulative acceptance that the bundle states for `sampler`, or else one from the greedy one.
 std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
     if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
     if (!lookahead.acceptance_per_position_sampled.empty())

@@ -1,5 +1,4 @@
-// --plan auto: chooses the cycle with the most expected tokens per second, from pass times and
-// acceptance.
+// --plan auto: chooses the cycle with the most expected tokens per second.
 #pragma once
 
 #include <map>
@@ -13,9 +12,8 @@
 
 namespace pass {
 
-// Switch to a cycle only if its expected rate is at least this many times that of the current
-// cycle. Switch to plain decoding if the current cycle's rate is below this many times that of
-// plain decoding.
+// Switch to a cycle only if its expected rate is at least this many times the current cycle's, and
+// to plain decoding if the current rate is below this many times that of plain decoding.
 inline constexpr double switch_margin = 1.03;
 
 // A cycle of the menu. tokens: how many a pass is expected to write for each sequence. seconds: of
@@ -62,8 +60,8 @@ class Tuner {
     // look-ahead or batch size. acceptances: of look-ahead drafts in each sequence that runs.
     Candidate next_candidate(int lookahead, int batch,
                              const std::vector<const ConditionalAcceptance*>& acceptances);
-    // The menu, the fastest first, with drafts at most `lookahead` deep, and no window wider than
-    // those that were timed.
+    // The menu, the fastest first, without drafts deeper than `lookahead` and windows wider than
+    // timed.
     std::vector<Candidate> candidates(int lookahead, int batch,
                                       const std::vector<double>& cumulative) const;
 

@@ -159,8 +159,7 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
     return report;
 }
 
-// The errors of a request that runs and of one that waits when CUDA begins to fail, and of a later
-// one.
+// The errors of requests that run and wait when CUDA begins to fail, and of a later request.
 Json fail_with(const std::string& bundle, const Json& scene, int code) {
     Machine machine;
     Json errors = Json::array();

@@ -1,6 +1,6 @@
 // For tests/cpp: text BUNDLE reads lines of JSON. For a text it writes the ids; for {"ids": [...],
-// "stop": [...]}, with optional "prompt" and "min_tokens", the pieces of text, the rest at the end,
-// and the stop string.
+// "stop": [...]}, with optional "prompt" and "min_tokens", the pieces and rest of the text, and the
+// stop string.
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -31,9 +31,8 @@ nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& sent
 int main(int, char** arguments) {
     try {
         const pass::Tokenizer tokenizer(arguments[1]);
-        for (std::string line; std::getline(std::cin, line);) {
+        for (std::string line; std::getline(std::cin, line);)
             std::cout << read(tokenizer, nlohmann::json::parse(line)).dump(-1, ' ', true) << '\n';
-        }
     } catch (const pass::Error& error) {
         std::cerr << "error: " << error.what() << '\n';
         return 2;

@@ -1,7 +1,6 @@
 // The ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
 //
-// One ONNX Runtime session of a graph serves every window width and batch; bindings are kept for
-// each plan and batch.
+// A graph's session serves every window width and batch; bindings are kept by plan and batch.
 #pragma once
 
 #include <map>

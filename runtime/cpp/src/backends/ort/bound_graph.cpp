@@ -82,9 +82,8 @@ void BoundGraph::run_and_capture() {
         memory.download(saved.back().data(), tensor.address, tensor.size());
     }
     const auto restore = [&] {
-        for (std::size_t i = 0; i < saved.size(); ++i) {
+        for (std::size_t i = 0; i < saved.size(); ++i)
             memory.upload(capture_->in_place[i].address, saved[i].data(), saved[i].size());
-        }
     };
     try {
         run_bound();

@@ -41,8 +41,7 @@ struct BoundTensor {
 struct Capture {
     int graph_id;    // the number of the CUDA graph
     Memory* memory;  // of the tensors
-    // Inputs that the graph overwrites, without the KV cache: every run writes the same values
-    // there.
+    // Overwritten inputs but the KV cache, where every run writes the same values.
     std::vector<BoundTensor> in_place;
     // Receives the reason if the graph cannot be captured.
     std::function<void(const std::string&)> on_failure;

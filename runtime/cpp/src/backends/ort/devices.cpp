@@ -98,9 +98,8 @@ void register_plugin(const OrtLibrary& library, const Device& device, const Load
     }
     // The plugin does not find its libraries by itself, so they are opened before it.
     for (const std::filesystem::path& needed : options.plugin_libraries) {
-        if (dlopen(needed.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr) {
+        if (dlopen(needed.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr)
             throw Error("the plugin's library cannot be opened: " + std::string(dlerror()));
-        }
     }
     // A process registers a plugin only once; another session may have done so.
     OrtStatus* status = library.api().RegisterExecutionProviderLibrary(library.environment(),

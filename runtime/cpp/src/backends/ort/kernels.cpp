@@ -64,9 +64,8 @@ std::string Probe::model() const {
         tensors += encode(5, tensor + encode(9, each.bytes));
     }
     node += encode(2, "result") + encode(4, op) + encode(7, domain);
-    for (const auto& [name, size] : sizes) {
+    for (const auto& [name, size] : sizes)
         node += encode(5, encode(1, name) + encode(3, size) + encode(20, 2));
-    }
     const std::string graph = encode(1, node) + encode(2, "probe") + tensors +
                               encode(11, value_info("rows", input, columns)) +
                               encode(12, value_info("result", output, 0));

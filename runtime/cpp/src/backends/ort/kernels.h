@@ -17,8 +17,7 @@ namespace pass {
 struct Kernels {
     // Whether products of uint8 and int8 codes are summed exactly.
     bool exact_sums = true;
-    // From this many rows on, a row's results do not depend on the number of rows; none if they
-    // always may.
+    // From this number of rows on, results do not depend on it; none: they always may.
     std::optional<int> least_rows = 1;
     // Whether a softmax is the same for any number of masked entries after the others.
     bool equal_softmax = true;

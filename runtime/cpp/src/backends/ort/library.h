@@ -37,8 +37,7 @@ class OrtLibrary {
     std::vector<std::string> providers() const;
     // Throws Error with `what` and ONNX Runtime's message if `status` is a failure.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
-    // Calls the C API's function `create` with `arguments` and the address that receives the new
-    // object.
+    // Calls `create` of the C API with `arguments` and the address that receives the new object.
     template <class Create, class Thing, class... Arguments>
     Owned<Thing> make(Create create, void (*release)(Thing*), Arguments... arguments) const {
         Thing* made = nullptr;

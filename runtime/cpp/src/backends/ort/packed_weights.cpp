@@ -29,8 +29,7 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
 }
 
-// Whether the files of a cache entry have the sizes and hashes that its note lists (an unusable
-// entry's lists none).
+// Whether a cache entry's files have the sizes and hashes of its note (which may list none).
 bool intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;

@@ -1,6 +1,5 @@
 // Finds weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and
-// processes map. Python writes and explains them (pass_runtime/backends/ort/packed_weights.py,
-// packing.py).
+// processes map. Python's packed_weights.py and packing.py write and explain them.
 #pragma once
 
 #include <filesystem>
@@ -17,9 +16,8 @@ namespace pass {
 // Empty if it reports no instructions.
 std::string describe_cpu(const std::filesystem::path& cpu_info = "/proc/cpuinfo");
 
-// The path of the bundle's trunk `file` with packed weights. None if the user's cache directory has
-// no intact entry for it, or if the hash cache lacks the hashes of the bundle's files. kernels: of
-// this CPU.
+// The path of the bundle's trunk `file` with packed weights. None without an intact entry in the
+// user's cache directory, or without hashes of the bundle's files in the hash cache.
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
                                                   const std::filesystem::path& bundle,
                                                   const Manifest& manifest, const std::string& file,

@@ -10,8 +10,7 @@
 
 namespace pass::protobuf {
 
-// A field. whole: as it stands in the message. content: of a delimited field (text, bytes or a
-// message); else empty.
+// A field. whole: all its bytes. content: of text, bytes or a message; else empty.
 struct Field {
     std::uint64_t number = 0;
     std::string_view whole;
@@ -25,8 +24,7 @@ std::string encode(std::uint64_t number, std::uint64_t value);
 // The fields of a message, which must outlive them. Throws Error if it is not one.
 std::vector<Field> fields(std::string_view message);
 
-// The message with `edit` applied to the content of every field with this number. Throws Error if
-// it is no message.
+// `message` with `edit` applied to the content of all fields `number`. Throws Error if it is none.
 std::string replace(std::string_view message, std::uint64_t number,
                     const std::function<std::string(std::string_view)>& edit);
 

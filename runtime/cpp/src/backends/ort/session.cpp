@@ -66,8 +66,7 @@ constexpr const char* weights_folder_option =
 
 // Worker threads that begin to work only when their session has been created. Before that there is
 // hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that
-// hash the bundle's files. (ONNX Runtime may pin the threads that it creates to cores; these are
-// not pinned.)
+// hash the bundle's files. Unlike ONNX Runtime's own, they are not pinned.
 class LateThreads {
    public:
     // Make a session of `options` use such threads. Create it before this object is destroyed.
@@ -91,8 +90,7 @@ class LateThreads {
         gate.test_and_set();
         gate.notify_all();
     }
-    // Returns null if the system has no thread left; ONNX Runtime then fails to create the session,
-    // with a message.
+    // Returns null if the system has no thread left: then ONNX Runtime cannot create the session.
     static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* of_worker) {
         try {
             auto worker = std::make_unique<Worker>();
@@ -139,9 +137,8 @@ TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInf
     std::vector<const char*> names(rank, "");
     library.check(api.GetDimensions(tensor, sizes.data(), rank));
     library.check(api.GetSymbolicDimensions(tensor, names.data(), rank));
-    for (std::size_t i = 0; i < rank; ++i) {
+    for (std::size_t i = 0; i < rank; ++i)
         result.shape.push_back(*names[i] != '\0' ? Dimension(names[i]) : Dimension(sizes[i]));
-    }
     return result;
 }
 
@@ -199,9 +196,8 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
     library_->check(
         (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
     if (weights == WeightForm::made_unsigned) {  // needs both; activations stay as they are
-        for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"}) {
+        for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"})
             library_->check(api.AddSessionConfigEntry(options.get(), name, "1"));
-        }
     }
     if (weights == WeightForm::packed) {
         library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
@@ -211,9 +207,8 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
             api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
     }
     if (shared != nullptr) {
-        for (const auto& [name, value] : shared->values()) {
+        for (const auto& [name, value] : shared->values())
             library_->check(api.AddInitializer(options.get(), name.c_str(), value.get()));
-        }
     }
     return options;
 }

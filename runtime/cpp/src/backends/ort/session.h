@@ -49,8 +49,7 @@ class OrtGraph {
              const std::filesystem::path& path, int threads, const SharedTensors* shared,
              WeightForm weights = WeightForm::as_exported);
 
-    // Throws Error if inputs or outputs differ from `described`, or a trunk's metadata from
-    // `manifest`.
+    // Throws Error if tensors differ from `described`, or a trunk's metadata from `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
@@ -66,8 +65,7 @@ class OrtGraph {
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
                                              WeightForm weights) const;
-    // Create the session, with the links in `path` and its weights resolved. Returns ONNX Runtime's
-    // error.
+    // Create the session, with links resolved. Returns ONNX Runtime's error.
     OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file,

@@ -1,5 +1,5 @@
-// The part of TensorRT that the backend calls. nvinfer.cpp implements it with NVIDIA's headers.
-// Tests have a fake.
+// What the backend calls of TensorRT. nvinfer.cpp implements it with NVIDIA's headers, tests a
+// fake.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,7 @@ class TrtCudaEngine {
     virtual int profiles() const = 0;
     // The shapes of all inputs and outputs, by name; dynamic sizes are -1.
     virtual std::map<std::string, Shape> shapes() const = 0;
-    // Output -> the input whose memory it shares; none with headers before TensorRT 10.15, which
-    // cannot query it.
+    // Output -> the input whose memory it shares; none with headers before TensorRT 10.15.
     virtual std::optional<std::map<std::string, std::string>> aliases() const = 0;
     // A context without scratch memory, which the caller sets; null if memory runs out.
     virtual std::unique_ptr<TrtContext> create_context() = 0;
@@ -53,9 +52,8 @@ class TrtApi {
     virtual std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) = 0;
     // The library's last errors since the last call, in one line; empty if there were none.
     virtual std::string take_errors() = 0;
-    // Use `file` as a cache of the kernels that the library compiles while engines run;
-    // `save_kernels` writes it for the next process. Does nothing for TensorRT, which compiles
-    // none.
+    // Use `file` as a cache of kernels that are compiled while engines run; `save_kernels` writes
+    // it for the next process. Does nothing for TensorRT, which compiles none.
     virtual void use_kernels(const std::filesystem::path& file) = 0;
     virtual void save_kernels() = 0;
 };

@@ -20,8 +20,7 @@ namespace pass {
 // Runs the engines of one set.
 class TrtBackend : public Backend {
    public:
-    // Opens the engine set of `library` that fits the GPU. Throws Error if none fits, or an engine
-    // cannot be loaded.
+    // Opens the engine set of `library` for this GPU. Throws Error if none fits or can be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);
     ~TrtBackend() override;

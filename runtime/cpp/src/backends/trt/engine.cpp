@@ -133,9 +133,8 @@ void TrtEngine::enqueue(const EngineCall& call) {
 
 void TrtEngine::bind(TrtContext& context, const EngineCall& call) {
     const std::string profile = std::to_string(call.profile);
-    if (call.profile != 0 && !context.set_profile(call.profile, cuda_.stream())) {
+    if (call.profile != 0 && !context.set_profile(call.profile, cuda_.stream()))
         throw refusal("does not take profile " + profile, "setOptimizationProfileAsync");
-    }
     cuda_.synchronize();
     for (const auto& [name, shape] : call.shapes) {
         if (context.set_shape(name, shape)) continue;

@@ -15,8 +15,7 @@
 
 namespace pass {
 
-// The arguments of one run of an engine: a profile, the shapes of its inputs, and the address of
-// every tensor.
+// The arguments of one run of an engine: a profile, input shapes, and the address of every tensor.
 struct EngineCall {
     int profile = 0;
     std::map<std::string, Shape> shapes;
@@ -34,8 +33,7 @@ using EngineShapes = std::map<std::string, std::vector<Dimension>>;
 EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk);
 
 // Device memory for activations, which all contexts of all engines share, because only one runs at
-// a time. If an engine needs more, a new block is allocated; older contexts and graphs go on using
-// the older block.
+// a time. If an engine needs more, a new block is allocated; older contexts keep theirs.
 class TrtScratch {
    public:
     explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
@@ -48,19 +46,18 @@ class TrtScratch {
 };
 
 // One engine file. Every distinct call has its own execution context, which is bound once, because
-// a CUDA graph is valid only while the context that it was captured from keeps its profile, shapes
-// and addresses.
+// a captured CUDA graph is valid only while its context keeps profile, shapes and addresses.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or is not what the
-    // manifest describes.
+    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or does not fit
+    // them.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
               const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The index of the first profile that admits `sizes` (symbolic dimension -> size). Throws Error
-    // if none does.
+    // The first profile that admits `sizes` (symbolic dimension -> size). Throws Error if none
+    // does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Put one run on the stream. Throws Error if the library refuses it.
     void enqueue(const EngineCall& call);
@@ -75,8 +72,7 @@ class TrtEngine {
     TrtContext& context(const EngineCall& call);
     // The error to throw if the library's `function` failed, with the reason.
     Error refusal(const std::string& what, const char* function);
-    // Why the last call failed, from the library and from CUDA. Throws DeviceLost if the device is
-    // lost.
+    // Why the last call failed, says the library or CUDA. Throws DeviceLost if the device is lost.
     std::string reason();
     // The error to throw if the engine has to be built again.
     Error outdated(const std::string& what) const;
@@ -116,8 +112,7 @@ class TrtProgram {
 
    private:
     void enqueue();
-    // Capture the program. A failure is logged and fails no request, because the run before
-    // succeeded.
+    // Capture the program, after a run that succeeded. A failure is only logged.
     void capture();
 
     std::string name_;

@@ -108,9 +108,8 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
     }
     const auto version = std::find_if(library.versions.begin(), library.versions.end(),
                                       [&](const TrtVersion& each) { return each.major == major; });
-    if (version == library.versions.end() || version->make == nullptr) {
+    if (version == library.versions.end() || version->make == nullptr)
         throw without_headers(library, name + " " + std::to_string(major));
-    }
     return version->make(handle);
 }
 
@@ -120,8 +119,7 @@ std::string how_to_build(const std::filesystem::path& bundle, const std::string&
     return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
-// Throws Error if an engine is missing, or is not the file that was built. hashes: compare them,
-// not only sizes.
+// Throws Error if an engine is not the file that was built. hashes: compare them, not only sizes.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);
@@ -153,9 +151,8 @@ std::string why_not(const EngineSet& engines, const Manifest& manifest, const st
                     const Gpu& gpu) {
     if (engines.bundle != manifest.content())
         return "were built from other graphs than the bundle has now";
-    if (engines.version != version) {
+    if (engines.version != version)
         return "were built by version " + engines.version + ", and " + version + " is installed";
-    }
     if (std::find(engines.targets.begin(), engines.targets.end(), gpu.target) ==
         engines.targets.end()) {
         return "are for " + comma_list(engines.targets) + ", and this GPU (" + gpu.name + ") is " +
