@@ -3,20 +3,20 @@
 # runs ctest.
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
-#     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; address, undefined, or both with a comma
-#     scripts/build_cpp.sh --no-tests             # no ctest; --target "NAME ...": these targets; --into DIRECTORY: build there
-#     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments of cmake
+#     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; or address, undefined, or both
+#     scripts/build_cpp.sh --no-tests             # without ctest
+#     scripts/build_cpp.sh --target "NAME ..."    # only these targets; --into DIRECTORY: build there
+#     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments for cmake
 #
-# PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE:
-# another onnxruntime.
-# TENSORRT_INCLUDE: TensorRT's headers, for --device tensorrt (default: those of 10.14, from a
-# Python package); of 10 and of 11: two directories, with a semicolon between them.
-# TENSORRT_RTX_INCLUDE: TensorRT-RTX's, for --device tensorrt-rtx (no default). CPP_JOBS: compilers
-# at a time (2).
+# PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: of
+# another onnxruntime. TENSORRT_INCLUDE: TensorRT's headers, for --device tensorrt (default: those of
+# 10.14, from a Python package); for versions 10 and 11, two directories with a semicolon between
+# them. TENSORRT_RTX_INCLUDE: TensorRT-RTX's headers, for --device tensorrt-rtx (no default).
+# CPP_JOBS: how many compilers run at a time (2).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,15s/^# \{0,1\}//p' "$0"; }
 say() { echo "build_cpp: $*" >&2; }
 die() { say "$*"; exit 2; }
 
@@ -37,8 +37,7 @@ case $sanitize in '' | address | undefined | thread | address,undefined) ;;
 cache=build/cpp
 mkdir -p "$cache"
 
-# --- packages of the system
-# ---------------------------------------------------------------------------------------
+# --- packages of the system ----------------------------------------------------------------------
 packages() {
     command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be installed already"; return; }
     local wanted=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
@@ -53,8 +52,7 @@ packages() {
         die "installing failed; see $cache/apt.log"
 }
 
-# --- ONNX Runtime's library: from a Python environment
-# -------------------------------------------------------------
+# --- ONNX Runtime's library, from a Python environment -------------------------------------------
 find_library() {
     [ -z "${ONNXRUNTIME_LIBRARY:-}" ] || { echo "$ONNXRUNTIME_LIBRARY"; return; }
     local python
@@ -74,9 +72,9 @@ library() {
     PYTHON=.venv/bin/python find_library || die "the onnxruntime package of .venv has no libonnxruntime.so"
 }
 
-# --- ONNX Runtime's headers: no wheel has them, Debian's libonnxruntime-dev does
-# -------------------------------------- sid is tried first, because its headers have plugin
-# execution providers. Headers must not be newer than the library.
+# --- ONNX Runtime's headers, which no wheel has, from Debian's libonnxruntime-dev ----------------
+# sid is tried first, because its headers have plugin execution providers. Headers must not be newer
+# than the library.
 headers() {
     [ -z "${ONNXRUNTIME_INCLUDE:-}" ] || { echo "$ONNXRUNTIME_INCLUDE"; return; }
     local suite newest
@@ -110,8 +108,7 @@ fetch_headers() { # suite, directory: unpacks the suite's package from this syst
     touch "$root/done"
 }
 
-# --- TensorRT's headers: from a Python package; without them the engine sets of a bundle cannot be
-# run ----------------
+# --- TensorRT's headers, from a Python package; without them engine sets cannot be run -----------
 tensorrt() {
     [ -z "${TENSORRT_INCLUDE:-}" ] || { echo "$TENSORRT_INCLUDE"; return; }
     local package=kernel-lens==2.0.1 target=$cache/tensorrt python
@@ -126,7 +123,7 @@ tensorrt() {
     if [ -e "$target/done" ]; then echo "$PWD/$target/kernel_lens/include/tensorrt"; else say "that failed; see $target.log"; fi
 }
 
-genai() { # $1: onnxruntime's library. Prints the path of onnxruntime-genai's beside it, if any: for text input only.
+genai() { # $1: onnxruntime's library. Prints the path of onnxruntime-genai's beside it, if any.
     local library
     library=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
     if [ -e "$library" ]; then echo "$library"; fi

@@ -3,19 +3,20 @@
 # tests them.
 #
 #     scripts/check_cpp.sh format           # clang-format; --fix writes
-#     scripts/check_cpp.sh tidy             # clang-tidy. Run build_cpp.sh first. Directories that were clean are
+#     scripts/check_cpp.sh tidy             # clang-tidy, after build_cpp.sh. Clean directories are
 #                                           # skipped until a file or a header of theirs changes.
-#     scripts/check_cpp.sh fuzz [SECONDS]   # damaged manifests for 60 s; MANIFEST=pass_config.json: also variants of it
+#     scripts/check_cpp.sh fuzz [SECONDS]   # damaged manifests, for 60 s by default;
+#                                           # MANIFEST=pass_config.json: also variants of it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "check_cpp: $*" >&2; exit 2; }
 included() { # the project's own files that a source includes, from ninja's dependencies
-    awk -v object="/${1#"$PWD"/runtime/cpp/}.o:" '/^[^ ]/ { it = index($1, object) } it && /\/runtime\/cpp\// { print $1 }' \
+    awk -v object="/${1#"$PWD"/runtime/cpp/}.o:" '/^[^ ]/ { listed = index($1, object) } listed && /\/runtime\/cpp\// { print $1 }' \
         build/cpp/tidy/included
 }
-# Writes a source for each directory that includes the directory's sources, because clang-tidy needs
-# most of its time for headers. Prints the paths.
+# Writes one source for each directory, which includes the directory's sources, because clang-tidy
+# spends most of its time on headers. Prints the paths.
 joined_sources() {
     python3 - <<'PY'
 import json
@@ -25,13 +26,13 @@ joined, seen = {}, set()
 for entry in json.loads(Path("build/cpp/release/compile_commands.json").read_text("utf-8")):
     source = Path(entry["file"])
     command = entry["command"].partition(" -o ")[0]
-    place = source.parent.relative_to(Path("runtime/cpp").resolve())
-    if place.parts[0] in ("src", "cli") and source not in seen:  # programs of tests compile some of cli, too
+    folder = source.parent.relative_to(Path("runtime/cpp").resolve())
+    if folder.parts[0] in ("src", "cli") and source not in seen:  # test programs compile cli, too
         seen.add(source)
-        joined.setdefault((place, command), []).append(source)
+        joined.setdefault((folder, command), []).append(source)
 entries = []
-for number, ((place, command), sources) in enumerate(joined.items()):
-    path = Path("build/cpp/tidy", f"{number}-{'-'.join(place.parts)}.cpp").resolve()
+for number, ((folder, command), sources) in enumerate(joined.items()):
+    path = Path("build/cpp/tidy", f"{number}-{'-'.join(folder.parts)}.cpp").resolve()
     path.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), "utf-8")
     entries.append({"directory": str(path.parent), "file": str(path), "command": f"{command} -c {path}"})
     print(path)
@@ -66,8 +67,8 @@ tidy-one) # a file of joined_sources. For each clean one, FILE.clean has a hash 
     inputs=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy "$1"
         for source in "${sources[@]}"; do cat "$source" $(included "$source"); done; } | sha256sum)
     [ "$(cat "$1.clean" 2>/dev/null)" != "$inputs" ] || exit 0
-    found=$(clang-tidy --quiet -p build/cpp/tidy --config-file=runtime/cpp/.clang-tidy \
-        --checks=-bugprone-suspicious-include --extra-arg=-Wno-shadow "$1" 2>&1) || { echo "$found"; exit 1; }
+    report=$(clang-tidy --quiet -p build/cpp/tidy --config-file=runtime/cpp/.clang-tidy \
+        --checks=-bugprone-suspicious-include --extra-arg=-Wno-shadow "$1" 2>&1) || { echo "$report"; exit 1; }
     echo "$inputs" >"$1.clean" ;;
 fuzz)
     # Without clang there is no libFuzzer: the program then makes its own mutations.
@@ -87,5 +88,5 @@ fuzz)
         "$fuzzer/manifest_fuzz" "${1:-60}" "$fuzzer"/corpus/*
     fi ;;
 get) need "$1" ;; # installs a tool for other scripts
-*) sed -n '2,7s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
+*) sed -n '2,9s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
 esac
