@@ -27,8 +27,7 @@ struct PASS_API SamplingParams {
     std::optional<std::uint64_t> seed;  // without one, sampling draws a seed from the system
     double presence_penalty = 0.0;      // subtracted once for a written token; -2 to 2, 0 is off
     double frequency_penalty = 0.0;     // subtracted each time the token was written; -2 to 2
-    // Divides positive, multiplies negative logits of tokens in prompt or text; 0.01 to 100, 1 is
-    // off.
+    // Divides positive, multiplies negative logits of tokens so far; 0.01 to 100, 1 is off.
     double repetition_penalty = 1.0;
     std::map<std::int64_t, double> logit_bias{};  // added by token; -100 to 100, at most 1024
 
@@ -113,8 +112,8 @@ struct PASS_API LoadOptions {
     bool prefix_cache = true;
     // If more sequences than this decode at a time, none of them drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, the path that the build found, or the loader's
-    // search.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, the one that the build found, or the loader's
+    // choice.
     std::filesystem::path onnxruntime;
     // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT,
     // $PASS_TENSORRT_RTX, or the loader's search.

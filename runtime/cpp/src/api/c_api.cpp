@@ -223,9 +223,9 @@ int64_t pass_encode(pass_session* session, const char* text, int64_t* ids, size_
         require(text != nullptr && (ids != nullptr || room == 0), "text or ids is null");
         require(session->tokenizer.has_value(),
                 "the session has no tokenizer: open it with the option text");
-        const std::vector<std::int64_t> result = session->tokenizer->encode(text);
-        std::copy_n(result.begin(), std::min(room, result.size()), ids);
-        return static_cast<std::int64_t>(result.size());
+        const std::vector<std::int64_t> encoded = session->tokenizer->encode(text);
+        std::copy_n(encoded.begin(), std::min(room, encoded.size()), ids);
+        return static_cast<std::int64_t>(encoded.size());
     });
 }
 
@@ -274,13 +274,13 @@ const char* pass_text(const pass_generation* generation, size_t* length) {
 int pass_token_logprobs(const pass_generation* generation, size_t index, float* logprob,
                         int64_t* top_ids, float* top_logprobs, size_t room) {
     if (generation == nullptr || index >= generation->returned.size()) return -1;
-    const std::optional<pass::TokenLogprobs>& result = generation->returned[index].logprobs;
-    if (!result) return -1;
-    if (logprob != nullptr) *logprob = result->logprob;
-    const std::size_t count = std::min(room, result->top.size());
+    const std::optional<pass::TokenLogprobs>& logprobs = generation->returned[index].logprobs;
+    if (!logprobs) return -1;
+    if (logprob != nullptr) *logprob = logprobs->logprob;
+    const std::size_t count = std::min(room, logprobs->top.size());
     for (std::size_t i = 0; i < count; ++i) {
-        if (top_ids != nullptr) top_ids[i] = result->top[i].first;
-        if (top_logprobs != nullptr) top_logprobs[i] = result->top[i].second;
+        if (top_ids != nullptr) top_ids[i] = logprobs->top[i].first;
+        if (top_logprobs != nullptr) top_logprobs[i] = logprobs->top[i].second;
     }
     return static_cast<int>(count);
 }
@@ -299,10 +299,10 @@ void pass_read_stats(const pass_generation* generation, pass_stats* stats, size_
     copy_out({}, stats, size);
     if (generation == nullptr) return;
     guarded(nullptr, 0, 0, [&] {
-        const pass::Stats result = generation->generation.stats();
-        copy_out({result.prompt_tokens, result.cached_tokens, result.generated_tokens,
-                  result.passes, result.steps, result.drafted, result.accepted,
-                  result.prefill_seconds, result.decode_seconds},
+        const pass::Stats counts = generation->generation.stats();
+        copy_out({counts.prompt_tokens, counts.cached_tokens, counts.generated_tokens,
+                  counts.passes, counts.steps, counts.drafted, counts.accepted,
+                  counts.prefill_seconds, counts.decode_seconds},
                  stats, size);
         return 0;
     });

@@ -6,7 +6,6 @@
 #include "backends/ort/backend.h"
 #include "backends/trt/backend.h"
 #include "backends/trt/library.h"
-#include "decode/runner.h"
 #include "errors.h"
 
 namespace pass {
@@ -114,14 +113,14 @@ ResolvedRequest Core::resolve(const Request& request) const {
                     " tokens, more than the KV capacity of " + std::to_string(capacity) +
                     "; shorten it");
     }
-    DraftChoice result = choose(options);
+    DraftChoice drafts = choose(options);
     ResolvedRequest resolved;
     resolved.prompt_ids = request.prompt_ids;
     resolved.sampling = options.sampling.seeded();
     resolved.max_new_tokens = options.max_new_tokens;
-    resolved.cycle = std::move(result.cycle);
-    resolved.lookahead_drafts = result.lookahead_drafts;
-    resolved.ngram_drafts = result.ngram_drafts;
+    resolved.cycle = std::move(drafts.cycle);
+    resolved.lookahead_drafts = drafts.lookahead_drafts;
+    resolved.ngram_drafts = drafts.ngram_drafts;
     resolved.stop_token_ids.insert(options.stop_token_ids.begin(), options.stop_token_ids.end());
     if (!options.ignore_eos) {
         resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(),
@@ -130,7 +129,7 @@ ResolvedRequest Core::resolve(const Request& request) const {
     resolved.reuse_prefix = options.reuse_prefix;
     resolved.cache_salt = options.cache_salt;
     resolved.logprobs = options.logprobs;
-    resolved.mode = std::move(result.mode);
+    resolved.mode = std::move(drafts.mode);
     Processing processing{vocab,
                           resolved.sampling,
                           options.min_tokens,

@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <future>
-#include <optional>
 
 #include "api/core.h"
 #include "bundle/integrity.h"
@@ -99,8 +98,8 @@ std::map<std::string, std::string> Session::uncaptured() const { return core_->u
 void Session::close() { core_->close(); }
 
 std::pair<std::string, int> Session::mode(const GenerateOptions& options) const {
-    const DraftChoice result = core_->choose(options);
-    return {result.mode, std::max(result.lookahead_drafts, result.ngram_drafts)};
+    const DraftChoice drafts = core_->choose(options);
+    return {drafts.mode, std::max(drafts.lookahead_drafts, drafts.ngram_drafts)};
 }
 
 const Bundle& Session::bundle() const { return core_->bundle(); }

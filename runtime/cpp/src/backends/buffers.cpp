@@ -60,14 +60,14 @@ void Buffers::write_part(const std::string& name, int slot, const Shape& shape, 
 
 std::byte* Buffers::address(const std::string& name, const Shape& key, std::int64_t elements,
                             std::size_t item_size) {
-    std::byte*& result = addresses_[{name, key}];
-    if (result == nullptr) {
+    std::byte*& found = addresses_[{name, key}];
+    if (found == nullptr) {
         const std::size_t size =
             static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * item_size;
         const bool transient = !key.empty() && key.front() == -1 && transient_.contains(name);
-        result = transient ? transient_address(name, size) : memory_.allocate(size);
+        found = transient ? transient_address(name, size) : memory_.allocate(size);
     }
-    return result;
+    return found;
 }
 
 std::byte* Buffers::transient_address(const std::string& name, std::size_t size) {

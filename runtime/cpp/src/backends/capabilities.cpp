@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "backends/memory.h"
 #include "errors.h"

@@ -11,8 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "errors.h"
-
 namespace pass {
 
 namespace {

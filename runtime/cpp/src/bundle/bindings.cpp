@@ -1,6 +1,5 @@
 #include "bundle/bindings.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -44,14 +43,14 @@ std::set<std::string> BundleBindings::transient() const {
 }
 
 BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
-    const PlanConstants result = constants_of(plan, manifest_.model.vocab_size);
+    const PlanConstants values = constants_of(plan, manifest_.model.vocab_size);
     return {
-        {"row_position", bytes_of(result.row_position)},
-        {"window_mask", bytes_of(result.window_mask)},
-        {"logit_rows", bytes_of(result.logit_rows)},
-        {"lookahead_rows", bytes_of(result.lookahead_rows)},
-        {"draft_rows", bytes_of(result.draft_rows)},
-        {"lookahead_ids", bytes_of(result.lookahead_ids)},
+        {"row_position", bytes_of(values.row_position)},
+        {"window_mask", bytes_of(values.window_mask)},
+        {"logit_rows", bytes_of(values.logit_rows)},
+        {"lookahead_rows", bytes_of(values.lookahead_rows)},
+        {"draft_rows", bytes_of(values.draft_rows)},
+        {"lookahead_ids", bytes_of(values.lookahead_ids)},
     };
 }
 

@@ -17,7 +17,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <vector>
 
 #include "bundle/manifest.h"
 #include "errors.h"
@@ -137,15 +136,15 @@ bool HashCache::knows(const std::filesystem::path& path, const std::string& sha2
 bool HashCache::matches(const std::filesystem::path& path, const std::string& sha256) {
     if (knows(path, sha256)) return true;
     const std::optional<Identity> before = identity_of(path);
-    const std::string result = sha256_of_file(path);
+    const std::string actual = sha256_of_file(path);
     const std::optional<Identity> after = identity_of(path);
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
     if (before && after && before->text == after->text &&
         after->changed + min_age_ns < nanoseconds(now)) {
-        new_.emplace_back(before->text, result);
+        new_.emplace_back(before->text, actual);
     }
-    return result == sha256;
+    return actual == sha256;
 }
 
 void HashCache::save() const {

@@ -1,9 +1,7 @@
 #include "bundle/manifest.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "bundle/integrity.h"
 #include "bundle/tensors.h"

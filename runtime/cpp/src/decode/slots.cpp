@@ -38,10 +38,8 @@ std::vector<Slot*> Slots::busy() {
 }
 
 std::vector<Slot*> Slots::decoding() {
-    std::vector<Slot*> result;
-    for (Slot& slot : slots_) {
-        if (slot.sequence != nullptr && slot.sequence->prefilled()) result.push_back(&slot);
-    }
+    std::vector<Slot*> result = busy();
+    std::erase_if(result, [](const Slot* slot) { return !slot->sequence->prefilled(); });
     return result;
 }
 

@@ -108,8 +108,9 @@ Candidate Tuner::next_candidate(int lookahead, int batch,
     return passes_ < known->second.ends ? known->second.trial : decided_;
 }
 
-// The best candidate, or the present one unless the best is switch_margin times as fast. Plain
-// decoding counts as the present one unless that is switch_margin times as fast as plain decoding.
+// Decides for the best candidate if it is switch_margin times as fast as the present one, else for
+// the present one. Plain decoding counts as the present one, unless that is switch_margin times as
+// fast as plain decoding.
 Tuner::Decision Tuner::decide(int lookahead, int batch,
                               const std::vector<const ConditionalAcceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());

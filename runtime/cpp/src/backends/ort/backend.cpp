@@ -115,9 +115,9 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
             ? WeightForm::made_unsigned
             : WeightForm::as_exported;
     const auto file_of = [&](bool lookahead_rows) {
-        const DerivedTrunk* result = manifest_.derived_trunk(
+        const DerivedTrunk* derived = manifest_.derived_trunk(
             engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
-        return result == nullptr ? manifest_.trunk.file : result->file;
+        return derived == nullptr ? manifest_.trunk.file : derived->file;
     };
     const std::string drafting = file_of(true), plain = file_of(false);
     trunk_ = open_packed(drafting, options, kernels);

@@ -110,13 +110,13 @@ class BoundGraphs {
 
     // The least recently used bound graph but `spared`.
     typename Map::iterator oldest(typename Map::iterator spared) {
-        auto result = bound_.end();
+        auto found = bound_.end();
         for (auto each = bound_.begin(); each != bound_.end(); ++each) {
             if (each != spared &&
-                (result == bound_.end() || each->second.last_use < result->second.last_use))
-                result = each;
+                (found == bound_.end() || each->second.last_use < found->second.last_use))
+                found = each;
         }
-        return result;
+        return found;
     }
 
     static constexpr std::size_t max_bound_graphs = 256;

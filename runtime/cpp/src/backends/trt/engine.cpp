@@ -93,9 +93,9 @@ void TrtEngine::check(const EngineShapes& shapes) const {
                        (has == built.end() ? "missing" : shape_text(has->second)) + " and " +
                        (listed == shapes.end() ? "missing" : shape_text(listed->second)));
     }
-    const auto result = engine_->aliases();
-    if (result &&
-        *result != std::map<std::string, std::string>(file_.aliases.begin(), file_.aliases.end())) {
+    const auto aliases = engine_->aliases();
+    if (aliases && *aliases != std::map<std::string, std::string>(file_.aliases.begin(),
+                                                                  file_.aliases.end())) {
         throw outdated("does not update its KV cache in place as the manifest says");
     }
 }

@@ -250,12 +250,12 @@ class Api : public TrtApi {
         return result;
     }
     std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) override {
-        auto* result = runtime_->deserializeCudaEngine(engine.data(), engine.size());
-        if (result == nullptr) return nullptr;
+        auto* deserialized = runtime_->deserializeCudaEngine(engine.data(), engine.size());
+        if (deserialized == nullptr) return nullptr;
 #ifdef TRT_MAJOR_RTX
-        return std::make_unique<CudaEngine>(result, kernels_);
+        return std::make_unique<CudaEngine>(deserialized, kernels_);
 #else
-        return std::make_unique<CudaEngine>(result);
+        return std::make_unique<CudaEngine>(deserialized);
 #endif
     }
     std::string take_errors() override { return logger_.take(); }
