@@ -1,15 +1,14 @@
 """Finds nodes for which ONNX Runtime's CUDA provider has no kernel, by operator, version and types.
 
-A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. Two
-sources tell which kernels there are. cuda_kernels.json has versions and types, from ONNX Runtime's
-docs/OperatorKernels.md at a commit. That document is older than the release that the `gpu` extra
-begins at, and lacks its kernels of later versions. So for `DEVICE_OPERATORS`, whose version of
-opset 24 has a kernel in that release, the document's newest types are taken.
+A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. The
+table cuda_kernels.json has the versions and types of kernels from ONNX Runtime's
+docs/OperatorKernels.md. That document is older than the first release of the `gpu` extra, and lacks
+kernels of later versions. `DEVICE_OPERATORS` have a kernel of opset 24 in that release: for them,
+the newest types of the document count, whatever their version. To renew the table:
 
-    python tests/exporter/cuda_kernels.py COMMIT < OperatorKernels.md >
-    tests/exporter/cuda_kernels.json
+    cd tests/exporter; python cuda_kernels.py COMMIT < OperatorKernels.md > cuda_kernels.json
 
-renews the table from that document at a commit. It keeps the newest kernel of each operator.
+It has the newest kernel of each operator.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TABLE = Path(__file__).with_suffix(".json")
 SOURCE = "docs/OperatorKernels.md of github.com/microsoft/onnxruntime, CUDAExecutionProvider"
 OPSET = 24
 SCALED = {"DequantizeLinear": 1}
-"""Operators whose output has the type of this input, unless an attribute names another."""
+"""Operators whose output has the type of the input at this index, if no attribute names it."""
 
 NEWER = {
     name: {
@@ -46,7 +45,7 @@ cuda8GatedAdd`)."""
 
 
 def missing_kernels(file: Path) -> list[str]:
-    """A line for every node of the graph that the CUDA provider has no kernel for."""
+    """Return a line for every node of the graph that has no CUDA kernel."""
     model = ir.load(file)
     if model.opset_imports[""] != OPSET:
         return [f"{file.name}: opset {model.opset_imports['']}; DEVICE_OPERATORS is about {OPSET}"]
@@ -63,13 +62,13 @@ def missing_kernels(file: Path) -> list[str]:
 
 
 def _fault(node: ir.Node, known: dict[str, Any], types: dict[ir.Value, str]) -> str | None:
-    """Why `node` has no kernel; None if it has one. Adds the types of its outputs to `types`."""
+    """Return why `node` has no kernel, or None. Add the types of its outputs to `types`."""
     listed = known.get(node.domain, {}).get(node.op_type)
     if listed is None:
         return "has no CUDA kernel of any type"
     if node.domain:
         inputs, outputs = listed["inputs"].split(), listed["outputs"].split()
-        newest = True  # they have one version
+        newest = True  # operators of com.microsoft have one version
     else:
         schema = onnx.defs.get_schema(node.op_type, OPSET)
         inputs, outputs = (
@@ -84,7 +83,7 @@ def _fault(node: ir.Node, known: dict[str, Any], types: dict[ir.Value, str]) -> 
             bound[inputs[min(at, len(inputs) - 1)]] = types[value]  # the last input may be repeated
     for at, value in enumerate(node.outputs):
         if not value.name:
-            continue  # optional, and not wanted
+            continue  # an optional output that the graph leaves out
         formal = outputs[min(at, len(outputs) - 1)]
         types[value] = bound[formal] = bound.get(formal) or _output_type(node, formal, types)
     if not newest:
@@ -96,7 +95,7 @@ def _fault(node: ir.Node, known: dict[str, Any], types: dict[ir.Value, str]) -> 
 
 
 def _output_type(node: ir.Node, formal: str, types: dict[ir.Value, str]) -> str:
-    """The type of an output that no input determines."""
+    """Return the type of an output that no input determines."""
     if (concrete := re.fullmatch(r"tensor\((\w+)\)", formal)) is not None:
         return concrete[1]
     for name in ("to", "output_dtype"):
@@ -114,14 +113,13 @@ def _output_type(node: ir.Node, formal: str, types: dict[ir.Value, str]) -> str:
 
 
 def _name(dtype: ir.DataType | None) -> str:
-    """The name of a type in the document."""
+    """Return the name of a type in the document."""
     assert dtype is not None
     return {"FLOAT": "float", "DOUBLE": "double"}.get(dtype.name, dtype.name.lower())
 
 
 def rows(document: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(domain, operator, entry) of the newest CUDA kernel of each operator in
-    OperatorKernels.md."""
+    """Yield (domain, operator, entry) for the newest CUDA kernel of each operator."""
     section = document.split("## Operators implemented by CUDAExecutionProvider")[1].split(
         "\n## ", maxsplit=1
     )[0]

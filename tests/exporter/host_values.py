@@ -1,5 +1,4 @@
-"""Finds values that ONNX Runtime's CUDA provider would have to copy between the host and the device
-within a graph.
+"""Finds values of a graph that ONNX Runtime's CUDA provider copies between the host and the device.
 
 A size (Shape, Size) is computed on the host, and so is arithmetic with sizes alone. Many operators
 read such values on the host: Reshape its shape, Slice its ends, Range its limits. Any other
@@ -55,23 +54,23 @@ GatherND is left out: graphs avoid it for the sake of captures."""
 ONNX_RUNTIMES_OPERATORS = frozenset(
     {"GatedAdd", "GatedRMSNorm", "GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
 )
-"""Those of com.microsoft that trunks for CUDA have. GroupQueryAttention's kernels are for 16-bit
+"""Operators of com.microsoft in the trunks for CUDA. GroupQueryAttention's kernels are for 16-bit
 numbers."""
-MOST_ON_HOST = 100
-"""Arithmetic with sizes stays on the host only where its constants have at most so many numbers
+MAX_HOST_NUMBERS = 100
+"""Arithmetic with sizes is computed on the host only if its constants have at most so many numbers
 (`kSmallInitializerThreshold` in ONNX Runtime)."""
 
 
 def copied_values(file: Path) -> list[str]:
-    """A line for every node that mixes sizes with tensors of the device or has no kernel there, and
-    for every output that is a size."""
+    """Return a line for every node that reads both sizes and tensors of the device, for every node
+    without a CUDA kernel, and for every output that is a size."""
     graph = ir.load(file).graph
     sizes: set[ir.Value] = set()
-    found = []
+    faults = []
     for node in graph:
         kernels = DEVICE_OPERATORS if not node.domain else ONNX_RUNTIMES_OPERATORS
         if node.op_type not in kernels:
-            found.append(f"{file.name}: {node.op_type} {node.name} has no kernel on the device")
+            faults.append(f"{file.name}: {node.op_type} {node.name} has no kernel on the device")
         if node.op_type in SIZES:
             sizes.update(node.outputs)
             continue
@@ -86,12 +85,9 @@ def copied_values(file: Path) -> list[str]:
         if all(value in sizes for value in tensors):
             sizes.update(node.outputs)
         else:
-            named = [value.name for value in tensors if value in sizes]
-            found.append(
-                f"{file.name}: {node.op_type} {node.name} reads the size "
-                f"{', '.join(map(str, named))}"
-            )
-    return found + [
+            named = ", ".join(str(value.name) for value in tensors if value in sizes)
+            faults.append(f"{file.name}: {node.op_type} {node.name} reads the size {named}")
+    return faults + [
         f"{file.name}: the output {value.name} is a size"
         for value in graph.outputs
         if value in sizes
@@ -99,4 +95,4 @@ def copied_values(file: Path) -> list[str]:
 
 
 def _is_small_constant(value: ir.Value) -> bool:
-    return value.const_value is not None and value.const_value.size <= MOST_ON_HOST
+    return value.const_value is not None and value.const_value.size <= MAX_HOST_NUMBERS

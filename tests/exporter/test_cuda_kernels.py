@@ -1,82 +1,46 @@
-"""Every node of a graph that a CUDA session loads has a kernel there, so that the graph is captured
-as a CUDA graph."""
+"""Graphs that a CUDA session loads can be captured as CUDA graphs: every node has a kernel, and no
+value is copied between the host and the device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 from cuda_kernels import missing_kernels, rows
+from host_values import copied_values
 
-from conftest import export_bundle, make_model, write_random_weights
-from pass_exporter.config import Dtype
-from pass_exporter.export import TRUNK_FILE
-from pass_exporter.model.families import SUPPORTED_FAMILIES
-from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import read_lookahead
-from pass_exporter.model.registry import resolve
 from pass_exporter.tails.tape import GraphTape
-from pass_exporter.trunk.graph import save
-from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.bundle.read import read_manifest
 
-WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
-OVERRIDES = {"gemma3_text": WINDOWS}
-OFTEN_IN_FP32 = ("llama", "gemma3_text")
+FORMATS = ("int4", "w8a8", "fp16")
+BUNDLES = ("tiny", "adapter", "head", "subset", "rejection", *FORMATS)
 
 
-def missing(bundle: Path) -> list[str]:
-    """Of all graphs that are not for the CPU alone."""
-    for_cpu = {
-        bundle / trunk.file for trunk in read_manifest(bundle).derived if trunk.device == "cpu"
-    }
+@pytest.mark.parametrize("name", BUNDLES)
+def test_all_graphs_of_a_bundle(
+    name: str, request: pytest.FixtureRequest, in_format: Callable[[str], Path]
+):
+    """Tails of every plan and sampler, and the trunk. (test_derived_cuda.py checks the trunks of
+    every family.)"""
+    in_floats = name not in FORMATS
+    bundle = request.getfixturevalue(f"{name}_bundle") if in_floats else in_format(name)
+    derived = read_manifest(bundle).derived
+    for_cpu = {bundle / trunk.file for trunk in derived if trunk.device == "cpu"}
     files = sorted(set(bundle.glob("*.onnx")) - for_cpu)
     assert len(files) > 10
-    return [line for file in files for line in missing_kernels(file)]
+    assert [line for file in files for line in copied_values(file)] == []
+    if in_floats:
+        assert [line for file in files for line in missing_kernels(file)] == []
+    assert any("tail.tree" in file.name for file in files) == (name == "subset")
 
 
-@pytest.mark.parametrize("name", ["tiny_bundle", "adapter_bundle", "head_bundle", "subset_bundle"])
-def test_graphs_of_every_plan_and_sampler(name: str, request: pytest.FixtureRequest):
-    """Chains and trees, processors and log-probabilities; with adapter, with head, and with
-    candidates for drafts."""
-    bundle = request.getfixturevalue(name)
-    assert missing(bundle) == []
-    assert any("tail.tree" in file.name for file in bundle.glob("*.onnx")) == (
-        name == "subset_bundle"
-    )
-
-
-def test_rejection(tmp_path: Path, subset_bundle: Path):
-    weights = subset_bundle.parent / "lookahead.safetensors"
-    options = {"lookahead": 4, "lookahead_weights": weights, "rule": "rejection"}
-    assert (
-        missing(export_bundle(subset_bundle.parent / "model", tmp_path / "bundle", **options)) == []
-    )
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [
-        pytest.param(
-            family,
-            dtype,
-            marks=[pytest.mark.seldom] * (dtype == "fp32" and family not in OFTEN_IN_FP32),
-        )
-        for family in SUPPORTED_FAMILIES
-        for dtype in ("fp16", "fp32")
-    ],
-)
-def test_trunks_of_every_family(tmp_path: Path, family: str, dtype: Dtype):
-    """With an adapter. test_derived_cuda.py does the same for the trunks that are derived for
-    CUDA."""
-    directory = make_model(tmp_path / "model", family, **OVERRIDES.get(family, {}))
-    weights = write_random_weights(directory, tmp_path / "lookahead.safetensors", 2)
-    model = load_model(resolve(str(directory)), dtype).model
-    trunk, _ = trace_trunk(model, read_lookahead(weights, 2, model))
-    save(trunk, tmp_path / TRUNK_FILE)
-    assert missing_kernels(tmp_path / TRUNK_FILE) == []
+def save(op: GraphTape, value: Any, dtype: Any, path: Path) -> Path:
+    ir.save(op.model({"y": (value, dtype, ["m"])}), path)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -91,16 +55,43 @@ def test_trunks_of_every_family(tmp_path: Path, family: str, dtype: Dtype):
 def test_a_node_without_a_kernel_is_found(
     tmp_path: Path, operator: str, dtype, attributes, found: str | None
 ):
-    """The type of its input comes through nodes before it."""
+    """The type of its input follows from the nodes before it."""
     op = GraphTape("one")
-    x = op(
-        "Cast",
-        op("Shape", op.input("x", np.float32, ["n", "n"])),
-        to=int(ir.DataType.from_numpy(np.dtype(dtype))),
-    )
-    ir.save(op.model({"y": (op(operator, x, **attributes), dtype, ["m"])}), tmp_path / "one.onnx")
-    lines = missing_kernels(tmp_path / "one.onnx")
+    shape = op("Shape", op.input("x", np.float32, ["n", "n"]))
+    x = op("Cast", shape, to=int(ir.DataType.from_numpy(np.dtype(dtype))))
+    lines = missing_kernels(save(op, op(operator, x, **attributes), dtype, tmp_path / "one.onnx"))
     assert lines == [] if found is None else found in lines[0]
+
+
+def test_a_size_that_is_compared_with_a_tensor_is_found(tmp_path: Path):
+    """Also after arithmetic with constants. A size that only shapes a tensor is no fault."""
+    op = GraphTape("mixed")
+    x = op.input("x", np.int64, ["n"])
+    last = op("Sub", op("Shape", x), op.const([1]))
+    within = op("Cast", op("Less", x, last), to=int(ir.DataType.INT64))
+    shaped = op("Expand", op("ReduceSum", x, op.const([0]), keepdims=1), op("Shape", x))
+    model = op.model({"within": (within, np.int64, ["n"]), "shaped": (shaped, np.int64, ["n"])})
+    ir.save(model, tmp_path / "mixed.onnx")
+    (line,) = copied_values(tmp_path / "mixed.onnx")
+    assert "Less" in line
+
+
+@pytest.mark.parametrize(("numbers", "found"), [(100, 0), (101, 1)])
+def test_a_size_is_copied_for_arithmetic_with_a_long_constant(
+    tmp_path: Path, numbers: int, found: int
+):
+    op = GraphTape("long")
+    size = op("Sub", op("Shape", op.input("x", np.int64, ["n"])), op.const([1]))
+    picked = op("Gather", op.const(np.arange(numbers)), size, axis=0)
+    path = save(op, op("Expand", op.const([0]), picked), np.int64, tmp_path / "long.onnx")
+    assert len(copied_values(path)) == found
+
+
+def test_values_are_copied_for_an_operator_without_a_kernel(tmp_path: Path):
+    op = GraphTape("elu")
+    elu = op("Elu", op("Exp", op.input("x", np.float32, ["m"])))
+    (line,) = copied_values(save(op, elu, np.float32, tmp_path / "elu.onnx"))
+    assert "Elu" in line
 
 
 def test_the_table_is_read_from_the_document():

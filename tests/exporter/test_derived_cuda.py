@@ -1,10 +1,11 @@
-"""The trunks for CUDA: on the CPU provider they compute what trunk.onnx does, with few nodes, and
-nothing in them keeps a pass from being captured."""
+"""The trunks for CUDA: on a CPU they compute what trunk.onnx does, with fewer nodes, and can be
+captured as CUDA graphs."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,7 @@ from click.testing import CliRunner
 from cuda_kernels import missing_kernels
 from host_values import copied_values
 
-import conftest
-from conftest import export_bundle, make_model, randomize_vectors, write_random_weights
+from conftest import VOCAB_SIZE, export_bundle, make_model, randomize_vectors, write_random_weights
 from pass_exporter.cli import main
 from pass_exporter.derived import cuda
 from pass_exporter.derived.cuda import write_trunks_for_cuda
@@ -33,9 +33,11 @@ from pass_runtime.backends.ort.trunks import open_trunk
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
 from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import load_verified
+from same_text import assert_same_text
+from trunk_feeds import trunk_feed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from count_nodes import TrunkNodes, count_trunk
@@ -56,6 +58,7 @@ SINGLE, BATCHED = (
 """The files for one sequence and for batches: with the adapter, and without."""
 BATCHES = {SINGLE: 1, BATCHED: 2}
 LENGTHS, CAPACITY = (33, 20), 80
+ORT_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 EXACT_FILE = "trunk.fp32.onnx"
 NODES = {
     "llama": (14, 9, 18),
@@ -67,8 +70,7 @@ NODES = {
     "gemma3_text": (22, 19, 27),
     "olmo2": (14, 14, 26),
 }
-"""By family, the nodes before the layers and in a layer, for one sequence, and those in a layer for
-batches."""
+"""Numbers of nodes by family: before the layers, in a layer, in a layer of trunks for batches."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,8 @@ class Trunks:
     def run(
         self, file: str, plan: Plan, batch: int = 1, *, adapter: bool = True
     ) -> dict[str, np.ndarray]:
-        """Logits and cache after a window that follows LENGTHS tokens; the entries after it are
-        junk.
-
-        adapter: False makes every B of the adapter 0.
-        """
+        """Return logits and cache by name, for a window after LENGTHS tokens; later entries of the
+        cache are random, too. adapter: False sets the adapter's results to 0."""
         options, rng = ort.SessionOptions(), np.random.default_rng(0)
         options.log_severity_level = 3
         if not adapter:
@@ -93,31 +92,18 @@ class Trunks:
         session = ort.InferenceSession(
             self.directory / file, options, providers=["CPUExecutionProvider"]
         )
-        vocab_size = conftest.VOCAB_SIZE
-        ids = rng.integers(0, vocab_size, (batch, plan.width))
-        ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(vocab_size)
-        feed = {
-            "input_ids": ids,
-            "row_position": plan.row_position,
-            "window_mask": plan.window_mask,
-            "length": np.array(LENGTHS[:batch]),
-            "logit_rows": np.arange(plan.width),
-            "lookahead_rows": plan.lookahead_rows,
-        }
-        for past in session.get_inputs():
-            if past.name not in feed:
-                _, heads, _, size = past.shape
-                entries = rng.standard_normal((batch, heads, CAPACITY, size), np.float32).astype(
-                    np.float16
-                )
-                feed[past.name] = (
-                    entries if past.type == "tensor(float16)" else entries.astype(np.float32)
-                )
+        tokens, past = rng.integers(0, VOCAB_SIZE, (batch, plan.width)), []
+        for value in session.get_inputs():
+            if value.name.startswith("past_"):
+                shape = (batch, value.shape[1], CAPACITY, value.shape[3])
+                entries = rng.standard_normal(shape, np.float32).astype(np.float16)
+                past.append(entries.astype(ORT_TYPES[value.type]))
+        feed = trunk_feed(session, plan, tokens, LENGTHS[:batch], past)
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(None, feed), strict=True))
 
     def without_adapter(self, file: str) -> str:
-        """The name of a copy of a graph in which every B of the adapter is 0."""
+        """Write a copy of a graph in which every B of the adapter is 0; return its name."""
         model = ir.load(self.directory / file)
         for name, value in model.graph.initializers.items():
             if "lora_B" in name and value.const_value is not None:
@@ -146,9 +132,11 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
-def test_they_compute_what_the_trunk_does(trunks: Trunks, files: tuple[str, str], plan: Plan):
-    """They are as near as the fp16 trunk to what the trunk computes in fp32; of the cache, the
-    entries up to the end of the window. An error of such a graph is far larger than rounding."""
+def test_trunks_for_cuda_compute_what_the_portable_trunk_does(
+    trunks: Trunks, files: tuple[str, str], plan: Plan
+):
+    """Their errors against the fp32 trunk are at most twice those of the portable fp16 trunk; of
+    the cache, up to the end of the window."""
     batch = BATCHES[files]
     exact, rounded = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
     for file in files[:1] if len(plan.lookahead_rows) else files:
@@ -161,36 +149,29 @@ def test_they_compute_what_the_trunk_does(trunks: Trunks, files: tuple[str, str]
                 for values in (rounded, found)
             ]
             scale = np.square(right[:, :, :end]).mean()
-            assert errors[1] <= 4 * errors[0] + 1e-6 * scale, (
-                file,
-                name,
-            )  # squares: twice the trunk's error
+            assert errors[1] <= 4 * errors[0] + 1e-6 * scale, (file, name)  # squared errors
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
-def test_rows_that_are_no_lookahead_rows_keep_their_bits(
+def test_the_adapter_changes_look_ahead_rows_alone(
     trunks: Trunks, files: tuple[str, str], plan: Plan
 ):
-    """Those that they have without an adapter."""
     batch = BATCHES[files]
     adapted, zeroed = (
         trunks.run(files[0], plan, batch, adapter=adapter)["logits"] for adapter in (True, False)
     )
     others = plan.width - len(plan.lookahead_rows)
     np.testing.assert_array_equal(adapted[:, :others], zeroed[:, :others])
-    assert len(plan.lookahead_rows) == 0 or not np.array_equal(
-        adapted[:, others:], zeroed[:, others:]
-    )
-    # The CPU computes float16 in float32, and does not round between two nodes without kernels for
-    # float16. OLMo2's two graphs have different ones: the norm after GatedAdd follows the product
-    # itself in the plain one.
+    changed = not np.array_equal(adapted[:, others:], zeroed[:, others:])
+    assert changed == (len(plan.lookahead_rows) > 0)
+    # A CPU does not round to float16 between some nodes. OLMo2's graphs differ in such nodes.
     if trunks.family != "olmo2":
         plain = trunks.run(files[1], plan, batch)["logits"]
         np.testing.assert_array_equal(adapted[:, :others], plain[:, :others])
 
 
-def test_few_nodes(trunks: Trunks):
+def test_numbers_of_nodes(trunks: Trunks):
     adapted, plain, batched, _ = (
         count_trunk(trunks.directory / file) for file in (*SINGLE, *BATCHED)
     )
@@ -203,16 +184,15 @@ def test_few_nodes(trunks: Trunks):
     assert batched.prelude < portable.prelude and batched.layer < portable.layer
 
 
-def test_all_nodes_run_on_the_device(trunks: Trunks):
-    """None lacks a kernel there, and none reads both sizes, which are on the host, and tensors of
-    the device."""
-    for file in (trunks.directory / name for name in (*SINGLE, *BATCHED)):
-        assert copied_values(file) == [] and missing_kernels(file) == []
+def test_every_node_has_a_kernel_and_copies_no_value(trunks: Trunks):
+    for name in (EXACT_FILE, TRUNK_FILE, *SINGLE, *BATCHED):
+        assert missing_kernels(trunks.directory / name) == []
+        if name not in (EXACT_FILE, TRUNK_FILE):
+            assert copied_values(trunks.directory / name) == []
 
 
-def test_why_batches_have_another_attention():
-    """If this fails, ONNX Runtime has learned it, and the trunks for one sequence could serve
-    batches too."""
+def test_group_query_attention_refuses_windows_of_a_batch():
+    """So batches have trunks of their own. If this fails, the trunks for one sequence may do."""
     feed = {
         "rows": np.zeros((2, 3, 3 * 16), np.float32),
         "keys": np.zeros((2, 1, 8, 16), np.float32),
@@ -245,17 +225,11 @@ def test_why_batches_have_another_attention():
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An fp16 bundle, exported without saying what is for CUDA."""
-    directory = tmp_path_factory.mktemp("fp16")
-    model = make_model(directory / "model")
-    weights = write_random_weights(model, directory / "lookahead.safetensors", 2)
-    return export_bundle(
-        model, directory / "bundle", dtype="fp16", lookahead=2, lookahead_weights=weights
-    )
+def bundle(in_format: Callable[[str], Path]) -> Path:
+    return in_format("fp16")
 
 
-def test_each_is_for_its_number_of_slots(bundle: Path):
+def test_an_fp16_bundle_has_trunks_for_one_slot_and_for_batches(bundle: Path):
     manifest = read_manifest(bundle)
     assert [(each.device, each.batch) for each in manifest.derived] == [("cuda", 1)] * 2 + [
         ("cuda", None)
@@ -270,7 +244,7 @@ def test_each_is_for_its_number_of_slots(bundle: Path):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files of sessions on CUDA, which are opened on the CPU."""
+    """Open sessions for CUDA on the CPU; return a list that grows by their files."""
     files: list[str] = []
 
     def open_on_cpu(path: Path, device: str, *_: object, **__: object) -> ort.InferenceSession:
@@ -283,7 +257,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
-def test_a_session_opens_the_one_with_the_adapter_when_lookahead_rows_come(
+def test_the_trunk_with_the_adapter_is_opened_by_the_first_plan_with_look_ahead_rows(
     bundle: Path, opened: list[str], files: tuple[str, str]
 ):
     (ar,), (fused,) = make_cycle("ar", 0).plans, make_cycle("fused", 2).plans
@@ -301,18 +275,17 @@ def test_every_plan_writes_the_text_of_plain_decoding(
         bundle, manifest, trunks=open_trunk(bundle, manifest, "cuda", slots=1, threads=1)
     )
     with load_verified(bundle, manifest, LoadOptions("cpu"), backend=backend) as session:
-        options = [
-            GenerateOptions(40, SamplingParams(temperature, seed=1), plan=plan, ignore_eos=True)
-            for plan in ("ar", "two-pass", "fused")
-        ]
-        plain, *others = (run_tokens(session, prompt, each).token_ids for each in options)
-        for each, tokens in zip(options[1:], others, strict=True):
-            difference = first_difference(session, prompt, each, plain, tokens)
-            assert difference is None or difference.is_near_tie
+        sampling = SamplingParams(temperature, seed=1)
+        options = GenerateOptions(40, sampling, plan="ar", ignore_eos=True)
+        plain = run_tokens(session, prompt, options).token_ids
+        for plan in ("two-pass", "fused"):
+            assert_same_text(session, prompt, replace(options, plan=plan), plain)
     assert opened == [*reversed(SINGLE)]
 
 
-def test_large_weights_are_not_held_twice(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_with_large_weights_have_no_plain_trunks(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cuda, "PLAIN_MAX_BYTES", 1000)
     manifest = read_manifest(bundle)
     sizes = (manifest.model.vocab_size, manifest.model.max_capacity, [None] * manifest.model.layers)
@@ -320,7 +293,7 @@ def test_large_weights_are_not_held_twice(bundle: Path, monkeypatch: pytest.Monk
     assert [each.file for each in derived] == [SINGLE[0], BATCHED[0]]
 
 
-def test_they_are_made_only_where_they_can_be(tmp_path: Path):
+def test_trunks_for_cuda_need_fp16_and_a_supported_head_size(tmp_path: Path):
     refused = CliRunner().invoke(main, ["--model", "x", "--cuda-attention", "group-query"])
     assert refused.exit_code == 2 and "is for --dtype fp16" in refused.stderr
     model = make_model(tmp_path / "model", head_dim=20, num_hidden_layers=1)
@@ -331,7 +304,7 @@ def test_they_are_made_only_where_they_can_be(tmp_path: Path):
         export_bundle(model, tmp_path / "other", dtype="fp16", cuda_attention="group-query")
 
 
-def test_they_can_be_left_out(tmp_path: Path):
+def test_the_option_cuda_attention_leaves_out_trunks_for_cuda(tmp_path: Path):
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", dtype="fp16", cuda_attention="attention")
     assert read_manifest(bundle).derived == ()

@@ -1,5 +1,4 @@
-"""One decoder layer of each kind is traced; the others are copies of it, with their own weights and
-caches."""
+"""One decoder layer of each kind is traced; the others are copies of it with their own weights."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ from pass_exporter.trunk import trace
 from pass_exporter.trunk.graph import save
 from pass_exporter.trunk.layers import first_of_kind, marked_layers
 from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, PRESENT, cache_names, trunk_shapes
+from pass_runtime.bundle.tensors import PRESENT, cache_names, trunk_shapes
 from traced import EXPORT
+from trunk_feeds import trunk_feed
 
 ADAPTED = (
     "layers.1.mlp.down_proj",
@@ -76,36 +76,23 @@ def test_only_one_layer_of_a_kind_computes(tmp_path: Path):
 
 
 def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The same operators, weights, inputs and outputs, and bit for bit the same results, which are
-    torch's."""
-    monkeypatch.setattr(
-        torch.onnx, "export", EXPORT
-    )  # which the tests of a run share the results of
+    """The operators, weights, inputs, outputs and bits of results are the same; torch's results are
+    near."""
+    monkeypatch.setattr(torch.onnx, "export", EXPORT)  # without shared traces
     model, adapter = model_and_adapter(tmp_path)
     embeddings = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     lookahead_weights = LookaheadWeights(embeddings, trained=True, source="random", adapter=adapter)
     case = next(
         case for case in torch_cases(model, lookahead_weights) if len(case.plan.lookahead_rows)
     )
-    feed = {
-        "input_ids": case.input_ids,
-        "row_position": case.plan.row_position,
-        "window_mask": case.plan.window_mask,
-        "length": np.array([case.length]),
-        "logit_rows": np.arange(case.plan.width),
-        LOOKAHEAD_ROWS: case.plan.lookahead_rows,
-    }
-    for name, past in zip(cache_names(PAST, LAYERS), case.past, strict=True):
-        feed[name] = np.zeros((*past.shape[:2], 64, past.shape[3]), np.float32)
-        feed[name][:, :, : case.length] = past
+    padding = ((0, 0), (0, 0), (0, 64 - case.length), (0, 0))
+    past = [np.pad(tensor, padding) for tensor in case.past]
     found = []
     for name, kinds in (("copied", KINDS), ("traced", list(range(LAYERS)))):
         monkeypatch.setattr(trace, "first_of_kind", lambda *_, kinds=kinds: kinds)
         graph, parts = trace.trace_trunk(model, lookahead_weights)
-        assert [value.name for value in graph.graph.outputs] == [
-            "logits",
-            *cache_names(PRESENT, LAYERS),
-        ]
+        outputs = [value.name for value in graph.graph.outputs]
+        assert outputs == ["logits", *cache_names(PRESENT, LAYERS)]
         shapes = {
             value.name: str(value.shape) for value in (*graph.graph.inputs, *graph.graph.outputs)
         }
@@ -117,7 +104,9 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
         }
         operators = Counter(node.op_type for node in graph.graph)
         save(graph, tmp_path / f"{name}.onnx")
-        results = open_session(tmp_path / f"{name}.onnx", "cpu").run(None, feed)
+        session = open_session(tmp_path / f"{name}.onnx", "cpu")
+        feed = trunk_feed(session, case.plan, case.input_ids, [case.length], past)
+        results = session.run(None, feed)
         found.append((operators, shapes, parts.keys(), sorted(weights.values()), results))
     (*copied, results), (*traced, expected) = found
     assert copied == traced

@@ -1,4 +1,4 @@
-"""A graph in pieces is the whole graph."""
+"""A graph that is run in pieces computes the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pass_exporter.checks.pieces import run_in_pieces
 from pass_runtime.backends.ort.engine import open_session
 from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
+from trunk_feeds import trunk_feed
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
@@ -26,37 +26,24 @@ def test_a_trunk_in_pieces(
 ):
     monkeypatch.setattr(pieces, "MAX_PIECE_ELEMENTS", size)
     model, rng = read_manifest(adapter_bundle).model, np.random.default_rng(0)
-    feeds = []
+    session = open_session(adapter_bundle / file, "cpu", exact=True)
+    feeds, shape = [], (1, model.kv_heads, 32, model.head_dim)
     for plan in (fused_plan([2, 2, 1]), fused_plan([1, 1])):
-        feed = {
-            "input_ids": rng.integers(0, model.vocab_size, (1, plan.width)),
-            "row_position": plan.row_position,
-            "window_mask": plan.window_mask,
-            "length": np.array([5]),
-            "logit_rows": np.arange(plan.width),
-            LOOKAHEAD_ROWS: plan.lookahead_rows,
-        }
-        shape = (1, model.kv_heads, 32, model.head_dim)
-        feeds.append(
-            feed
-            | {n: rng.standard_normal(shape, np.float32) for n in cache_names(PAST, model.layers)}
-        )
+        tokens = rng.integers(0, model.vocab_size, (1, plan.width))
+        past = [rng.standard_normal(shape, np.float32) for _ in range(2 * model.layers)]
+        feeds.append(trunk_feed(session, plan, tokens, [5], past))
     before = set(adapter_bundle.iterdir())
     found = run_in_pieces(adapter_bundle / file, feeds)
     assert set(adapter_bundle.iterdir()) == before
-    session = open_session(adapter_bundle / file, "cpu", exact=True)
     for feed, outputs in zip(feeds, found, strict=True):
         for whole, part in zip(session.run(None, feed), outputs.values(), strict=True):
             np.testing.assert_array_equal(part, whole)
 
 
 def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Restoring them for every window was most of the time of a check."""
+    """Otherwise this takes most of the time of a check."""
     rng = np.random.default_rng(0)
-    codes, x = (
-        rng.integers(-128, 128, (2, 4, 4)).astype(np.int8),
-        rng.standard_normal((3, 2, 4)).astype(np.float32),
-    )
+    codes, x = rng.integers(-128, 128, (2, 4, 4), np.int8), rng.standard_normal((3, 2, 4), "f4")
     rows = ir.Value(name="x", shape=ir.Shape([2, 4]), type=ir.TensorType(ir.DataType.FLOAT))
     scale = ir.Value(name="scale", const_value=ir.tensor(np.float32(0.5), name="scale"))
     weights = [

@@ -1,4 +1,4 @@
-"""Weights that were in GGUF's Q4_0, Q4_1 or Q8_0 stay what they were."""
+"""Weights from GGUF's Q4_0, Q4_1 and Q8_0 keep their values exactly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from export_process import command, error_line
-from test_derived import check_widths
+from trunk_graphs import check_widths, count, optimized_graph
 
 from conftest import SMOLLM2
 from gguf_models import export_of_type, of_type
@@ -25,7 +24,7 @@ from pass_runtime import PassError, read_manifest
 
 
 def make_weight(outputs: int, inputs: int) -> torch.Tensor:
-    """With a block of zeros, one of equal values, and one that is above zero."""
+    """Return [out,in] with a block of zeros, one of equal values, and one of positive values."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) ** 3
     weight[0, :32], weight[1, :32] = 0, -0.5
     weight[2, :32] = weight[2, :32].abs() + 2
@@ -34,29 +33,27 @@ def make_weight(outputs: int, inputs: int) -> torch.Tensor:
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 KINDS = {"Q4_0": ("int4", False), "Q4_1": ("int4", True), "Q8_0": ("int8", False)}
-"""What is kept of GGUF's formats: the integers, and whether blocks have offsets."""
+"""The integers that an export has for each type, and whether blocks have offsets."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_value_is_the_files_own(kind: str, dtype: torch.dtype):
-    """Bit for bit, as the dtype holds the file's values; bf16 rounds the scales of blocks too."""
+def test_recovered_codes_give_the_same_values(kind: str, dtype: torch.dtype):
+    """Bit for bit, except in bf16, in which the scales of blocks are rounded."""
     weight = of_type(kind, make_weight(264, 96)).to(dtype)
     (kept,) = recover_together(["q"], [weight])
     assert (kept.scheme.code_type, kept.offsets is not None) == KINDS[kind]
     assert kept.dequantized().dtype == dtype
     if dtype == torch.bfloat16:
-        assert torch.allclose(
-            kept.dequantized(), weight, rtol=0, atol=2**-6 * float(weight.abs().max())
-        )
+        limit = 2**-6 * float(weight.abs().max())
+        assert torch.allclose(kept.dequantized(), weight, rtol=0, atol=limit)
     else:
         assert torch.equal(kept.dequantized(), weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_quantizers_choose_other_scales(kind: str):
-    """llama.cpp with an importance matrix: the largest value of a block need not be the largest
-    number."""
+def test_codes_are_recovered_if_no_block_has_the_largest_code(kind: str):
+    """llama.cpp with an importance matrix chooses such scales."""
     generator = torch.Generator().manual_seed(1)
     scale = (torch.rand(64, 4, 1, generator=generator) / 50).half().float()
     most, least = {"Q4_0": (5, -8), "Q4_1": (14, 2), "Q8_0": (99, -93)}[kind]
@@ -69,17 +66,13 @@ def test_other_quantizers_choose_other_scales(kind: str):
     assert torch.equal(kept.dequantized(), weight.flatten(1))
 
 
-def test_layers_that_are_one_product_may_be_of_several_types():
-    """llama.cpp gives V more bits: the product has 8-bit integers then, and offsets; all values
-    stay what they were."""
+def test_layers_of_several_types_in_one_product_keep_their_values():
+    """llama.cpp gives V more bits than Q and K. The product then has 8-bit integers and offsets."""
     weights = [of_type(kind, make_weight(24, 96) / n) for n, kind in enumerate(KINDS, 1)]
     kept = recover_together(("q", "k", "v"), weights)
-    assert [part.scheme for part in kept] == [INT8] * 3 and all(
-        part.offsets is not None for part in kept
-    )
-    assert all(
-        torch.equal(part.dequantized(), weight) for part, weight in zip(kept, weights, strict=True)
-    )
+    for part, weight in zip(kept, weights, strict=True):
+        assert part.scheme == INT8 and part.offsets is not None
+        assert torch.equal(part.dequantized(), weight)
 
 
 def test_weights_of_no_type_are_refused():
@@ -95,8 +88,8 @@ def test_weights_of_no_type_are_refused():
 
 
 @pytest.mark.slow
-def test_a_real_file_is_kept_as_it_is():
-    """The default model's GGUF: Q4_1, and Q8_0 for the table that is the LM head too."""
+def test_the_weights_of_a_real_file_keep_their_values():
+    """The default model's .gguf file: Q4_1, and Q8_0 for the tied embeddings and LM head."""
     source = resolve(SMOLLM2)
     model = load_model(source, "fp32").model
     kept = keep_source_codes(model, lambda _done, _total: None)
@@ -107,7 +100,7 @@ def test_a_real_file_is_kept_as_it_is():
         ]
         own = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
         found = packed.dequantized()
-        if name.endswith(("q_proj", "k_proj")):  # the file has their rows in another order
+        if name.endswith(("q_proj", "k_proj")):  # their rows have another order in the file
             own, found = (
                 weight[weight.double().mv(MARKS[: weight.shape[1]]).argsort()]
                 for weight in (own, found)
@@ -123,7 +116,7 @@ FILE_NAMES |= {f"{part}_proj": f"blk.{{}}.attn_{part}.weight" for part in "qkv"}
 }
 FILE_NAMES |= {f"{part}_proj": f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "down")}
 MARKS = torch.rand(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-"""Their products with these tell rows apart."""
+"""The product of a row with these numbers identifies the row."""
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +130,7 @@ def four_bit_bundle(four_bits: tuple[Path, dict[str, torch.Tensor]]) -> Path:
 
 
 def weights_in(bundle: Path) -> dict[str, np.ndarray]:
-    """The weights [out,in] of the trunk by name, with offsets, as DequantizeLinear is defined. q, k
-    and v are one."""
+    """Return the dequantized weights [out,in] of the trunk by name, offsets included."""
     graph = onnx.load(bundle / "trunk.onnx").graph
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     found = {}
@@ -154,57 +146,43 @@ def weights_in(bundle: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_weight_is_the_files_own(
+def test_the_weights_of_a_bundle_are_those_of_the_file(
     kind: str, four_bits: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ):
-    """Bit for bit: what is written in the trunk stands for the codes of the file."""
     bundle, tensors = four_bits if kind == "Q4_1" else export_of_type(kind, tmp_path)
     found = {name: weight for name, weight in weights_in(bundle).items() if "lm_head" not in name}
-    assert (
-        sum(name.count("_proj") for name in found) == 14 == sum("_proj" in name for name in tensors)
-    )
+    assert sum(name.count("_proj") for name in found) == 14
+    assert sum("_proj" in name for name in tensors) == 14
     for name, weight in found.items():
-        parts = [
+        names = [
             part.removeprefix("model.").removesuffix(".transposed") for part in name.split("+")
         ]
-        assert np.array_equal(weight, np.concatenate([tensors[part].numpy() for part in parts])), (
-            name
-        )
+        expected = np.concatenate([tensors[part].numpy() for part in names])
+        assert np.array_equal(weight, expected), name
 
 
-def test_the_manifest_says_what_was_kept(four_bit_bundle: Path):
+def test_the_manifest_has_the_formats_of_the_file(four_bit_bundle: Path):
     found = read_manifest(four_bit_bundle).model.quantization
     assert found is not None and found.lm_head is not None and not found.layers
-    assert (found.grid.numbers, found.grid.offsets, found.grid.zero_points) == ("int4", True, True)
-    assert (found.lm_head.numbers, found.lm_head.offsets, found.lm_head.zero_points) == (
-        "int8",
-        False,
-        False,
-    )
-
-
-def test_onnx_runtime_fuses_the_sums_of_blocks_too(four_bit_bundle: Path, tmp_path: Path):
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    ort.InferenceSession(
-        four_bit_bundle / "trunk.onnx", options, providers=["CPUExecutionProvider"]
-    )
-    kinds = [
-        node.op_type
-        for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
+    formats = [
+        (each.numbers, each.offsets, each.zero_points) for each in (found.grid, found.lm_head)
     ]
-    # Two layers of q+k+v, o, gate, up and down, and the LM head; sums for what q+k+v, o, gate and
-    # up, and down read.
-    assert kinds.count("MatMulNBits") == 11 + 8 and "DequantizeLinear" not in kinds
-    assert kinds.count("MatMul") == 10  # the sums with the offsets, which float32 holds exactly
+    assert formats == [("int4", True, True), ("int8", False, False)]
 
 
-def test_widths_agree_bit_for_bit(four_bit_bundle: Path):
+def test_onnx_runtime_fuses_products_and_sums_of_blocks(four_bit_bundle: Path, tmp_path: Path):
+    graph = optimized_graph(four_bit_bundle / "trunk.onnx", tmp_path)
+    # In each of two layers, 5 products (q, k and v are one) and the sums of their 4 inputs; the LM
+    # head.
+    assert count(graph, "MatMulNBits") == 11 + 8 and not count(graph, "DequantizeLinear")
+    assert count(graph, "MatMul") == 10  # sums times offsets
+
+
+def test_widths_do_not_change_bits(four_bit_bundle: Path):
     check_widths(four_bit_bundle)
 
 
-def test_tensorrt_is_refused(four_bit_bundle: Path):
+def test_engines_are_refused(four_bit_bundle: Path):
     with pytest.raises(PassError, match="with --weights int4 --no-zero-points"):
         check_formats(read_manifest(four_bit_bundle), ["sm89"])
 
@@ -214,7 +192,7 @@ def test_source_is_for_gguf_files(tiny_model: Path, tmp_path: Path):
     assert "keeps the codes of a .gguf file, which" in error_line(command(*flags))
 
 
-def test_other_types_are_refused_by_name(tmp_path: Path):
+def test_a_file_of_another_type_is_refused(tmp_path: Path):
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType.Q5_1
