@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from pass_runtime.cli.main import main
 
 PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
-"""Control sequences of a line editor, before a line is typed and after: bracketed paste on, off."""
+"""Control sequences: bracketed paste on, when a line may be typed; off, when it was entered."""
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 SLOW_PASS_RUN = slow_pass_run(0.05)
 
@@ -67,7 +67,7 @@ class Terminal:
         return before + text
 
     def wait_for_characters(self, count: int) -> None:
-        """Wait until the command has shown so many characters since the last `wait_for`."""
+        """Wait until the command has shown `count` characters since the last `wait_for`."""
         while len(self.shown) < count:
             self._read(f"{count} characters did not come")
 

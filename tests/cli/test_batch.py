@@ -60,7 +60,7 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
         {"prompt": "fox"},
     )
     plain, short, seed1, fast1, seed2, chat, again = (result["token_ids"] for result in results)
-    assert plain == again and len(plain) == 6  # an override ends with its line
+    assert plain == again and len(plain) == 6  # a line does not change later ones
     assert short == plain[:3] and results[1]["stats"]["lookahead"] == 2
     assert seed1 == fast1 and len(seed1) == 20 and results[3]["stats"]["plan"] == "two-pass"
     assert seed2 != seed1

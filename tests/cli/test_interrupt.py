@@ -54,9 +54,9 @@ def test_json_has_the_text_so_far(tiny_bundle: Path, tmp_path: Path, number: sig
         running.send_signal(number)
         printed, errors = running.communicate(timeout=60)
     assert (running.returncode, errors.decode()) == (130, "interrupted\n")
-    found, whole = json.loads(printed), json.loads(output(*flags, "--json"))
-    assert found["finish_reason"] == "cancelled" and 1 < len(found["token_ids"]) < 300
-    assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"] and found["text"]
+    cut, whole = json.loads(printed), json.loads(output(*flags, "--json"))
+    assert cut["finish_reason"] == "cancelled" and 1 < len(cut["token_ids"]) < 300
+    assert whole["token_ids"][: len(cut["token_ids"])] == cut["token_ids"] and cut["text"]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def test_sigterm_ends_a_chat(tiny_bundle: Path):
     with answering_chat(tiny_bundle) as running:
         running.send_signal(signal.SIGTERM)
         try:
-            running.wait(timeout=60)  # standard input stays open, so the input has not ended
+            running.wait(timeout=60)  # standard input stays open, so only the signal can end it
         except subprocess.TimeoutExpired:
             running.kill()
     assert running.returncode == 130

@@ -14,7 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HANDLED = "handled"
-"""The moment when a command has installed its signal handlers, of which SIGTERM's is the last."""
+"""The moment from which a command handles signals: it has a handler for SIGTERM."""
 LIBRARIES = {
     "pass_runtime": ("_multiarray_umath", "_pydantic_core", "onnxruntime_pybind11_state"),
     "pass_exporter": ("_pydantic_core", "libtorch_python"),

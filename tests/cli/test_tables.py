@@ -16,7 +16,7 @@ from pass_runtime.cli.tables import print_reasoning, show_table
 from pass_runtime.tuning.tuner import Tuner
 
 
-def shown(table: Table, width: int) -> str:
+def printed_table(table: Table, width: int) -> str:
     text = io.StringIO()
     show_table(Console(file=text, width=width), table)
     return text.getvalue()
@@ -31,7 +31,7 @@ def test_no_word_is_cut(width: int, boxed: bool):
     for heading in headings:
         table.add_column(heading, no_wrap=heading == "plan")
     table.add_row(*row)
-    text = shown(table, width)
+    text = printed_table(table, width)
     assert row[0] in text and "…" not in text
     assert set(" ".join((*headings, *row)).replace("[bold]", "").split()) <= set(text.split())
     assert max(map(len, text.splitlines())) <= max(width, 93)

@@ -129,13 +129,11 @@ def test_the_command_of_the_pod():
 def test_a_pod_has_time_to_drain():
     spec, params = pods("deployment.yaml")["spec"], parsed(container("deployment.yaml")["args"])
     before = container("deployment.yaml")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert (
-        spec["terminationGracePeriodSeconds"] >= before + params["drain_seconds"] + CLOSING_SECONDS
-    )
+    needed = before + params["drain_seconds"] + CLOSING_SECONDS
+    assert spec["terminationGracePeriodSeconds"] >= needed
     triton = container("triton.yaml")
-    (exit_timeout,) = [
-        int(flag.rpartition("=")[2]) for flag in triton["args"] if "exit-timeout" in flag
-    ]
+    (flag,) = [flag for flag in triton["args"] if "exit-timeout" in flag]
+    exit_timeout = int(flag.rpartition("=")[2])
     grace = pods("triton.yaml")["spec"]["terminationGracePeriodSeconds"]
     assert grace > triton["lifecycle"]["preStop"]["sleep"]["seconds"] + exit_timeout
     assert exit_timeout >= DRAIN_SECONDS + 5  # 5 s to unload models

@@ -69,13 +69,13 @@ def test_the_readme_is_short():
 
 def examples() -> list[tuple[str, str]]:
     """Return the file name and Python of every example that uses the library."""
-    found = []
+    codes_by_page = []
     for name in ("README.md", "docs/python.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         codes = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         assert codes, name
-        found += [(name, code) for code in codes]
-    return found
+        codes_by_page += [(name, code) for code in codes]
+    return codes_by_page
 
 
 @pytest.mark.parametrize(("name", "code"), examples())

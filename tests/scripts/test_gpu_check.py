@@ -277,7 +277,7 @@ def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert reports[0]["logits"] == reports[1]["logits"] == reports[2]["logits"] != []
     parameters = load_file(folder / "model/layer-0.safetensors")
     matrices = sum(2 * weight.size for weight in parameters.values() if weight.ndim == 2)
-    kv = 2 * 2 * 2 * 32 * 64  # K and V, fp16, 2 heads of 32 numbers, 64 tokens
+    kv = 2 * 2 * 2 * 32 * 64  # 2 bytes; K and V; 2 heads of 32 numbers; 64 tokens
     assert reports[0]["cells"][0]["layer_bytes"] == matrices + kv
     assert reports[0]["cells"][0]["other_bytes"] == 2 * 128 * 1024
 

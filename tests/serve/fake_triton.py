@@ -1,5 +1,4 @@
-"""A stand-in for Triton's Python backend around a model, in this process; it also does what no real
-one does."""
+"""A fake of Triton's Python backend, in this process. It can fail where the real one does not."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class TritonError:
 
 
 class Metric:
-    """One that counts. `fails` is for all of them."""
+    """A metric whose values are summed by name. fails: whether every metric raises."""
 
     fails = False
     sums: ClassVar[dict[str, float]] = {}
@@ -55,8 +54,7 @@ class MetricFamily:
 
 
 class Request:
-    """A request of `tensors`, and what was answered: one dict of arrays for each response, or the
-    error at the end."""
+    """A request with its answer: a dict of arrays for each response, and the error at the end."""
 
     def __init__(self, **tensors: Any) -> None:
         self.tensors = {name: np.array(value) for name, value in tensors.items()}
@@ -81,9 +79,9 @@ class Request:
         wait_until(lambda: self.ended, seconds)
 
 
-def wait_until(there: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
-    while not there():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -105,29 +103,18 @@ PB_UTILS = SimpleNamespace(
 
 @contextmanager
 def model_of(bundle: Path, directory: Path, **parameters: object) -> Iterator[Model]:
-    """A text model over `bundle`, loaded. Parameters that begin with model_instance are arguments
-    of Triton's."""
+    """A loaded text model. parameters: those of the model, and Triton's, `model_instance_...`."""
     (directory / "1").mkdir(parents=True)
-    given = {
-        name: str(parameters.pop(name))
-        for name in list(parameters)
-        if name.startswith("model_instance")
-    }
+    of_triton = {name for name in parameters if name.startswith("model_instance")}
+    given = {name: str(parameters.pop(name)) for name in of_triton}
     values = {"bundle": str(bundle), "device": "cpu", "threads": 1} | parameters
     config = {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
-    names = {
-        "model_name": "m",
-        "model_version": "1",
-        "model_instance_name": "m_0_0",
-        "model_instance_kind": "CPU",
-    }
-    names |= given
+    arguments = {"model_name": "m", "model_version": "1", "model_repository": str(directory)}
+    arguments |= {"model_instance_name": "m_0_0", "model_instance_kind": "CPU"} | given
     Metric.fails, Metric.sums = False, {}
     model = Model()
     model.pb_utils = PB_UTILS
-    model.initialize(
-        names | {"model_repository": str(directory), "model_config": json.dumps(config)}
-    )
+    model.initialize(arguments | {"model_config": json.dumps(config)})
     try:
         yield model
     finally:

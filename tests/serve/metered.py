@@ -1,4 +1,4 @@
-"""What the two servers' tests share: reading /metrics, and requests for many clients at a time."""
+"""Metrics, and requests of many clients, for the tests of pass-run serve and of Triton."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ class Metered:
         return httpx.get(f"{self.metrics_url}/metrics", timeout=30).text
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of that name with those labels."""
+        """Return the sum of all samples of this name that have these labels."""
         total = 0.0
         for line in self.metrics().splitlines():
-            if found := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
-                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
-                if found[1] == name and labels.items() <= given.items():
-                    total += float(found[3])
+            if match := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
+                given = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+                if match[1] == name and labels.items() <= given.items():
+                    total += float(match[3])
         return total
 
     def wait_until(self, name: str, value: float, seconds: float = 20, **labels: str) -> None:
         """Wait until a metric has this value."""
         deadline = time.monotonic() + seconds
-        while (found := self.metric(name, **labels)) != value:
-            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+        while (current := self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name} is {current}, not {value}"
             time.sleep(0.02)
 
 
 def mixed_requests(
     client: int, count: int, prompt: str, plans: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Of mixed lengths, plans and kinds, with token ids in the field `prompt`; every fifth is a
-    stream, to give up."""
-    rng = random.Random(client)  # of its own: clients are threads
+    """Return requests of mixed lengths, plans and sampling. prompt: the field for token ids."""
+    rng = random.Random(client)  # one for each client, since clients are threads
     return [
         {
             prompt: [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
@@ -57,5 +56,5 @@ def mixed_requests(
 
 
 def given_up(number: int) -> bool:
-    """Whether the client disconnects after the first piece of its request of that number."""
+    """Return whether the client disconnects after the first piece of its request `number`."""
     return number % 5 == 4

@@ -1,4 +1,4 @@
-"""Parses a request as the server does, in one call."""
+"""Parse a request as the server does, in one call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_
 
 def parse(session, serve_options, request, arrived=0.0) -> ParsedRequest:
     parser = RequestParser(session, serve_options)
-    found = parser.tokenize(request, arrived)
-    for future, param in found.compiling:
+    tokenized = parser.tokenize(request, arrived)
+    for future, param in tokenized.compiling:
         with constraint_errors(param):
             future.result()
-    return parser.finish(found)
+    return parser.finish(tokenized)

@@ -1,4 +1,4 @@
-"""A server whose model answers with a text that a test wrote."""
+"""A server whose model writes a text that the test chooses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = {
 
 
 class Reciter:
-    """A server of one model that answers any chat with `text`."""
+    """A server in this process that answers every chat with `text`."""
 
     def __init__(self, bundle, template, **options):
         self.text, self._start = "", 0
@@ -32,12 +32,12 @@ class Reciter:
         )
         encode = self.session.encode_chat
 
-        def noted(*args, **more):
+        def recorded(*args, **more):
             ids = encode(*args, **more)
             self._start, self.messages = len(ids), args[0]
             return ids
 
-        self.session.encode_chat = noted
+        self.session.encode_chat = recorded
         self.http = TestClient(make_app(self.session, ServeOptions(**options)))
         self.client = OpenAI(
             base_url="http://testserver/v1", api_key="none", http_client=self.http, max_retries=0
@@ -48,27 +48,22 @@ class Reciter:
         return ids[position - self._start] if 0 <= position - self._start < len(ids) else EOS
 
     def ask(self, text, **fields):
-        """-> the only choice of the answer, and the deltas of the same answer streamed"""
+        """Return the choice of the answer, and the deltas of the same answer as a stream."""
         self.text = text
-        own = {
-            "model": self.session.manifest.model.name,
-            "messages": ASKED,
-            "max_tokens": 200,
-            "seed": 1,
-        } | fields
-        whole = self.client.chat.completions.create(**own).choices[0]
-        chunks = [
-            chunk.choices[0] for chunk in self.client.chat.completions.create(**own, stream=True)
-        ]
-        assert chunks[-1].finish_reason == whole.finish_reason
-        deltas = [chunk.delta for chunk in chunks]
-        assert "".join(delta.content or "" for delta in deltas) == (whole.message.content or "")
-        thoughts = "".join(
-            (delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas
-        )
-        assert thoughts == (whole.message.model_extra.get("reasoning_content") or "")
-        calls = [part for delta in deltas for part in delta.tool_calls or ()]
-        assert "".join(part.function.arguments for part in calls) == "".join(
-            call.function.arguments for call in whole.message.tool_calls or ()
-        )
+        name = self.session.manifest.model.name
+        body = {"model": name, "messages": ASKED, "max_tokens": 200, "seed": 1} | fields
+        create = self.client.chat.completions.create
+        whole = create(**body).choices[0]
+        streamed = [chunk.choices[0] for chunk in create(**body, stream=True)]
+        assert streamed[-1].finish_reason == whole.finish_reason
+        deltas = [choice.delta for choice in streamed]
+        parts = zip(*map(text_parts, deltas), strict=True)
+        assert tuple(map("".join, parts)) == text_parts(whole.message)
         return whole, deltas
+
+
+def text_parts(message) -> tuple[str, str, str]:
+    """Return the content, the thoughts, and the arguments of all calls, of a message or delta."""
+    thoughts = (message.model_extra or {}).get("reasoning_content")
+    arguments = [call.function.arguments or "" for call in message.tool_calls or ()]
+    return message.content or "", thoughts or "", "".join(arguments)

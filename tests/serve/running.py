@@ -1,4 +1,4 @@
-"""A server in a process of its own, as somebody would start it, and what its metrics say."""
+"""`pass-run serve` in its own process, and clients of it."""
 
 from __future__ import annotations
 
@@ -24,33 +24,21 @@ class Server(Metered):
         self, bundle: Path, log: Path, *arguments: object, command: list[str] = PASS_RUN
     ) -> None:
         self.log = log
-        line = [
-            *command,
-            "serve",
-            str(bundle),
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            *map(str, arguments),
-        ]
+        flags = ["--port", "0", "--threads", "1", *map(str, arguments)]
+        line = [*command, "serve", str(bundle), *flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                line,
-                stdout=file,
-                stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            )
+            self.process = subprocess.Popen(line, stdout=file, stderr=file, env=environment)
         self.url = self.metrics_url = self._address()
 
     def _address(self) -> str:
         for _ in range(1200):
-            if found := re.search(r"(?m)^(.+) is served at (\S+)/v1$", self.said):
-                self.model = found[1]
-                return found[2]
-            assert self.process.poll() is None, self.said
+            if match := re.search(r"(?m)^(.+) is served at (\S+)/v1$", self.log_text):
+                self.model = match[1]
+                return match[2]
+            assert self.process.poll() is None, self.log_text
             time.sleep(0.05)
-        raise AssertionError(f"no address: {self.said}")
+        raise AssertionError(f"no address: {self.log_text}")
 
     def __enter__(self) -> Server:
         return self
@@ -61,7 +49,7 @@ class Server(Metered):
         self.process.wait()
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8")
 
     def client(self, key: str = "none", **options: object) -> OpenAI:
@@ -71,28 +59,29 @@ class Server(Metered):
     def post(self, path: str, content: object = None, **options: object) -> httpx.Response:
         return httpx.post(self.url + path, json=content, timeout=60, **options)
 
+    def post_body(self, path: str, body: bytes | str) -> httpx.Response:
+        """Post a body, which need not be JSON."""
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(self.url + path, content=body, headers=headers, timeout=120)
+
     def complete(self, **fields: object) -> httpx.Response:
-        return self.post(
-            "/v1/completions",
-            {"model": self.model, "prompt": "The quick", "temperature": 0} | fields,
-        )
+        body = {"model": self.model, "prompt": "The quick", "temperature": 0}
+        return self.post("/v1/completions", body | fields)
 
     def chat(self, **fields: object) -> httpx.Response:
         messages = [{"role": "user", "content": "The quick"}]
-        return self.post(
-            "/v1/chat/completions",
-            {"model": self.model, "messages": messages, "temperature": 0} | fields,
-        )
+        body = {"model": self.model, "messages": messages, "temperature": 0}
+        return self.post("/v1/chat/completions", body | fields)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def ended(self) -> int:
+    def exit_status(self) -> int:
         return self.process.wait(timeout=60)
 
 
 def error(response: httpx.Response, status: int) -> dict:
-    """Of a refusal, which has to have OpenAI's shape."""
+    """Return the error of a response. Assert the status, and that it has OpenAI's shape."""
     assert response.status_code == status, response.text
     problem = response.json()["error"]
     assert set(problem) == {"message", "type", "param", "code"}

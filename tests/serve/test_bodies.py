@@ -1,5 +1,5 @@
-"""Bodies that are made to cost much: one error ends their validation, off the event loop, and
-answers are short."""
+"""Bodies that are costly to parse: validation ends at one error, does not run on the event loop,
+and error messages are short."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from starlette.testclient import TestClient
 
 from pass_runtime import LoadOptions, load
 from pass_server import app
@@ -26,19 +27,14 @@ from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
 from pass_server.triton.tensors import TritonRequest
 
-REQUESTS = (
-    CompletionRequest,
-    ChatRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    TritonRequest,
-)
+GENERATING = (CompletionRequest, ChatRequest, ResponsesRequest, TritonRequest)
+REQUESTS = (*GENERATING, TokenizeRequest, DetokenizeRequest)
 SIZE = 1_000_000
-MOST_ERRORS = 2 * 1024 + 256
-"""What pydantic may collect: an error for the key and one for the value of a `logit_bias`, and
-those of an object."""
+MAX_ERRORS = 2 * 1024 + 256
+"""How many errors pydantic may collect: two for each entry of a `logit_bias`, and some for fields
+of an object."""
 USER = {"role": "user", "content": "a"}
+FUNCTION = {"type": "function"}
 
 
 def many(item: object) -> list:
@@ -49,73 +45,63 @@ def keys(value: object) -> dict:
     return {f"k{i}": value for i in range(SIZE // 15)}
 
 
-def part(content: object) -> dict:
+def message_of(content: object) -> dict:
     return {"messages": [{"role": "user", "content": content}]}
 
 
+def in_field(field: str, value: object) -> tuple[type, dict]:
+    return CompletionRequest, {"prompt": "a", field: value}
+
+
 ATTACKS = [
-    *(
-        (CompletionRequest, {"prompt": many(item)})
-        for item in ({}, 1.5, "a", [], [1.5], None, True)
-    ),
-    (CompletionRequest, {"prompt": many(1)[::2] + ["a"] * 1000}),
-    (CompletionRequest, {"prompt": [many(1), ["a"] * 1000]}),
-    (CompletionRequest, {"prompt": [["a"] * 1000] * 40}),
-    *(
-        (CompletionRequest, {"prompt": "a", field: many(1.5)})
-        for field in ("stop", "bad_words", "stop_token_ids")
-    ),
-    *(
-        (CompletionRequest, {"prompt": "a", field: many(None)})
-        for field in ("guided_choice", "allowed_token_ids")
-    ),
-    *(
-        (CompletionRequest, {"prompt": "a", field: keys([])})
-        for field in ("logit_bias", "metadata", "guided_json")
-    ),
+    *(in_field("prompt", many(item)) for item in ({}, 1.5, "a", [], [1.5], None, True)),
+    in_field("prompt", many(1)[::2] + ["a"] * 1000),
+    in_field("prompt", [many(1), ["a"] * 1000]),
+    in_field("prompt", [["a"] * 1000] * 40),
+    *(in_field(field, many(1.5)) for field in ("stop", "bad_words", "stop_token_ids")),
+    *(in_field(field, many(None)) for field in ("guided_choice", "allowed_token_ids")),
+    *(in_field(field, keys([])) for field in ("logit_bias", "metadata", "guided_json")),
     (CompletionRequest, {"prompt": "a"} | keys(1)),
-    (CompletionRequest, {"prompt": "a", "structured_outputs": keys(1)}),
+    in_field("structured_outputs", keys(1)),
     (ChatRequest, {"messages": many({})}),
     (ChatRequest, {"messages": [{}] * 4000}),
     (ChatRequest, {"messages": [USER] * 4095 + [USER | keys(1)]}),
-    *((ChatRequest, part(many(item))) for item in ({}, {"type": 1}, 5)),
-    (ChatRequest, part([{}] * 4000)),
+    *((ChatRequest, message_of(many(item))) for item in ({}, {"type": 1}, 5)),
+    (ChatRequest, message_of([{}] * 4000)),
     (ChatRequest, {"messages": [USER], "tools": many({})}),
     (
         ChatRequest,
-        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"} | keys(1)}]},
+        {"messages": [USER], "tools": [FUNCTION | {"function": {"name": "f"} | keys(1)}]},
     ),
     (ChatRequest, {"messages": [USER], "chat_template_kwargs": keys([])}),
     (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": many({})}]}),
     *((ResponsesRequest, {"input": many(item)}) for item in ({}, 5, {"type": "function_call"})),
     (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": 5}] * 4000}]}),
     (ResponsesRequest, {"input": "a", "tools": [{"type": "function"}] * 128, "metadata": keys(1)}),
-    (TokenizeRequest, part([{}] * 4000)),
+    (TokenizeRequest, message_of([{}] * 4000)),
     (DetokenizeRequest, {"tokens": many(1.5)}),
 ]
 
 
 @pytest.mark.parametrize(("model", "fields"), ATTACKS, ids=range(len(ATTACKS)))
 def test_pydantic_collects_few_errors(model, fields):
-    """It makes objects of each, of which 300,000 take seconds, in which nothing else runs."""
-    found = 0
+    """It makes an object of each error; 300,000 take seconds, while nothing else runs."""
+    count = 0
     try:
         model.model_validate(fields | ({"model": "m"} if "model" in model.model_fields else {}))
     except ValidationError as error:
-        found = error.error_count()
-    assert found <= MOST_ERRORS
+        count = error.error_count()
+    assert count <= MAX_ERRORS
 
 
 @pytest.mark.parametrize("model", REQUESTS)
 def test_everything_that_has_a_size_has_a_bound(model):
-    """A list ends at its first error, and no type with many errors is one of several that are all
-    tried."""
-    unbounded = list(problems(TypeAdapter(model).core_schema, model.__name__))
-    assert unbounded == []
+    """Lists end at their first error, and no union tries several types that have many errors."""
+    assert [*problems(TypeAdapter(model).core_schema, model.__name__)] == []
 
 
 def problems(schema: object, path: str):
-    """What is wrong with a core schema, with its place in it."""
+    """Return what is unbounded in a core schema, and where."""
     if isinstance(schema, (list, tuple)):
         for i, each in enumerate(schema):
             yield from problems(each, f"{path}.{i}")
@@ -138,7 +124,7 @@ def problems(schema: object, path: str):
 
 
 def not_scalar(choice: object) -> bool:
-    """Whether one of a union's choices is a list, a dict or an object."""
+    """Return whether a choice of a union is a list, a dict or an object."""
     schema = choice[0] if isinstance(choice, tuple) else choice
     while "schema" in schema and schema["type"] != "model":
         schema = schema["schema"]
@@ -166,7 +152,7 @@ VALUES = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), model=st.sampled_from(REQUESTS))
 def test_errors_quote_little(data, model):
-    """Whatever a field holds, or is called."""
+    """Whatever the name and value of a field."""
     names = st.sampled_from([*model.model_fields, "n" * 5000])
     fields = data.draw(st.dictionaries(names, VALUES, min_size=1, max_size=4))
     sys.set_int_max_str_digits(5000)
@@ -186,10 +172,7 @@ def test_errors_quote_little(data, model):
     [
         (b"[" * SIZE, "objects, fields and lists"),
         (b'{"prompt":[' + b"[]," * (MAX_JSON_NODES + 1) + b"1]}", "objects, fields and lists"),
-        (
-            json.dumps({f"k{i}": i for i in range(MAX_JSON_NODES)}).encode(),
-            "objects, fields and lists",
-        ),
+        (json.dumps(dict.fromkeys(range(MAX_JSON_NODES))).encode(), "objects, fields and lists"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "recursion limit"),
         (b'{"prompt":' + b"1" * SIZE + b"}", "out of range"),
         (b'{"prompt":NaN}', "not JSON"),
@@ -198,36 +181,21 @@ def test_errors_quote_little(data, model):
     ],
     ids=["[[[", "[],[],", "keys", "deep", "digits", "NaN", "half a string", "1e400"],
 )
-def test_json_that_costs_much(body, refused):
+def test_costly_json_is_refused(body, refused):
     with pytest.raises(ApiError, match=refused):
         parse_body(CompletionRequest, body)
 
 
-def test_brackets_in_texts_are_no_lists():
+def test_brackets_in_texts_do_not_count_as_lists():
     text = '[{:\\"' * 2 * MAX_JSON_NODES
-    found = parse_body(CompletionRequest, json.dumps({"model": "m", "prompt": text}).encode())
-    assert found.prompt == text
+    request = parse_body(CompletionRequest, json.dumps({"model": "m", "prompt": text}).encode())
+    assert request.prompt == text
 
 
 @pytest.fixture(scope="module")
 def session(random_bundle):
     with load(random_bundle, LoadOptions("cpu", threads=1)) as session:
         yield session
-
-
-def asked(session, *requests: tuple[str, object]) -> list[httpx.Response]:
-    """The answers to requests that are sent together."""
-
-    async def main() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(make_app(session))
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://a", timeout=60
-        ) as client:
-            return await asyncio.gather(
-                *(client.post(path, json=fields) for path, fields in requests)
-            )
-
-    return asyncio.run(main())
 
 
 LARGE = {
@@ -243,18 +211,18 @@ LARGE = {
 def test_large_bodies_are_read_off_the_event_loop(session, monkeypatch, path):
     threads = []
 
-    def noted(*arguments):
+    def recorded(*arguments):
         threads.append(threading.current_thread().name)
         return parse_body(*arguments)
 
-    monkeypatch.setattr(app, "parse_body", noted)
-    asked(session, (path, LARGE[path]))
+    monkeypatch.setattr(app, "parse_body", recorded)
+    TestClient(make_app(session)).post(path, json=LARGE[path])
     assert [name.rpartition("_")[0] for name in threads] == ["pass-reader"]
 
 
 def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
-    """Not for bodies of ids, nor for many short prompts, which together are long."""
-    name, release, answered = session.manifest.model.name, threading.Event(), []
+    """A long request may consist of token ids, or of many short prompts."""
+    name, release, statuses = session.manifest.model.name, threading.Event(), []
     parse = app.parse_body
 
     def held(model, body):
@@ -275,22 +243,19 @@ def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
             transport=transport, base_url="http://a", timeout=60
         ) as client:
             waiting = [asyncio.create_task(client.post(path, json=fields)) for path, fields in long]
-            short = {"model": name, "prompt": "a" * 5000, "max_tokens": 1}
             for _ in range(3):
                 await asyncio.sleep(0)
-                answered.append(
-                    (await client.post("/tokenize", json={"prompt": short["prompt"]})).status_code
-                )
+                answer = await client.post("/tokenize", json={"prompt": "a" * 5000})
+                statuses.append(answer.status_code)
             release.set()
             await asyncio.gather(*waiting)
 
     asyncio.run(main())
-    assert answered == [200] * 3
+    assert statuses == [200] * 3
 
 
-def test_others_run_while_a_long_text_is_tokenized(session):
-    """Tokenizing a megabyte does not hold Python's lock: a thread that only sleeps goes on
-    meanwhile."""
+def test_tokenizing_a_long_text_releases_pythons_lock(session):
+    """Another thread, which only sleeps, goes on meanwhile."""
     looks, done = 0, threading.Event()
 
     def look() -> None:
@@ -309,13 +274,12 @@ def test_others_run_while_a_long_text_is_tokenized(session):
     assert looks > 10 * spent
 
 
-def test_what_is_logged_of_a_request_is_short(server):
-    """An unknown method, or a path."""
+def test_unknown_methods_and_long_paths_are_logged_in_short(server):
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     for head in (b"X" * 60_000 + b" /v1/models", b"GET /" + b"Y" * 60_000, b"Z" * 200_000):
         with socket.create_connection(address) as client:
             client.sendall(head + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             client.recv(1000)
     assert httpx.get(f"{server.url}/health").status_code == 200
-    assert "OTHER /v1/models 405" in server.said
-    assert max(map(len, server.said.splitlines())) < 1000
+    assert "OTHER /v1/models 405" in server.log_text
+    assert max(map(len, server.log_text.splitlines())) < 1000

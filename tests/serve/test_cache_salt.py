@@ -1,9 +1,7 @@
-"""What one client sent is found in the cache by nobody who has another API key or another
-`cache_salt`."""
+"""A client's cached prompts are not reused for another API key or another `cache_salt`."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from fake_triton import Metric, Request, model_of, wait_until
+from starlette.testclient import TestClient
 
 from pass_runtime import Session, load
 from pass_server.app import make_app
@@ -29,23 +28,17 @@ def opened(random_bundle: Path) -> Iterator[Session]:
 
 
 class Client:
-    """An app over the session, and what it finds in the cache."""
+    """A client of an app over the session, which reads how many prompt tokens were cached."""
 
     def __init__(self, session: Session, *keys: str) -> None:
-        self._session = session
-        self._app = make_app(session, ServeOptions(model_name="m", keys=keys))
-        session.generate_ids([5], None).result()  # so that the slots are those of this test
+        self._http = TestClient(make_app(session, ServeOptions(model_name="m", keys=keys)))
+        session.generate_ids([5], None).result()  # overwrites the slot of an earlier test
 
     def post(self, path: str, key: str = "", **fields: object) -> httpx.Response:
-        async def post() -> httpx.Response:
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://x", headers=headers
-            ) as client:
-                return await client.post(path, json={"model": "m", "temperature": 0} | fields)
-
-        return asyncio.run(post())
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return self._http.post(
+            path, json={"model": "m", "temperature": 0} | fields, headers=headers
+        )
 
     def cached(self, key: str = "", prompt: list[int] = PROMPT, **fields: object) -> int:
         answer = self.post("/v1/completions", key, prompt=prompt, max_tokens=1, **fields)
@@ -53,7 +46,7 @@ class Client:
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_keys_part_clients(opened: Session):
+def test_clients_with_different_keys_share_nothing(opened: Session):
     client, prompt = Client(opened, "one", "two"), [3, *PROMPT]
     assert [client.cached(key, prompt) for key in ("one", "two", "one", "two")] == [0, 0, 96, 96]
     assert client.cached("one", prompt, cache_salt="a") == 0
@@ -61,16 +54,17 @@ def test_keys_part_clients(opened: Session):
     assert client.cached("one", prompt, cache_salt="a") == 96
 
 
-def test_salts_part_requests_of_a_server_without_keys(opened: Session):
+def test_requests_with_different_salts_share_nothing(opened: Session):
     client, prompt = Client(opened), [4, *PROMPT]
     assert [client.cached("", prompt, cache_salt=salt) for salt in ("a", "b", "a")] == [0, 0, 96]
     assert client.cached("", prompt) == 0
-    assert client.cached("any", prompt) == 96  # keys are not looked at here
-    assert client.cached("", prompt, n=2, cache_salt="c", seed=1) == 0  # its choices share it
+    assert client.cached("any", prompt) == 96  # a server without keys ignores them
+    # The second of the two choices reuses the first one's prompt, which does not count.
+    assert client.cached("", prompt, n=2, cache_salt="c", seed=1) == 0
 
 
-def test_no_salt_stands_for_another_key(opened: Session):
-    """Whatever a client sends: the digest of a key comes first, and has one length."""
+def test_no_salt_can_imitate_another_key(opened: Session):
+    """The cache's salt begins with a digest of the key, whose length is fixed."""
     client, prompt = Client(opened, "one", "two"), [5, *PROMPT]
     assert [client.cached("one", prompt) for _ in range(2)] == [0, 96]
     digest = hashlib.sha256(b"one").hexdigest()
@@ -81,37 +75,33 @@ def test_no_salt_stands_for_another_key(opened: Session):
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 def test_the_other_endpoints(opened: Session, path: str):
     client = Client(opened, "one", "two")
+    messages = [{"role": "user", "content": TEXT}]
+    of_responses = {"input": TEXT, "max_output_tokens": 1}
+    of_chats = {"messages": messages, "max_tokens": 1}
+    body = of_responses if path == "responses" else of_chats
 
-    def cached(key: str, **fields: object) -> int:
-        if path == "responses":
-            usage = client.post(
-                "/v1/responses", key, input=TEXT, max_output_tokens=1, **fields
-            ).json()["usage"]
-            return usage["input_tokens_details"]["cached_tokens"]
-        messages = [{"role": "user", "content": TEXT}]
-        usage = client.post(
-            "/v1/chat/completions", key, messages=messages, max_tokens=1, **fields
-        ).json()["usage"]
-        return usage["prompt_tokens_details"]["cached_tokens"]
+    def cached(key: str, salt: str) -> int:
+        usage = client.post(f"/v1/{path}", key, cache_salt=salt, **body).json()["usage"]
+        details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
+        return details["cached_tokens"]
 
-    salts = {"cache_salt": path}  # of this test
-    first, *others = [cached(key, **salts) for key in ("one", "two", "one")]
-    assert first == others[0] == 0 < others[1]
-    assert others[1] % 16 == 0
-    assert cached("one", cache_salt=f"{path} b") == 0
+    first, other_key, again = (cached(key, path) for key in ("one", "two", "one"))
+    assert first == other_key == 0 < again
+    assert again % 16 == 0
+    assert cached("one", f"{path} b") == 0
 
 
 @pytest.mark.parametrize("salt", ["", 7, "a" * 257])
-def test_a_salt_is_a_short_text(opened: Session, salt: object):
+def test_wrong_salts_are_refused(opened: Session, salt: object):
     answer = Client(opened).post("/v1/completions", prompt=PROMPT, cache_salt=salt)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_salt"
 
 
-def test_a_guess_of_the_next_digit_tells_nothing(opened: Session):
-    """All digits of the block must be right before anything shows."""
-    client, known = Client(opened), [7, *PROMPT[:35]]
-    client.cached(prompt=[*known, 14, 15, 16, 17, *PROMPT])
-    assert {client.cached(prompt=[*known, digit, 9]) for digit in range(10, 20)} == {32}
+def test_only_whole_blocks_of_a_prompt_can_be_guessed(opened: Session):
+    """The count of cached tokens does not say whether the first token of a block is right."""
+    client, start = Client(opened), [7, *PROMPT[:35]]
+    client.cached(prompt=[*start, 14, 15, 16, 17, *PROMPT])
+    assert {client.cached(prompt=[*start, digit, 9]) for digit in range(10, 20)} == {32}
 
 
 def test_triton(random_bundle: Path, tmp_path: Path):
@@ -132,15 +122,15 @@ def test_triton(random_bundle: Path, tmp_path: Path):
 def test_trees_that_could_change_texts_are_refused(
     rounding_bundle: Path, tmp_path: Path, plan: str
 ):
-    said = f"the plan {plan} could change texts: activations are rounded to 8 bits here"
+    reason = f"the plan {plan} could change texts: activations are rounded to 8 bits here"
     with load(rounding_bundle, "cpu", threads=1, max_batch_size=2) as session:
         client = Client(session)
         for path, fields in (("completions", {"prompt": "A"}), ("responses", {"input": "A"})):
             answer = client.post(f"/v1/{path}", plan=plan, **fields)
-            assert answer.status_code == 400 and said in answer.json()["error"]["message"]
+            assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
         assert client.post("/v1/completions", plan="fused", prompt="A").status_code == 200
     with model_of(rounding_bundle, tmp_path / "model") as model:
         request = Request(text_input=[b"A"], plan=np.array([plan.encode()], object))
         model.execute([request])
         request.wait_until_ended()
-        assert request.error.code == "INVALID_ARG" and said in request.error.message
+        assert request.error.code == "INVALID_ARG" and reason in request.error.message

@@ -1,7 +1,8 @@
-"""pass-run serve, as somebody types it."""
+"""pass-run serve: its command line."""
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -13,30 +14,23 @@ from running import PASS_RUN, Server, error
 from pass_server.serve_options import check_exposure, read_keys
 
 
-def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    line = [*PASS_RUN, *map(str, arguments)]
-    return subprocess.run(
-        line, input=stdin, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def refused(*arguments: object) -> str:
-    done = run(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    """Run a command that must fail, and return its one line on stderr."""
+    line = [*PASS_RUN, *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     return done.stderr
 
 
-def test_a_network_without_keys_has_to_be_said_twice(random_bundle):
+def test_listening_to_a_network_needs_keys_or_a_flag(random_bundle):
     message = refused("serve", random_bundle, "--host", "0.0.0.0")
     assert "--api-key-file" in message
     assert "--allow-no-key" in message
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
-def test_what_is_exposed(host):
+def test_hosts_that_need_keys(host):
     with pytest.raises(Exception, match="--allow-no-key"):
         check_exposure(host, (), allow_no_key=False)
     check_exposure(host, ("key",), allow_no_key=False)
@@ -44,7 +38,7 @@ def test_what_is_exposed(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_what_is_not(host):
+def test_hosts_that_need_no_keys(host):
     check_exposure(host, (), allow_no_key=False)
 
 
@@ -63,28 +57,22 @@ def test_a_port_that_is_taken(random_bundle):
         assert "Address already in use; choose another with --host and --port" in message
 
 
-def test_a_server_that_chooses_how_to_decode(random_bundle, tmp_path):
-    with Server(
-        random_bundle, tmp_path / "log", "--no-client-plan", "--max-batch-size", 2
-    ) as server:
+def test_no_client_plan_refuses_plans_of_clients(random_bundle, tmp_path):
+    flags = ("--no-client-plan", "--max-batch-size", 2)
+    with Server(random_bundle, tmp_path / "log", *flags) as server:
         for fields, param in (({"plan": "ar"}, "plan"), ({"speculative": False}, "speculative")):
             problem = error(server.complete(max_tokens=2, **fields), 400)
             assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
         assert error(server.complete(max_tokens=2, lookahead=0), 400)["param"] == "lookahead"
-        for fields in (
-            {},
-            {"plan": "auto"},
-            {"speculative": True},
-            {"lookahead": 2},
-            {"draft": "ngram"},
-        ):
+        allowed = ({"plan": "auto"}, {"speculative": True}, {"lookahead": 2}, {"draft": "ngram"})
+        for fields in ({}, *allowed):
             assert server.complete(max_tokens=2, **fields).status_code == 200, fields
 
 
-def test_no_page(random_bundle, tmp_path):
+def test_no_page_serves_no_page(random_bundle, tmp_path):
     with Server(random_bundle, tmp_path / "log", "--no-page") as server:
         assert httpx.get(f"{server.url}/").status_code == 404
-    assert "try it" not in server.said
+    assert "try it" not in server.log_text
 
 
 def test_wrong_limits(random_bundle):
@@ -93,7 +81,7 @@ def test_wrong_limits(random_bundle):
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "pass_server"])
-def test_without_the_extra(random_bundle, missing):
+def test_without_the_extra_serve(random_bundle, missing):
     code = (
         f"import sys\nsys.modules[{missing!r}] = None\n"
         f"sys.argv = ['pass-run', 'serve', {str(random_bundle)!r}]\n"
@@ -107,10 +95,8 @@ def test_without_the_extra(random_bundle, missing):
 
 
 def test_ctrl_c_ends_it_with_status_0(random_bundle, tmp_path):
-    import signal
-
     with Server(random_bundle, tmp_path / "log") as server:
         server.process.send_signal(signal.SIGINT)
-        assert server.ended() == 0
-        assert "Traceback" not in server.said
-        assert f"\na page to try it: {server.url}/\n" in server.said
+        assert server.exit_status() == 0
+        assert "Traceback" not in server.log_text
+        assert f"\na page to try it: {server.url}/\n" in server.log_text

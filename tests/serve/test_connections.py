@@ -1,4 +1,4 @@
-"""Connections that ask nothing do not keep others out."""
+"""Connections without requests are closed in time, and do not keep other clients out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from pass_server.middleware import Admission
 from pass_server.server import MIN_READ_BYTES, HttpServer, bounded_protocol, listen
 
 SECONDS = 0.3
-"""For a head, between requests, and for a client that does not read."""
+"""The limit for a request's head, between requests, and for a client that does not read."""
 ANSWER = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
 
 
 async def slow_app(_scope, _receive, send) -> None:
-    """Takes longer than a head may."""
+    """Answer later than the limit for a head."""
     await asyncio.sleep(3 * SECONDS)
-    await send(ANSWER)
-    await send({"type": "http.response.body", "body": b"ok"})
+    await quick_app(_scope, _receive, send)
 
 
 async def quick_app(_scope, _receive, send) -> None:
@@ -34,7 +33,7 @@ async def quick_app(_scope, _receive, send) -> None:
 
 
 async def large_app(_scope, _receive, send) -> None:
-    """More than buffers hold, in pieces."""
+    """Answer with more than buffers hold."""
     await send({**ANSWER, "headers": []})
     for _ in range(1000):
         await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
@@ -42,10 +41,10 @@ async def large_app(_scope, _receive, send) -> None:
 
 
 @asynccontextmanager
-async def serving(app, most: int = 10, seconds: float = SECONDS):
-    """-> the server, and its port."""
+async def serving(app, max_connections: int = 10, seconds: float = SECONDS):
+    """Serve an app; give the server and its port."""
     with listen("127.0.0.1", 0) as listening:
-        server = HttpServer(app, most, seconds)
+        server = HttpServer(app, max_connections, seconds)
         task = asyncio.create_task(server.serve([listening]))
         try:
             yield server, listening.getsockname()[1]
@@ -55,11 +54,11 @@ async def serving(app, most: int = 10, seconds: float = SECONDS):
 
 
 def answer_to(app, sent: bytes) -> bytes:
-    """What comes until the server closes the connection."""
+    """Return the bytes that come until the server closes the connection."""
 
     async def main() -> bytes:
         async with serving(app) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await connect(port)
             writer.write(sent)
             try:
                 return await asyncio.wait_for(reader.read(), 10)
@@ -67,6 +66,10 @@ def answer_to(app, sent: bytes) -> bytes:
                 writer.close()
 
     return asyncio.run(main())
+
+
+def connect(port: int):
+    return asyncio.open_connection("127.0.0.1", port)
 
 
 async def no_connections(server: HttpServer) -> None:
@@ -83,19 +86,16 @@ KEYED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ours\r\n\r
 @pytest.mark.parametrize(
     ("sent", "answered"), [(b"", False), (LAST, False), (LAST + b"\r\n", True)]
 )
-def test_a_head_has_its_time(sent, answered):
+def test_a_head_has_to_come_in_time(sent, answered):
     received = answer_to(slow_app, sent)
     assert received.endswith(b"ok") if answered else received == b""
 
 
 @pytest.mark.parametrize("second", [b"", HEAD], ids=["idle", "half a head"])
-def test_so_has_every_other_one(second):
-    """The connection of a finished request is closed when the next one does not come, or not to its
-    end."""
-
+def test_the_next_head_has_to_come_in_time(second):
     async def main() -> None:
         async with serving(quick_app) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await connect(port)
             writer.write(HEAD + b"\r\n")
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
             writer.write(second)
@@ -105,13 +105,13 @@ def test_so_has_every_other_one(second):
     asyncio.run(main())
 
 
-def test_requests_do_not_come_before_the_answer_to_the_last_one():
+def test_requests_sent_before_the_answer_to_the_last_one_are_dropped():
     assert answer_to(quick_app, (HEAD + b"\r\n") * 1000).count(b"200 OK") == 1
 
 
 @pytest.mark.parametrize("app", [large_app, slow_app])
 def test_a_client_that_does_not_read(app):
-    """It loses its connection, and the request its task."""
+    """Its connection is closed, and the task of its request ended."""
 
     async def main() -> None:
         begun = asyncio.Event()
@@ -131,7 +131,7 @@ def test_a_client_that_does_not_read(app):
 
 
 class Unread:
-    """What a protocol sees of a client that has `unsent` bytes to read yet."""
+    """The transport of a client that has yet to read `unsent` bytes."""
 
     unsent, aborted = 0, False
 
@@ -146,26 +146,24 @@ class Unread:
 
 
 @pytest.mark.parametrize(("bytes_each", "ended"), [(MIN_READ_BYTES, False), (100, True), (0, True)])
-def test_a_client_that_reads_slowly_is_not_one_that_does_not_read(bytes_each, ended):
+def test_a_client_that_reads_too_slowly_is_disconnected(bytes_each, ended):
     connection = object.__new__(bounded_protocol(10, 20.0))
     connection.transport, connection.flow = Unread(), SimpleNamespace(write_paused=True)
     connection.cycle = SimpleNamespace(response_complete=False)
     connection.read_at = connection.idle_since = connection.unsent = 0
-    for time_of_day in range(0, 200, 10):
-        connection.transport.unsent = 10_000_000 - bytes_each * time_of_day // 10
-        connection.close_if_overdue(time_of_day)
+    for seconds in range(0, 200, 10):
+        connection.transport.unsent = 10_000_000 - bytes_each * seconds // 10
+        connection.close_if_overdue(seconds)
     assert connection.transport.aborted == ended
 
 
-def test_whoever_asks_nothing_makes_room():
-    """First whoever is idle for longest."""
-
+def test_the_connection_that_is_idle_for_longest_makes_room():
     async def main() -> None:
-        async with serving(quick_app, most=3, seconds=60) as (server, port):
-            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        async with serving(quick_app, 3, seconds=60) as (server, port):
+            idle = [await connect(port) for _ in range(3)]
             while len(server.server_state.connections) < 3:
                 await asyncio.sleep(0.01)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await connect(port)
             writer.write(LAST + b"\r\n")
             assert (await reader.read()).endswith(b"ok")
             assert await asyncio.wait_for(idle[0][0].read(), 10) == b""
@@ -176,8 +174,7 @@ def test_whoever_asks_nothing_makes_room():
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["requests under way", "all idle"])
-def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
-    """Clients with a key keep their connections while others without one come, wait, and go."""
+def test_clients_without_a_key_displace_no_client_with_a_key(busy):
     release = asyncio.Event()
 
     async def app(scope, receive, send) -> None:
@@ -190,19 +187,15 @@ def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
         return await asyncio.wait_for(connection[0].readuntil(b"ok"), 20)
 
     async def main() -> None:
-        async with serving(Admission(app, ("ours",)), most=3, seconds=60) as (server, port):
-            keyed = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        async with serving(Admission(app, ("ours",)), 3, seconds=60) as (server, port):
+            keyed = [await connect(port) for _ in range(3)]
             for each in keyed:
                 await ask(each, KEYED)
-            waiting = [
-                asyncio.create_task(
-                    ask(each, KEYED.replace(b"GET /v1/models", b"POST /v1/completions"))
-                )
-                for each in keyed[1:]
-            ]
+            request = KEYED.replace(b"GET /v1/models", b"POST /v1/completions")
+            waiting = [asyncio.create_task(ask(each, request)) for each in keyed[1:]]
             others = []
             for _ in range(5):
-                others.append(await asyncio.open_connection("127.0.0.1", port))
+                others.append(await connect(port))
                 await asyncio.sleep(0.05)  # until the server has taken it
                 assert b"200 OK" in await ask(keyed[0], KEYED)
             assert len(server.server_state.connections) <= 4
@@ -214,42 +207,37 @@ def test_who_has_shown_no_key_takes_no_place_from_those_who_have(busy):
     asyncio.run(main())
 
 
-def test_a_new_client_with_a_key_takes_the_place_of_one_that_is_idle():
+def test_a_new_client_with_a_key_displaces_an_idle_client_with_a_key():
     async def main() -> None:
-        async with serving(Admission(quick_app, ("ours",)), most=2, seconds=60) as (_, port):
-            before = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        async with serving(Admission(quick_app, ("ours",)), 2, seconds=60) as (_, port):
+            before = [await connect(port) for _ in range(2)]
             for reader, writer in before:
                 writer.write(KEYED)
                 await reader.readuntil(b"ok")
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await connect(port)
             writer.write(KEYED)
             assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 20)
-            assert await asyncio.wait_for(before[0][0].read(), 20) == b""  # it was idle for longest
+            assert await asyncio.wait_for(before[0][0].read(), 20) == b""  # idle for longest
             for _, each in (*before, (reader, writer)):
                 each.close()
 
     asyncio.run(main())
 
 
-def test_tokens_do_not_wait_for_acknowledgements():
+def test_accepted_sockets_have_tcp_nodelay():
     with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()[:2]):
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_more_connections_than_there_may_be(random_bundle, tmp_path):
-    """Nobody makes room whose request is under way. Probes are answered all the same: who sees them
-    fail restarts the server."""
+def test_beyond_max_connections_only_probes_are_answered(random_bundle, tmp_path):
+    """A connection with a request makes no room. An orchestrator restarts a server whose probes
+    fail."""
     command = slow_pass_run(0.05)
     with Server(random_bundle, tmp_path / "log", "--max-connections", 2, command=command) as server:
-        body = {
-            "model": server.model,
-            "prompt": "a",
-            "max_tokens": 700,
-            "stream": True,
-            "ignore_eos": True,
-        }
+        body = {"model": server.model, "prompt": "a", "max_tokens": 700}
+        body |= {"stream": True, "ignore_eos": True}
         url = f"{server.url}/v1/completions"
         with httpx.stream("POST", url, json=body), httpx.stream("POST", url, json=body):
             refused = server.complete()
@@ -259,5 +247,5 @@ def test_more_connections_than_there_may_be(random_bundle, tmp_path):
                 assert httpx.get(f"{server.url}/{probe}").status_code == 200
         until = time.monotonic() + 10
         while (answered := server.complete().status_code) == 503 and time.monotonic() < until:
-            time.sleep(0.05)  # it has yet to see that the two are gone
+            time.sleep(0.05)  # until the server sees that the two streams are closed
         assert answered == 200

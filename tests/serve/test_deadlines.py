@@ -1,5 +1,4 @@
-"""A request ends when its time is over, whether its client reads or not; and long texts do not hold
-up short ones."""
+"""Deadlines of requests, also for clients that do not read, and places in the queue."""
 
 from __future__ import annotations
 
@@ -31,8 +30,13 @@ async def never():
     await asyncio.Event().wait()
 
 
+def response(service, parsed, *, stream):
+    formatter = CompletionFormatter("m", service.texts, logprobs=False)
+    return GenerationResponse(service, parsed, formatter, stream=stream)
+
+
 class Client:
-    """Takes messages up to its `patience`, and is then not ready for any more."""
+    """Accepts `patience` messages of the server, and blocks at the next one."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
@@ -51,16 +55,13 @@ class Client:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("patience", [0, 1, 2])
 def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch, stream, patience):
-    """The answer ends, with one beginning at most, and nothing is under way afterwards."""
+    """The request ends; its response is begun at most once."""
     monkeypatch.setattr(streaming, "ERROR_SEND_SECONDS", 0.2)
     client = Client(patience)
 
     async def main() -> None:
         service = service_of(session, request_seconds=1.0)
-        parsed = await service.parse(REQUEST)
-        answer = GenerationResponse(
-            service, parsed, CompletionFormatter("m", service.texts, logprobs=False), stream=stream
-        )
+        answer = response(service, await service.parse(REQUEST), stream=stream)
         await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
         assert service.active_requests == 0
 
@@ -69,17 +70,13 @@ def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch
 
 
 def test_a_deadline_counts_from_the_arrival(session):
-    """Also what it took until the prompt was tokens."""
     client = Client(100)
 
     async def main() -> None:
         service = service_of(session, request_seconds=60.0)
         parsed = await service.parse(REQUEST)
         late = replace(parsed, arrived=parsed.arrived - 100)
-        answer = GenerationResponse(
-            service, late, CompletionFormatter("m", service.texts, logprobs=False), stream=False
-        )
-        await answer({"type": "http"}, never, client.send)
+        await response(service, late, stream=False)({"type": "http"}, never, client.send)
 
     asyncio.run(main())
     assert client.got[0]["status"] == 504
@@ -87,22 +84,22 @@ def test_a_deadline_counts_from_the_arrival(session):
 
 
 @pytest.fixture
-def held(session, monkeypatch):
-    """Texts of more than 100 characters do not become tokens before it is set."""
-    held, encode = threading.Event(), session.encode
+def released(session, monkeypatch):
+    """Return an event. Texts of more than 100 characters are not tokenized before it is set."""
+    released, encode = threading.Event(), session.encode
 
-    def slowly(text: str) -> list[int]:
+    def encode_held(text: str) -> list[int]:
         if len(text) > 100:
-            assert held.wait(60)
+            assert released.wait(60)
         return encode(text[:100])
 
-    monkeypatch.setattr(session, "encode", slowly)
-    yield held
-    held.set()
+    monkeypatch.setattr(session, "encode", encode_held)
+    yield released
+    released.set()
 
 
-def test_long_texts_do_not_hold_up_short_ones(session, held, monkeypatch):
-    """They become tokens one after another, and leave a thread for others."""
+def test_long_texts_do_not_hold_up_short_ones(session, released, monkeypatch):
+    """They are tokenized one after another, which leaves a thread for short texts."""
 
     async def main() -> None:
         service = service_of(session)
@@ -112,13 +109,13 @@ def test_long_texts_do_not_hold_up_short_ones(session, held, monkeypatch):
         await asyncio.sleep(0)
         assert (await asyncio.wait_for(service.parse(REQUEST), 30)).prompt_tokens
         assert not any(task.done() for task in waiting)
-        held.set()
+        released.set()
         await asyncio.gather(*waiting)
 
     asyncio.run(main())
 
 
-def test_what_is_being_read_takes_places_in_the_queue(session, held):
+def test_prompts_that_are_tokenized_take_places_in_the_queue(session, released):
     async def main() -> None:
         service = service_of(session, max_queue=2)
         slots = session.backend.capabilities.slots
@@ -129,8 +126,8 @@ def test_what_is_being_read_takes_places_in_the_queue(session, held):
         with pytest.raises(ApiError) as caught:
             await service.parse(REQUEST)
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
-        held.set()
-        with (await reading).places, pytest.raises(ApiError):  # it has them until it begins
+        released.set()
+        with (await reading).places, pytest.raises(ApiError):  # kept until the request begins
             await service.parse(REQUEST)
         assert await service.parse(REQUEST)
 
@@ -145,7 +142,7 @@ def test_all_sequences_of_a_request_begin_or_none(session):
         with session.reserve(1), pytest.raises(ApiError) as caught:
             await service.parse(request)
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
-        assert "max_queue" not in caught.value.message  # which a client cannot change
+        assert "max_queue" not in caught.value.message  # a client cannot change this option
         assert session.usage().waiting == service.active_requests == 0
         async with service.decode(await service.parse(request)) as choices:
             assert len(choices) == len(prompts)
@@ -153,7 +150,7 @@ def test_all_sequences_of_a_request_begin_or_none(session):
     asyncio.run(main())
 
 
-def test_reading_ends_in_time_too(session, held):
+def test_tokenizing_has_a_deadline(session, released):
     async def main() -> None:
         service = service_of(session, request_seconds=0.2)
         with pytest.raises(ApiError) as caught:
@@ -164,33 +161,25 @@ def test_reading_ends_in_time_too(session, held):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_what_cannot_fit_is_not_read(session, monkeypatch, chat):
-    """A text of more bytes than the context's tokens have, were each the longest one."""
-    monkeypatch.setattr(session, "encode", lambda _: pytest.fail("it was read"))
-    monkeypatch.setattr(session, "encode_chat", lambda *_, **__: pytest.fail("it was read"))
+def test_a_text_that_cannot_fit_is_not_tokenized(session, monkeypatch, chat):
+    """It has more bytes than a context full of the longest token."""
+    monkeypatch.setattr(session, "encode", lambda _: pytest.fail("tokenized"))
+    monkeypatch.setattr(session, "encode_chat", lambda *_, **__: pytest.fail("tokenized"))
     longest = max(map(len, session.tokenizer.get_vocab()))
     text = "a" * (longest * session.backend.capabilities.max_capacity + 1)
-    message = {
-        "role": "user",
-        "content": [{"type": "text", "text": text[:1000]}, {"type": "text", "text": text[1000:]}],
-    }
-    request = (
-        ChatRequest(model="m", messages=[message])
-        if chat
-        else CompletionRequest(model="m", prompt=["a", text])
-    )
+    content = [{"type": "text", "text": part} for part in (text[:1000], text[1000:])]
+    of_chat = ChatRequest(model="m", messages=[{"role": "user", "content": content}])
+    request = of_chat if chat else CompletionRequest(model="m", prompt=["a", text])
     with pytest.raises(ApiError) as caught:
         asyncio.run(service_of(session).parse(request))
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == ("messages" if chat else "prompt")
 
 
-def test_the_longest_text_that_may_fit_is_read(session):
-    """One that consists of the longest token alone."""
+def test_a_context_full_of_the_longest_token_is_tokenized(session):
     texts = [session.tokenizer.decode([token]) for token in session.tokenizer.get_vocab().values()]
-    text = max(
-        (text for text in texts if "\ufffd" not in text), key=lambda text: len(text.encode())
-    )
+    whole = [text for text in texts if "\ufffd" not in text]
+    text = max(whole, key=lambda text: len(text.encode()))
     service = service_of(session)
     request = CompletionRequest(model="m", prompt=text * session.backend.capabilities.max_capacity)
     service._check_size(request, prompt_bytes(request))

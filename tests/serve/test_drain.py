@@ -1,5 +1,4 @@
-"""SIGTERM: new requests are refused, those under way may finish or get an error; the exit status is
-0."""
+"""SIGTERM: new requests are refused, running ones finish or get an error; the exit status is 0."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ ASKED = {"prompt": "a", "stream": True, "plan": "ar", "ignore_eos": True, "tempe
 
 
 def begin(client, server, **fields):
+    """Begin a stream, and return an iterator of its lines, and a list with the first one."""
     body = ASKED | {"model": server.model} | fields
     request = client.build_request("POST", f"{server.url}/v1/completions", json=body)
     lines = client.send(request, stream=True).iter_lines()
@@ -33,7 +33,7 @@ def events(lines) -> list[str]:
     return [line.removeprefix("data: ") for line in lines if line]
 
 
-def test_answers_under_way_are_finished(random_bundle, tmp_path):
+def test_running_answers_are_finished(random_bundle, tmp_path):
     with (
         Server(random_bundle, tmp_path / "log", command=slow_pass_run(0.05)) as server,
         httpx.Client(timeout=60) as client,
@@ -48,17 +48,15 @@ def test_answers_under_way_are_finished(random_bundle, tmp_path):
         *chunks, done = events([*read, *lines])
         assert done == "[DONE]"
         assert json.loads(chunks[-1])["choices"][0]["finish_reason"] == "length"
-        assert server.ended() == 0
+        assert server.exit_status() == 0
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_those_that_take_too_long_get_an_error(random_bundle, tmp_path, again):
-    """After the time for it, or at a second signal."""
-    seconds = 60 if again else 0.5
+def test_answers_that_take_too_long_get_an_error(random_bundle, tmp_path, again):
+    """After --drain-seconds, or at a second signal."""
+    flags = ("--drain-seconds", 60 if again else 0.5)
     with (
-        Server(
-            random_bundle, tmp_path / "log", "--drain-seconds", seconds, command=slow_pass_run(0.05)
-        ) as server,
+        Server(random_bundle, tmp_path / "log", *flags, command=slow_pass_run(0.05)) as server,
         httpx.Client(timeout=60) as client,
     ):
         lines, read = begin(client, server, max_tokens=600)
@@ -69,4 +67,4 @@ def test_those_that_take_too_long_get_an_error(random_bundle, tmp_path, again):
         *_, last, done = events([*read, *lines])
         assert done == "[DONE]"
         assert json.loads(last)["error"]["code"] == "shutting_down"
-        assert server.ended() == 0
+        assert server.exit_status() == 0

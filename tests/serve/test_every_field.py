@@ -1,15 +1,14 @@
-"""Every field of a request changes its answer, or is refused by name, or is documented as not
-used."""
+"""Every field of a request changes its meaning, or is refused by name, or documented as unused."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from parsing import parse
+from starlette.testclient import TestClient
 from tokenizers.processors import TemplateProcessing
 from tool_models import THINKING, TOOLS, with_template
 
@@ -27,7 +26,7 @@ from pass_server.triton.tensors import TritonRequest, read_request
 USER = [{"role": "user", "content": "a"}]
 REQUIRED = {"tools": TOOLS, "tool_choice": "required"}
 FUNCTIONS = [{"type": "function"} | tool["function"] for tool in TOOLS]
-DRAWN: dict[str, Any] = {
+SAMPLED: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 0.5,
     "seed": 7,
@@ -49,7 +48,7 @@ DRAWN: dict[str, Any] = {
     "draft": "lookahead",
     "cache_salt": "s",
 }
-SAMPLED_TEXT = DRAWN | {
+SAMPLED_TEXT = SAMPLED | {
     "n": 2,
     "max_tokens": 5,
     "response_format": {"type": "json_object"},
@@ -70,31 +69,17 @@ VALUES: dict[type, dict[str, Any]] = {
     | CHAT
     | {"logprobs": True, "tools": TOOLS, "tool_choice": "none", "max_completion_tokens": 5}
     | {"top_logprobs": 2, "parallel_tool_calls": False},
-    ResponsesRequest: DRAWN
-    | {
-        "input": "b",
-        "instructions": "i",
-        "max_output_tokens": 5,
-        "metadata": {"a": "b"},
-        "tools": FUNCTIONS,
-    }
-    | {
-        "tool_choice": "none",
-        "parallel_tool_calls": False,
-        "text": {"format": {"type": "json_object"}},
-    }
-    | {"chat_template_kwargs": {"enable_thinking": False}, "reasoning": {"effort": "high"}},
+    ResponsesRequest: SAMPLED
+    | {"input": "b", "instructions": "i", "max_output_tokens": 5, "metadata": {"a": "b"}}
+    | {"tools": FUNCTIONS, "tool_choice": "none", "parallel_tool_calls": False}
+    | {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "high"}}
+    | {"chat_template_kwargs": {"enable_thinking": False}},
     TokenizeRequest: CHAT
-    | {
-        "prompt": "b",
-        "add_special_tokens": False,
-        "return_token_strs": True,
-        "tools": TOOLS,
-        "messages": USER,
-    },
+    | {"prompt": "b", "add_special_tokens": False, "return_token_strs": True}
+    | {"tools": TOOLS, "messages": USER},
     DetokenizeRequest: {"tokens": [6]},
 }
-"""A value that shows, by field."""
+"""For every field, a value that changes the meaning of the base request."""
 VALUES[TritonRequest] = VALUES[CompletionRequest]
 BASES: dict[type, dict[str, Any]] = {
     CompletionRequest: {"model": "m", "prompt": "a", "seed": 0},
@@ -114,7 +99,7 @@ WITH: dict[tuple[type, str], dict[str, Any]] = {
     (TokenizeRequest, "tools"): {"prompt": None, "messages": USER},
     (TokenizeRequest, "chat_template_kwargs"): {"prompt": None, "messages": USER},
 }
-"""What else the request has, where a field has a meaning only beside others."""
+"""Other fields that the base request needs, where a field has a meaning only beside them."""
 PATHS = {
     CompletionRequest: "/v1/completions",
     ChatRequest: "/v1/chat/completions",
@@ -123,7 +108,7 @@ PATHS = {
     DetokenizeRequest: "/detokenize",
 }
 OF_ANSWERS = ("model", "stream", "stream_options", "pass_details")
-"""Fields that are about the answer as a whole, which `test_fields_of_answers` asks for."""
+"""Fields about the answer as a whole: see `test_fields_of_answers` and test_pass_details.py."""
 
 
 @pytest.fixture(scope="module")
@@ -137,34 +122,26 @@ def session(random_bundle, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def asks(session):
-    """Send requests to an app over the session."""
+def send(session):
+    """Return a function that sends a request to an app over the session."""
 
-    def ask(
+    def send(
         path: str, fields: Any, options: ServeOptions | None = None, **headers: str
     ) -> httpx.Response:
-        async def main() -> httpx.Response:
-            transport = httpx.ASGITransport(
-                make_app(session, options or ServeOptions(model_name="m"))
-            )
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://a", timeout=60
-            ) as client:
-                return await client.post(path, json=fields, headers=headers)
+        app = make_app(session, options or ServeOptions(model_name="m"))
+        return TestClient(app).post(path, json=fields, headers=headers)
 
-        return asyncio.run(main())
-
-    return ask
+    return send
 
 
 def meaning(session, request: Any) -> Any:
-    """What a request stands for: the prompts and options of its sequences, and how they are told;
-    for a refusal, the field."""
-    asked: list[Any] = []
+    """Return the prompts and options that a request stands for, and what shapes its answer; of a
+    request that is refused, ("refused", field)."""
+    sequences: list[Any] = []
     echo = None
     with pytest.MonkeyPatch.context() as patch:
         make = session.request
-        patch.setattr(session, "request", lambda *given: (asked.append(given), make(*given))[1])
+        patch.setattr(session, "request", lambda *given: (sequences.append(given), make(*given))[1])
         try:
             if isinstance(request, ResponsesRequest):
                 conversion = ChatConversion(request)
@@ -172,15 +149,8 @@ def meaning(session, request: Any) -> Any:
             parsed = parse(session, ServeOptions(), request, 0.0)
         except ApiError as error:
             return "refused", error.param
-    return (
-        asked,
-        parsed.n,
-        parsed.per_prompt,
-        parsed.echo,
-        parsed.turn_format,
-        parsed.constraint_kind,
-        echo,
-    )
+    shape = (parsed.n, parsed.per_prompt, parsed.echo, parsed.turn_format, parsed.constraint_kind)
+    return sequences, *shape, echo
 
 
 CASES = [
@@ -194,7 +164,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("model", "name"), CASES, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_a_field_shows(session, asks, model, name):
+def test_a_field_changes_the_meaning(session, send, model, name):
     info = model.model_fields[name]
     if (info.description or "").startswith("Not used."):
         return
@@ -202,7 +172,7 @@ def test_a_field_shows(session, asks, model, name):
     neutral = isinstance(info.json_schema_extra, dict)
     value = "something else" if neutral else VALUES[model][name]
     if model in (TokenizeRequest, DetokenizeRequest):
-        plain, changed = (asks(PATHS[model], fields) for fields in (base, base | {name: value}))
+        plain, changed = (send(PATHS[model], fields) for fields in (base, base | {name: value}))
         assert plain.content != changed.content
         assert not neutral or changed.json()["error"]["param"] == name
         return
@@ -220,50 +190,38 @@ def test_a_field_shows(session, asks, model, name):
 
 
 @pytest.mark.parametrize("path", list(PATHS.values()))
-def test_fields_of_answers(asks, path):
-    """The model's name; for what writes, whether and how it is streamed."""
+def test_fields_of_answers(send, path):
+    """The model's name has to be right; `stream` and `stream_options` say how text is sent."""
     fields = next(BASES[model] for model in PATHS if PATHS[model] == path) | {"model": "m"}
-    assert asks(path, fields | {"model": "other"}).status_code == 404
+    assert send(path, fields | {"model": "other"}).status_code == 404
     if not path.startswith("/v1"):
         return
     fields |= {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 2}
-    assert asks(path, fields).headers["content-type"] == "application/json"
-    streamed = asks(path, fields | {"stream": True})
+    assert send(path, fields).headers["content-type"] == "application/json"
+    streamed = send(path, fields | {"stream": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
     if path == "/v1/responses":
-        refused = asks(
-            path, fields | {"stream": True, "stream_options": {"include_obfuscation": True}}
-        )
+        options = {"include_obfuscation": True}
+        refused = send(path, fields | {"stream": True, "stream_options": options})
         assert refused.json()["error"]["param"] == "stream_options.include_obfuscation"
         return
-    with_usage = asks(path, fields | {"stream": True, "stream_options": {"include_usage": True}})
-    assert (
-        '"usage":{' in streamed.text.replace(" ", ""),
-        '"usage":{' in with_usage.text.replace(" ", ""),
-    ) == (False, True)
+    with_usage = send(path, fields | {"stream": True, "stream_options": {"include_usage": True}})
+    assert '"usage":{' not in streamed.text.replace(" ", "")
+    assert '"usage":{' in with_usage.text.replace(" ", "")
 
 
-TENSORS = {name: DRAWN.get(name) for name in (field.name for field in SAMPLING_INPUTS)}
+TENSORS = {name: SAMPLED.get(name) for name in (field.name for field in SAMPLING_INPUTS)}
 TENSORS |= {"max_tokens": 5, "stop_words": ["a"]}
 FLAGS = {"sampling_parameters": '{"min_tokens": 2}', "exclude_input_in_output": False}
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_an_input_of_triton_shows(session, tokens):
-    """One for each tensor that a request may have."""
-    dtypes = {
-        "STRING": object,
-        "BOOL": bool,
-        "INT32": np.int32,
-        "UINT64": np.uint64,
-        "FP32": np.float32,
-    }
+def test_an_input_of_triton_changes_the_meaning(session, tokens):
+    dtypes = {"STRING": object, "BOOL": bool}
+    dtypes |= {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32}
+    ids, text = {"input_ids": np.array([5], np.int32)}, {"text_input": np.array([b"a"], object)}
     for field in inputs(tokens=tokens):
-        prompt = (
-            {"input_ids": np.array([5], np.int32)}
-            if tokens
-            else {"text_input": np.array([b"a"], object)}
-        )
+        prompt = ids if tokens else text
         seed = {"seed": np.array([0], np.uint64)}
         value = {"input_ids": [6], "text_input": "b", **TENSORS, **FLAGS}.get(field.name, True)
         values = value if isinstance(value, list) else [value]
@@ -276,8 +234,8 @@ def test_an_input_of_triton_shows(session, tokens):
         assert not same or plain[1] != changed[1], field.name
 
 
-def test_every_limit_of_a_server_is_read(session, asks):
-    """The fields of ServeOptions are looked at while a server is made and answers."""
+def test_every_limit_of_a_server_is_read(session, send):
+    """Making a server and answering requests reads all fields of ServeOptions."""
     read: set[str] = set()
 
     class Watched(ServeOptions):
@@ -285,14 +243,10 @@ def test_every_limit_of_a_server_is_read(session, asks):
             read.add(name)
             return super().__getattribute__(name)
 
-    options = Watched(keys=("k",), model_name="m")
+    options, key = Watched(keys=("k",), model_name="m"), {"Authorization": "Bearer k"}
     read.clear()
     for model, path in PATHS.items():
-        asks(path, {"model": "m"} | BASES[model], options, Authorization="Bearer k")
-    asks(
-        "/v1/completions",
-        BASES[CompletionRequest] | {"plan": "ar"},
-        options,
-        Authorization="Bearer k",
-    )
+        send(path, {"model": "m"} | BASES[model], options, **key)
+    stream = BASES[CompletionRequest] | {"plan": "ar", "stream": True}
+    send("/v1/completions", stream, options, **key)
     assert set(ServeOptions.__dataclass_fields__) <= read

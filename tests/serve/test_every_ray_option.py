@@ -1,4 +1,4 @@
-"""Every option of scripts/serve_ray.py changes what the script hands on. Ray itself is replaced."""
+"""Every option of scripts/serve_ray.py changes the calls that the script makes. Ray is a fake."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LOADED = {
 CASES = {
     **SERVER_CASES,
     **{
-        name: Case(given, {f"LoadOptions.{key}": value for key, value in found.items()})
-        for name, (given, found) in LOADED.items()
+        name: Case(given, {f"LoadOptions.{key}": value for key, value in fields_of_load.items()})
+        for name, (given, fields_of_load) in LOADED.items()
     },
     "max_batch_size": Case(
         ["--max-batch-size", 3], {"LoadOptions.max_batch_size": 3, "deployment.slots": 3}
@@ -61,7 +61,7 @@ def script() -> Any:
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key file, and a Ray that Ctrl-C ends at once."""
+    """Write a key file, and install a fake Ray that Ctrl-C ends at once."""
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -88,12 +88,12 @@ def test_there_is_a_case_for_every_option(script):
 
 
 def test_every_field_of_the_options_has_a_flag():
-    """But for `keys`, which come from --api-key-file, and `max_sequences`."""
+    """Exceptions: `keys` come from --api-key-file; `max_sequences` has none."""
     names = {field.name for field in fields(ServeOptions)}
-    found = option_names(click.command()(server_options(lambda: None)))
-    assert names - found == {"keys", "max_sequences"}
+    flags = option_names(click.command()(server_options(lambda: None)))
+    assert names - flags == {"keys", "max_sequences"}
 
 
 @pytest.mark.parametrize("option", CASES)
-def test_an_option_changes_what_it_is_for(script, option):
+def test_an_option_changes_only_its_own_fields(script, option):
     assert changes(script.main, [], ["bundle"], CASES[option], prepare) == CASES[option].expected

@@ -1,5 +1,4 @@
-"""A pass that fails: all requests in it get an error, whole or in the stream, and the server goes
-on."""
+"""If a pass fails, its requests get an error, also as an event of a stream; the server goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from running import Server, error
 
 
 def failing_pass_run(marker: object) -> list[str]:
-    """The real command; passes take 20 ms, and fail while the file `marker` exists."""
+    """Return a pass-run whose passes take 20 ms, and fail while the file `marker` exists."""
     return pass_run_after(
         "time.sleep(0.02)",
         f"if Path({str(marker)!r}).exists():",
@@ -26,47 +25,36 @@ def test_a_pass_that_fails(random_bundle, tmp_path):
     fields = {"prompt": "a", "max_tokens": 500, "plan": "ar", "ignore_eos": True}
     with Server(random_bundle, tmp_path / "log", command=failing_pass_run(marker)) as server:
         body = fields | {"model": server.model, "stream": True}
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, timeout=60
-        ) as response:
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
             lines = response.iter_lines()
             read = [next(lines)]
             marker.touch()
             *_, last, done = [line.removeprefix("data: ") for line in [*read, *lines] if line]
         assert response.status_code == 200
         assert done == "[DONE]"
-        assert json.loads(last)["error"] == {
-            "message": "internal error",
-            "type": "server_error",
-            "param": None,
-            "code": None,
-        }
+        problem = {"message": "internal error", "type": "server_error", "param": None, "code": None}
+        assert json.loads(last)["error"] == problem
         marker.unlink()
-        asked = {"model": server.model, "input": "a", "max_output_tokens": 500, "stream": True}
-        events = server.client().responses.create(
-            **asked, extra_body={"plan": "ar", "ignore_eos": True}
-        )
+        body = {"model": server.model, "input": "a", "max_output_tokens": 500, "stream": True}
+        extra = {"plan": "ar", "ignore_eos": True}
+        events = server.client().responses.create(**body, extra_body=extra)
         read = [event for _, event in zip(range(8), events, strict=False)]
         marker.touch()
         read += events
         assert [event.sequence_number for event in read] == list(range(len(read)))
-        assert [event.type for event in read[-2:]] == [
-            "response.output_text.delta",
-            "response.failed",
-        ]
+        last_types = [event.type for event in read[-2:]]
+        assert last_types == ["response.output_text.delta", "response.failed"]
         failed = read[-1].response
-        assert (failed.status, failed.error.code, failed.error.message) == (
-            "failed",
-            "server_error",
-            "internal error",
-        )
+        assert (failed.status, failed.error.code) == ("failed", "server_error")
+        assert failed.error.message == "internal error"
         assert failed.output[0].status == "incomplete"
         assert failed.output_text == "".join(getattr(event, "delta", "") for event in read)
         error(server.complete(**fields), 500)
         error(server.complete(**fields, stream=True), 500)  # before anything was written
         with pytest.raises(openai.InternalServerError):
             server.client().completions.create(model=server.model, prompt="a")
-        assert "the device is on fire" in server.said  # for whoever runs it
+        assert "the device is on fire" in server.log_text
         marker.unlink()
         assert server.complete(max_tokens=4).status_code == 200
         assert server.metric("vllm:num_requests_running") == 0

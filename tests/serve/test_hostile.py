@@ -1,5 +1,5 @@
-"""A server with keys among many connections without one: it goes on answering, and none of them
-outlives its limits."""
+"""A server with API keys and many hostile connections: clients with a key are answered, and all
+hostile connections are closed."""
 
 from __future__ import annotations
 
@@ -40,17 +40,9 @@ EACH = 30
 def keyed(request, random_bundle, tmp_path_factory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("hostile")
     (directory / "keys").write_text("ours\n")
-    limits = (
-        "--client-seconds",
-        CLIENT_SECONDS,
-        "--request-seconds",
-        20,
-        "--max-connections",
-        request.param,
-    )
-    with Server(
-        random_bundle, directory / "log", "--api-key-file", directory / "keys", *limits
-    ) as running:
+    limits = ("--client-seconds", CLIENT_SECONDS, "--request-seconds", 20)
+    flags = ("--api-key-file", directory / "keys", "--max-connections", request.param, *limits)
+    with Server(random_bundle, directory / "log", *flags) as running:
         yield running
 
 
@@ -59,15 +51,13 @@ def complete(server: Server) -> httpx.Response:
     return server.post("/v1/completions", body, headers={"Authorization": "Bearer ours"})
 
 
-def connections(server: Server) -> int:
-    """Those that the server's process holds."""
-    found = psutil.Process(server.process.pid).net_connections("tcp")
-    return sum(connection.status != psutil.CONN_LISTEN for connection in found)
+def connection_count(server: Server) -> int:
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(connection.status != psutil.CONN_LISTEN for connection in connections)
 
 
 def test_among_hostile_connections(keyed):
-    """Whoever has a key is answered while there are all kinds of them; they are all gone soon, and
-    stay away."""
+    """The server closes them, although none of the clients closes its end."""
     address = ("127.0.0.1", int(keyed.url.rpartition(":")[2]))
     with ExitStack() as stack:
         for number in range(EACH):
@@ -75,18 +65,18 @@ def test_among_hostile_connections(keyed):
                 client = stack.enter_context(socket.create_connection(address))
                 try:
                     sends(client)
-                except ConnectionError:  # it had to make room already
+                except ConnectionError:  # the server has closed it to make room
                     continue
             if number % 5 == 0:
                 assert complete(keyed).status_code == 200
         took = []
         until = time.monotonic() + 60
-        while connections(keyed) and time.monotonic() < until:
+        while connection_count(keyed) and time.monotonic() < until:
             begun = time.monotonic()
             assert complete(keyed).status_code == 200
             took.append(time.monotonic() - begun)
-            time.sleep(0.1)  # so that it sees this one leave
-        assert connections(keyed) == 0  # though none of the clients has closed its end
+            time.sleep(0.1)  # until the server sees that this client has left
+        assert connection_count(keyed) == 0
         assert min(took, default=0) < 1
     assert complete(keyed).status_code == 200
-    assert "Traceback" not in keyed.said
+    assert "Traceback" not in keyed.log_text

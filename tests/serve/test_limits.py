@@ -1,4 +1,4 @@
-"""How much a server takes, from whom, and what it forgets when a client goes away."""
+"""API keys, limits of requests, a full queue, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import httpx
 import openai
@@ -18,43 +19,23 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 @pytest.fixture(scope="module")
 def strict(random_bundle, tmp_path_factory):
-    """With keys, and tight limits."""
+    """A server with API keys and tight limits; a pass takes 50 ms."""
     directory = tmp_path_factory.mktemp("strict")
     keys = directory / "keys"
     keys.write_text("# ours\nfirst-key\n\nsecond-key\n")
-    limits = (
-        "--max-prompt-tokens",
-        20,
-        "--max-output-tokens",
-        30,
-        "--max-body-bytes",
-        2000,
-        "--request-seconds",
-        0.6,
-    )
-    arguments = (
-        "--api-key-file",
-        keys,
-        "--served-model-name",
-        "mine",
-        "--allow-special-tokens",
-        *limits,
-    )
-    with Server(
-        random_bundle, directory / "log", *arguments, command=slow_pass_run(0.05)
-    ) as running:
+    limits = ("--max-prompt-tokens", 20, "--max-output-tokens", 30, "--max-body-bytes", 2000)
+    flags = ("--api-key-file", keys, "--served-model-name", "mine", "--allow-special-tokens")
+    flags += (*limits, "--request-seconds", 0.6)
+    log = directory / "log"
+    with Server(random_bundle, log, *flags, command=slow_pass_run(0.05)) as running:
         yield running
 
 
 def keyed(server, key="first-key", **fields):
-    body = {
-        "model": "mine",
-        "prompt": "a",
-        "temperature": 0,
-        "plan": "ar",
-        "ignore_eos": True,
-    } | fields
-    return server.post("/v1/completions", body, headers={"Authorization": f"Bearer {key}"})
+    """Send a completion with a key."""
+    body = {"model": "mine", "prompt": "a", "temperature": 0, "plan": "ar", "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    return server.post("/v1/completions", body | fields, headers=headers)
 
 
 def test_keys(strict):
@@ -72,7 +53,7 @@ def test_keys(strict):
         assert httpx.get(f"{strict.url}/{path}").status_code == 200
 
 
-def test_tokens_and_bytes(strict):
+def test_limits_of_tokens_bytes_and_choices(strict):
     assert error(keyed(strict, prompt=[5] * 21), 400)["code"] == "context_length_exceeded"
     assert error(keyed(strict, max_tokens=31), 400)["param"] == "max_tokens"
     assert error(keyed(strict, prompt="a" * 3000), 413)["code"] == "body_too_large"
@@ -82,9 +63,8 @@ def test_tokens_and_bytes(strict):
 def test_special_tokens_in_messages_where_they_are_allowed(strict, session):
     messages = [{"role": "user", "content": "<eos>"}]
     ids = session.encode_chat(messages, allow_special_tokens=True)
-    answer = strict.client("first-key").chat.completions.create(
-        model="mine", messages=messages, max_tokens=1
-    )
+    create = strict.client("first-key").chat.completions.create
+    answer = create(model="mine", messages=messages, max_tokens=1)
     assert answer.usage.prompt_tokens == len(ids) < len(session.encode_chat(messages))
 
 
@@ -94,19 +74,15 @@ def test_a_body_without_a_length(strict):
     error(httpx.post(f"{strict.url}/v1/completions", content=parts, headers=headers), 413)
 
 
-def test_time(strict):
+def test_a_request_that_takes_too_long(strict):
     assert error(keyed(strict, max_tokens=30), 504)["code"] == "timeout"
     strict.wait_until(RUNNING, 0)
 
 
-def test_time_in_a_stream(strict):
-    stream = strict.client("first-key").completions.create(
-        model="mine",
-        prompt="a",
-        max_tokens=30,
-        stream=True,
-        extra_body={"plan": "ar", "ignore_eos": True},
-    )
+def test_a_stream_that_takes_too_long(strict):
+    body = {"model": "mine", "prompt": "a", "max_tokens": 30, "stream": True}
+    extra = {"plan": "ar", "ignore_eos": True}
+    stream = strict.client("first-key").completions.create(**body, extra_body=extra)
     pieces = []
     with pytest.raises(openai.APIError) as caught:
         pieces.extend(chunk for chunk in stream)
@@ -114,34 +90,33 @@ def test_time_in_a_stream(strict):
     assert caught.value.code == "timeout"
 
 
-def test_the_log_has_no_words_of_clients(strict):
+def test_the_log_has_no_text_of_clients(strict):
     keyed(strict, prompt="a secret", max_tokens=1)
     keyed(strict, prompt="a secret", max_tokens="secret")
     keyed(strict, key="secret")
-    assert "POST /v1/completions 200" in strict.said
-    assert "POST /v1/completions 400" in strict.said
-    assert "secret" not in strict.said
-    assert "first-key" not in strict.said
+    assert "POST /v1/completions 200" in strict.log_text
+    assert "POST /v1/completions 400" in strict.log_text
+    assert "secret" not in strict.log_text
+    assert "first-key" not in strict.log_text
 
 
-def start(server, **fields):
-    """A stream that has begun: `with start(...) as response`."""
-    body = {
-        "model": server.model,
-        "prompt": "a",
-        "max_tokens": 400,
-        "stream": True,
-        "plan": "ar",
-        "ignore_eos": True,
-    }
-    return httpx.stream("POST", f"{server.url}/v1/completions", json=body | fields, timeout=60)
+LONG = {"prompt": "a", "max_tokens": 400, "plan": "ar", "ignore_eos": True}
+
+
+@contextmanager
+def occupied(server):
+    """Keep the server's only slot with a stream that has begun."""
+    server.wait_until(RUNNING, 0)
+    body = LONG | {"model": server.model, "stream": True}
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield
 
 
 def test_a_full_queue(slow_server):
-    slow_server.wait_until(RUNNING, 0)
-    with start(slow_server) as response:
-        lines = response.iter_lines()
-        next(lines)
+    with occupied(slow_server):
         thread = threading.Thread(target=lambda: slow_server.complete(max_tokens=1))
         thread.start()
         slow_server.wait_until(WAITING, 1)
@@ -150,23 +125,16 @@ def test_a_full_queue(slow_server):
         assert int(refused.headers["Retry-After"]) >= 1
         with pytest.raises(openai.RateLimitError):
             slow_server.client().completions.create(model=slow_server.model, prompt="a")
-    thread.join()  # the slot is free for it
+    thread.join()  # its request gets the slot
     assert slow_server.complete(max_tokens=1).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_slot(slow_server, stream):
+def test_a_client_that_disconnects_frees_its_slot(slow_server, stream):
     slow_server.wait_until(RUNNING, 0)
     aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
     written = slow_server.metric("vllm:generation_tokens_total")
-    body = {
-        "model": slow_server.model,
-        "prompt": "a",
-        "max_tokens": 400,
-        "plan": "ar",
-        "ignore_eos": True,
-    }
-    content = json.dumps(body | {"stream": stream}).encode()
+    content = json.dumps(LONG | {"model": slow_server.model, "stream": stream}).encode()
     with socket.create_connection(slow_server.url.removeprefix("http://").split(":")) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}"
         head += "\r\nContent-Type: application/json"
@@ -178,31 +146,20 @@ def test_a_client_that_goes_away_frees_its_slot(slow_server, stream):
     assert slow_server.metric("vllm:generation_tokens_total") - written < 100
 
 
-def test_a_client_that_goes_away_while_it_waits(slow_server):
-    slow_server.wait_until(RUNNING, 0)
-    with start(slow_server) as response:
-        lines = response.iter_lines()
-        next(lines)
+def test_a_client_that_disconnects_while_it_waits_leaves_the_queue(slow_server):
+    body = {"model": slow_server.model, "prompt": "b"}
+    with occupied(slow_server):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(
-                f"{slow_server.url}/v1/completions",
-                json={"model": slow_server.model, "prompt": "b"},
-                timeout=0.3,
-            )
-        slow_server.wait_until(WAITING, 0, seconds=10)  # the other one takes 20 seconds at least
+            httpx.post(f"{slow_server.url}/v1/completions", json=body, timeout=0.3)
+        slow_server.wait_until(WAITING, 0, seconds=10)  # the stream takes at least 20 s
         assert slow_server.metric(RUNNING) == 1
 
 
-def test_the_openai_client_can_stop(slow_server):
+def test_the_openai_client_can_close_a_stream(slow_server):
     slow_server.wait_until(RUNNING, 0)
     aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
-    stream = slow_server.client().completions.create(
-        model=slow_server.model,
-        prompt="a",
-        max_tokens=400,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
+    body = {"model": slow_server.model, "prompt": "a", "max_tokens": 400, "stream": True}
+    stream = slow_server.client().completions.create(**body, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
     slow_server.wait_until(RUNNING, 0)

@@ -1,10 +1,8 @@
-"""The openai package against a server: whole and streamed, both APIs, and the text that the session
-writes."""
+"""Completions and chats with the openai package: the answers are those of a session."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 
 import openai
 import pytest
@@ -20,17 +18,26 @@ TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 
 def written(session, prompt, *, chat=False, new=24, **options):
-    sampling = {
-        key: options.pop(key)
-        for key in ("temperature", "top_k", "top_p", "min_p", "seed")
-        if key in options
-    }
-    options = GenerateOptions(max_new_tokens=new, sampling=SamplingParams(**sampling), **options)
-    return (session.chat if chat else session.generate)(prompt, options).result()
+    """Return the generation of a session."""
+    names = {"temperature", "top_k", "top_p", "min_p", "seed"} & options.keys()
+    sampling = SamplingParams(**{name: options.pop(name) for name in names})
+    generate = session.chat if chat else session.generate
+    return generate(prompt, GenerateOptions(new, sampling, **options)).result()
+
+
+def complete(server, **fields):
+    """Send a completion with the openai package, greedy unless `fields` say otherwise."""
+    body = {"model": server.model, "prompt": PROMPT, "temperature": 0}
+    return server.client().completions.create(**body | fields)
+
+
+def choices_of(answer, stream):
+    """Return the choices of an answer, or of the chunks of a stream."""
+    return [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
 
 
 def as_bytes(token: str) -> bytes:
-    """Of a token in a completion's logprobs: text, or `bytes:\\xe2` where it is a part of a
+    """Return the bytes of a token in `logprobs.tokens`: text, or `bytes:\\xe2` for a part of a
     character."""
     if not token.startswith("bytes:"):
         return token.encode()
@@ -51,11 +58,9 @@ def test_models(server):
 )
 def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling):
     expected = written(session, PROMPT, **sampling, plan="ar")
-    own = {key: sampling[key] for key in ("top_k",) if key in sampling} | {"plan": plan}
-    openais = {key: value for key, value in sampling.items() if key != "top_k"}
-    answer = server.client().completions.create(
-        model=server.model, prompt=PROMPT, max_tokens=24, **openais, extra_body=own
-    )
+    extra = {"plan": plan} | {key: value for key, value in sampling.items() if key == "top_k"}
+    fields = {key: value for key, value in sampling.items() if key != "top_k"}
+    answer = complete(server, max_tokens=24, **fields, extra_body=extra)
     assert answer.choices[0].text == expected.text
     assert answer.choices[0].finish_reason == expected.finish_reason
     assert answer.usage.completion_tokens == len(expected.token_ids)
@@ -68,42 +73,32 @@ def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling
 
 def test_chat_whole_and_streamed(server, session):
     expected = written(session, TURNS, chat=True, temperature=0.7, seed=3)
-    fields = {
-        "model": server.model,
-        "messages": TURNS,
-        "temperature": 0.7,
-        "seed": 3,
-        "max_completion_tokens": 24,
-    }
-    answer = server.client().chat.completions.create(**fields)
+    fields = {"model": server.model, "messages": TURNS, "temperature": 0.7, "seed": 3}
+    fields["max_completion_tokens"] = 24
+    create = server.client().chat.completions.create
+    answer = create(**fields)
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].message.role == "assistant"
-    stream = server.client().chat.completions.create(
-        **fields, stream=True, stream_options={"include_usage": True}
-    )
-    *chunks, last = list(stream)
+    *chunks, last = create(**fields, stream=True, stream_options={"include_usage": True})
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
-    assert [
-        chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason
-    ] == ["length"]
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons == [*[None] * (len(chunks) - 1), "length"]
     assert chunks[-1].choices[0].model_extra["pass"]["seed"] == 3
     assert all(chunk.usage is None for chunk in chunks)
     assert last.choices == []
     assert last.usage.completion_tokens == len(expected.token_ids)
     assert last.usage.prompt_tokens == answer.usage.prompt_tokens
-    read_before = (answer.usage.prompt_tokens - 1) // 16 * 16  # for the first answer
-    assert last.usage.prompt_tokens_details.cached_tokens == read_before > 0
+    whole_blocks = (answer.usage.prompt_tokens - 1) // 16 * 16  # cached by the first request
+    assert last.usage.prompt_tokens_details.cached_tokens == whole_blocks > 0
 
 
-def test_a_stream_without_usage_tells_none(server):
-    stream = server.client().completions.create(
-        model=server.model, prompt=PROMPT, max_tokens=4, stream=True
-    )
+def test_a_stream_has_usage_only_on_request(server):
+    stream = complete(server, max_tokens=4, stream=True)
     assert all(chunk.choices and chunk.usage is None for chunk in stream)
 
 
-def test_text_parts_and_developer_are_taken(server, session):
+def test_text_parts_and_the_role_developer(server, session):
     expected = written(session, [{"role": "system", "content": "a\nb"}, *TURNS[1:]], chat=True)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": parts}, *TURNS[1:]]
@@ -122,10 +117,8 @@ def test_an_answer_can_be_sent_back(server):
     ).choices
 
 
-def test_n_has_seeds_that_follow_one_another(server, session):
-    answer = server.client().completions.create(
-        model=server.model, prompt=PROMPT, n=3, seed=11, temperature=1, max_tokens=16
-    )
+def test_n_choices_have_consecutive_seeds(server, session):
+    answer = complete(server, n=3, seed=11, temperature=1, max_tokens=16)
     expected = [written(session, PROMPT, temperature=1.0, seed=11 + i, new=16) for i in range(3)]
     assert [choice.text for choice in answer.choices] == [each.text for each in expected]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -140,23 +133,18 @@ def test_prompts_in_every_form(server, session, stream):
     ids = [session.encode(text) for text in texts]
     expected = [written(session, text, new=12).text for text in texts]
     for prompt, count in [(texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)]:
-        answer = server.client().completions.create(
-            model=server.model, prompt=prompt, temperature=0, max_tokens=12, stream=stream
-        )
-        found = [""] * count
-        for chunk in answer if stream else [answer]:
-            for choice in chunk.choices:
-                found[choice.index] += choice.text
-        assert found == expected[:count]
+        texts_written = [""] * count
+        answer = complete(server, prompt=prompt, max_tokens=12, stream=stream)
+        for choice in choices_of(answer, stream):
+            texts_written[choice.index] += choice.text
+        assert texts_written == expected[:count]
 
 
 def test_stops(server, session):
     whole = written(session, PROMPT, new=40).text
     stop = whole[10:13]
     expected = written(session, PROMPT, new=40, stop=[stop])
-    answer = server.client().completions.create(
-        model=server.model, prompt=PROMPT, temperature=0, max_tokens=40, stop=[stop, "never"]
-    )
+    answer = complete(server, max_tokens=40, stop=[stop, "never"])
     assert answer.choices[0].text == expected.text == whole[: whole.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].model_extra["pass"]["stop_reason"] == stop
@@ -166,15 +154,8 @@ def test_stops(server, session):
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_completions(server, session, stream):
     expected = written(session, PROMPT, new=12, logprobs=3)
-    answer = server.client().completions.create(
-        model=server.model, prompt=PROMPT, temperature=0, max_tokens=12, logprobs=3, stream=stream
-    )
-    logprobs = [
-        c.logprobs
-        for chunk in (answer if stream else [answer])
-        for c in chunk.choices
-        if c.logprobs
-    ]
+    answer = complete(server, max_tokens=12, logprobs=3, stream=stream)
+    logprobs = [choice.logprobs for choice in choices_of(answer, stream) if choice.logprobs]
     values = [value for each in logprobs for value in each.token_logprobs]
     assert values == pytest.approx([token.logprobs.logprob for token in expected.tokens], abs=1e-4)
     spelled = b"".join(as_bytes(token) for each in logprobs for token in each.tokens)
@@ -186,81 +167,55 @@ def test_logprobs_of_completions(server, session, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_offsets_are_those_of_the_whole_text(server, stream):
-    """Also where the text waits for a stop string that does not come, or is cut off for one that
-    does."""
-    fields = {
-        "model": server.model,
-        "prompt": PROMPT,
-        "temperature": 0,
-        "max_tokens": 24,
-        "logprobs": 0,
-    }
+def test_text_offsets_are_positions_in_the_whole_text(server, stream):
+    """Even if text is held back because it may begin a stop string, or a stop string ends it."""
 
     def offsets(**more):
-        answer = server.client().completions.create(**fields, **more, stream=stream)
+        answer = complete(server, max_tokens=24, logprobs=0, **more, stream=stream)
         return [
-            (token, offset)
-            for chunk in (answer if stream else [answer])
-            for c in chunk.choices
-            if c.logprobs
-            for token, offset in zip(c.logprobs.tokens, c.logprobs.text_offset, strict=True)
+            pair
+            for choice in choices_of(answer, stream)
+            if choice.logprobs
+            for pair in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
         ]
 
-    whole = server.client().completions.create(**fields).choices[0].text
-    found = offsets()
-    assert len(found) == 24
-    for token, offset in found:
-        assert token.startswith(("bytes:", "<")) or whole.startswith(
-            token, offset
-        )  # special tokens have no text
-    assert offsets(stop=[whole[at : at + 3] + "\u4e16" for at in (0, 2, 5, 9)]) == found
+    whole = complete(server, max_tokens=24).choices[0].text
+    pairs = offsets()
+    assert len(pairs) == 24
+    for token, offset in pairs:
+        if not token.startswith(("bytes:", "<")):  # special tokens have no text
+            assert whole.startswith(token, offset)
+    assert offsets(stop=[whole[at : at + 3] + "\u4e16" for at in (0, 2, 5, 9)]) == pairs
     cut = offsets(stop=[whole[6:9]])
-    assert cut == found[: len(cut)]
+    assert cut == pairs[: len(cut)]
     assert cut[-1][1] >= 6
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_chats(server, session, stream):
     expected = written(session, TURNS, chat=True, new=12, logprobs=2)
+    body = {"model": server.model, "messages": TURNS, "temperature": 0, "max_tokens": 12}
     answer = server.client().chat.completions.create(
-        model=server.model,
-        messages=TURNS,
-        temperature=0,
-        max_tokens=12,
-        logprobs=True,
-        top_logprobs=2,
-        stream=stream,
+        **body, logprobs=True, top_logprobs=2, stream=stream
     )
-    chunks = answer if stream else [answer]
-    content = [
-        entry
-        for chunk in chunks
-        for c in chunk.choices
-        if c.logprobs
-        for entry in c.logprobs.content
-    ]
-    assert [entry.logprob for entry in content] == pytest.approx(
-        [token.logprobs.logprob for token in expected.tokens], abs=1e-4
-    )
+    logprobs = [choice.logprobs for choice in choices_of(answer, stream) if choice.logprobs]
+    content = [entry for each in logprobs for entry in each.content]
+    values = [entry.logprob for entry in content]
+    assert values == pytest.approx([token.logprobs.logprob for token in expected.tokens], abs=1e-4)
     spelled = b"".join(bytes(entry.bytes) for entry in content)
     assert spelled.decode(errors="replace").startswith(expected.text)
     assert expected.text
     assert all(len(entry.top_logprobs) == 2 for entry in content)
-    assert all(
-        math.isclose(entry.logprob, entry.top_logprobs[0].logprob, abs_tol=1e-5)
-        for entry in content
-    )  # greedy
+    likeliest = [entry.top_logprobs[0].logprob for entry in content]
+    assert values == pytest.approx(likeliest, abs=1e-5)  # since decoding is greedy
 
 
 def test_speculative_false_drafts_nothing(server):
-    for speculative, drafts in ((False, False), (True, True)):
-        answer = server.client().completions.create(
-            model=server.model,
-            prompt=PROMPT,
-            max_tokens=16,
-            extra_body={"speculative": speculative} | ({"plan": "fused"} if speculative else {}),
-        )
+    for extra, drafts in (
+        ({"speculative": False}, False),
+        ({"speculative": True, "plan": "fused"}, True),
+    ):
+        answer = complete(server, max_tokens=16, extra_body=extra)
         assert (answer.choices[0].model_extra["pass"]["drafted"] > 0) == drafts
 
 
@@ -272,26 +227,19 @@ def test_async_clients_at_once(server, session):
     ]
 
     async def ask(client, i):
-        stream = await client.completions.create(
-            model=server.model,
-            prompt=prompts[i],
-            temperature=0.8,
-            seed=i,
-            max_tokens=20,
-            stream=True,
-        )
+        body = {"model": server.model, "prompt": prompts[i], "temperature": 0.8, "seed": i}
+        stream = await client.completions.create(**body, max_tokens=20, stream=True)
         return "".join([chunk.choices[0].text async for chunk in stream])
 
     async def main():
-        async with AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="none", max_retries=0
-        ) as client:
+        url = f"{server.url}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             return await asyncio.gather(*(ask(client, i) for i in range(8)))
 
     assert asyncio.run(main()) == expected
 
 
-def test_errors_are_the_clients_own(server):
+def test_errors_are_those_of_the_openai_package(server):
     with pytest.raises(openai.NotFoundError) as caught:
         server.client().completions.create(model="other", prompt="a")
     assert caught.value.code == "model_not_found"
@@ -305,7 +253,7 @@ def test_errors_are_the_clients_own(server):
     "content", ["a<eos>b", [{"type": "text", "text": "a<eo"}, {"type": "text", "text": "<eos>"}]]
 )
 def test_special_tokens_that_a_message_spells_are_text(server, session, content):
-    """Unless whoever runs the server says otherwise."""
+    """Unless the server allows special tokens in messages."""
     text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
     messages = [{"role": "user", "content": text}]
     ids = session.encode_chat(messages)

@@ -1,5 +1,5 @@
-"""Probes, proxies and slow beginnings: HEAD, OPTIONS, CORS, slashes, compressed bodies, silence, a
-server that warms up."""
+"""What probes, proxies and browsers need: HEAD, OPTIONS, CORS, slashes, compressed bodies, early
+heads of streams, keep-alive comments, answers while the server warms up."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ ORIGIN = "https://chat.example.org"
 
 @pytest.fixture
 def client(session):
+    """Return a function that makes a client of an app."""
+
     def make(**options):
-        return TestClient(
-            make_app(session, ServeOptions(model_name="m", **options)), follow_redirects=False
-        )
+        app = make_app(session, ServeOptions(model_name="m", **options))
+        return TestClient(app, follow_redirects=False)
 
     return make
 
@@ -50,7 +51,7 @@ def test_head_is_get_without_the_body(client, path):
         assert head.headers.keys() == whole.headers.keys()
 
 
-def test_head_of_what_is_not_there(client):
+def test_head_of_unknown_and_of_post_paths(client):
     with client() as http:
         assert http.head("/v1/models/other").status_code == 404
         assert http.head("/v1/completions").status_code == 405
@@ -58,37 +59,32 @@ def test_head_of_what_is_not_there(client):
 
 @pytest.mark.parametrize("path", [*GET, *POST])
 @pytest.mark.parametrize("keys", [(), ("k",)])
-def test_options_says_what_is_allowed(client, path, keys):
+def test_options_lists_the_allowed_methods(client, path, keys):
     with client(keys=keys) as http:
-        found = http.options(path)
-        allowed = found.headers["allow"].split(", ")
-        assert found.status_code == 204
+        answer = http.options(path)
+        allowed = answer.headers["allow"].split(", ")
+        assert answer.status_code == 204
         assert {"OPTIONS", "POST" if path in POST else "GET"} <= set(allowed)
         assert ("HEAD" in allowed) == ("GET" in allowed)
 
 
-def test_other_origins_need_an_option(client):
-    asked = {
-        "Origin": ORIGIN,
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
-    }
+def test_other_origins_need_the_option_cors_origins(client):
+    headers_of_page = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    headers_of_page |= {"Access-Control-Request-Headers": "authorization"}
     with client() as http:
-        assert not [
-            name
-            for name in http.get("/health", headers=asked).headers
-            if name.startswith("access-control")
-        ]
+        assert "access-control" not in str(http.get("/health", headers=headers_of_page).headers)
     with client(cors_origins=(ORIGIN,), keys=("k",)) as http:
-        before = http.options("/v1/completions", headers=asked)
+        before = http.options("/v1/completions", headers=headers_of_page)
         assert before.status_code == 200
         assert before.headers["access-control-allow-origin"] == ORIGIN
         assert "authorization" in before.headers["access-control-allow-headers"].lower()
         refused = http.post("/v1/completions", json=ASKED, headers={"Origin": ORIGIN})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == ORIGIN
-        other = http.options("/v1/completions", headers=asked | {"Origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in other.headers
+        foreign = http.options(
+            "/v1/completions", headers=headers_of_page | {"Origin": "https://evil.example"}
+        )
+        assert "access-control-allow-origin" not in foreign.headers
     for wrong in ("chat.example.org", "https://a/b", ""):
         with pytest.raises(PassError, match="cors-origin"):
             ServeOptions(cors_origins=(wrong,))
@@ -97,25 +93,21 @@ def test_other_origins_need_an_option(client):
 @pytest.mark.parametrize("path", [*GET, *POST])
 @pytest.mark.parametrize("slashes", ["/", "//"])
 def test_a_slash_at_the_end_changes_nothing(client, path, slashes):
-    behind = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
+    of_proxy = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
     with client() as http:
         method = "POST" if path in POST else "GET"
         body = ASKED if path == "/v1/completions" else {} if method == "POST" else None
-        one, other = (
-            http.request(method, each, json=body, headers=behind)
+        without, answer = (
+            http.request(method, each, json=body, headers=of_proxy)
             for each in (path, path.rstrip("/") + slashes)
         )
-        assert one.status_code == other.status_code != 404
-        assert "location" not in other.headers
+        assert without.status_code == answer.status_code != 404
+        assert "location" not in answer.headers
         if path not in ("/metrics", "/v1/completions", "/v1/responses"):
-            assert (
-                one.json() == other.json()
-                if "json" in one.headers["content-type"]
-                else one.content == other.content
-            )
+            assert without.content == answer.content
 
 
-def test_a_slash_opens_no_door(client):
+def test_a_path_with_a_slash_needs_the_key_too(client):
     with client(keys=("k",)) as http:
         assert http.get("/v1/models/").status_code == 401
         assert http.get("/health/").status_code == 200
@@ -141,13 +133,13 @@ def send(http, body, encoding, **headers):
 def test_compressed_bodies(client, encoding):
     with client() as http:
         plain = http.post("/v1/completions", json=ASKED).json()["choices"][0]["text"]
-        found = send(http, PACKED[encoding], encoding)
-        assert found.status_code == 200, found.text
-        assert found.json()["choices"][0]["text"] == plain
+        answer = send(http, PACKED[encoding], encoding)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == plain
 
 
 @pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, gzip", "compress", "nonsense"])
-def test_other_encodings_are_named(client, encoding):
+def test_other_content_encodings_are_refused(client, encoding):
     with client() as http:
         problem = error(send(http, zlib.compress(BODY), encoding), 415)
         assert f"Content-Encoding '{encoding}'" in problem["message"]
@@ -162,14 +154,12 @@ def test_bodies_are_bounded_after_expansion(client, encoding):
         assert send(http, pack(BODY + b" " * (10_000 - len(BODY))), encoding).status_code == 200
         assert send(http, pack(BODY + b" " * (10_001 - len(BODY))), encoding).status_code == 413
         for damaged in (pack(BODY)[:-9], b"junk", BODY):
-            assert error(send(http, damaged, encoding), 400)["code"] in (
-                "invalid_encoding",
-                "invalid_json",
-            )
+            problem = error(send(http, damaged, encoding), 400)
+            assert problem["code"] in ("invalid_encoding", "invalid_json")
     assert expanded(pack(b"a" * 5), encoding, 5) == b"aaaaa"
 
 
-def test_a_byte_order_mark_and_other_encodings_of_text(client):
+def test_a_body_is_utf8_with_or_without_a_byte_order_mark(client):
     with client() as http:
         assert send(http, BODY.decode().encode("utf-8-sig"), "").status_code == 200
         for name in ("utf-16", "utf-16-le", "utf-32-be"):
@@ -182,8 +172,8 @@ def test_a_byte_order_mark_and_other_encodings_of_text(client):
 STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
-def streamed(path: str) -> tuple[Any, Any]:
-    """The scope of a request for a stream, and its `receive`."""
+def stream_request(path: str) -> tuple[Any, Any]:
+    """Return the ASGI scope of a request for a stream, and its `receive`."""
     fields: dict[str, Any] = {"model": "m", "stream": True, "temperature": 0}
     fields |= {"input": "a", "max_output_tokens": 2} if "responses" in path else {"max_tokens": 2}
     fields |= {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {}
@@ -195,24 +185,14 @@ def streamed(path: str) -> tuple[Any, Any]:
             await asyncio.Event().wait()
         return given.pop()
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-    }
-    scope |= {
-        "headers": [(b"content-type", b"application/json")],
-        "http_version": "1.1",
-        "scheme": "http",
-    }
-    return scope, receive
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "headers": [(b"content-type", b"application/json")]}
+    return scope | {"http_version": "1.1", "scheme": "http"}, receive
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
-    """The head comes before the first token, and comments come while nothing else does."""
+def test_a_stream_without_tokens_has_keep_alive_comments(session, monkeypatch, path):
+    """They follow the head of the response, which comes before the first token."""
     release = asyncio.Event()
     pieces = Service.pieces
 
@@ -226,7 +206,7 @@ def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
     sent = asyncio.Queue()
 
     async def main() -> bytes:
-        task = asyncio.create_task(app(*streamed(path), sent.put))
+        task = asyncio.create_task(app(*stream_request(path), sent.put))
         assert (await sent.get())["status"] == 200
         comments = 0
         while comments < 3:
@@ -242,22 +222,18 @@ def test_a_stream_that_waits_is_not_silent(session, monkeypatch, path):
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypatch, path):
-    """However long a stream with a slot may wait for its first pass. Who leaves frees the place."""
+    """HEAD_SECONDS count for streams with a slot only. A client that disconnects frees its place
+    in the queue."""
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 3600.0)
-    app, sent, release = (
-        make_app(session, ServeOptions(model_name="m")),
-        asyncio.Queue(),
-        threading.Event(),
-    )
+    app, sent = make_app(session, ServeOptions(model_name="m")), asyncio.Queue()
+    release = threading.Event()
     holding = threading.Thread(target=session.call, args=(lambda _: release.wait(60),))
     holding.start()
-    occupied = [
-        session.generate("a", GenerateOptions(max_new_tokens=1, ignore_eos=True))
-        for _ in range(session.slots)
-    ]
+    options = GenerateOptions(max_new_tokens=1, ignore_eos=True)
+    occupied = [session.generate("a", options) for _ in range(session.slots)]
 
     async def main() -> None:
-        task = asyncio.create_task(app(*streamed(path), sent.put))
+        task = asyncio.create_task(app(*stream_request(path), sent.put))
         assert (await asyncio.wait_for(sent.get(), 30))["status"] == 200
         task.cancel()
         await asyncio.wait({task})
@@ -278,19 +254,13 @@ def test_a_stream_that_fails_at_once_has_a_status(session, monkeypatch, path: st
         yield
 
     monkeypatch.setattr(Service, "pieces", fail)
+    body = {"model": "m", "prompt" if "completions" in path else "input": "a", "stream": True}
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
-        answer = http.post(
-            path,
-            json={
-                "model": "m",
-                "prompt" if "completions" in path else "input": "a",
-                "stream": True,
-            },
-        )
+        answer = http.post(path, json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "it broke")
 
 
-def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch):
+def test_a_stream_that_fails_before_its_first_token_ends_with_an_error(session, monkeypatch):
     async def fail(_self, _choices):
         await asyncio.sleep(0.2)
         raise PassError("it broke")
@@ -299,20 +269,15 @@ def test_a_stream_that_fails_before_its_first_token_says_so(session, monkeypatch
     monkeypatch.setattr(Service, "pieces", fail)
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
-        lines = [
-            line
-            for line in http.post(
-                "/v1/completions", json=ASKED | {"stream": True}
-            ).text.splitlines()
-            if line
-        ]
+        text = http.post("/v1/completions", json=ASKED | {"stream": True}).text
+        lines = [line for line in text.splitlines() if line]
         assert json.loads(lines[0].removeprefix("data: "))["error"]["message"] == "it broke"
         assert lines[-1] == "data: [DONE]"
         events = http.post("/v1/responses", json={"model": "m", "input": "a", "stream": True}).text
         assert events.index("response.created") < events.index("response.failed")
 
 
-def test_a_server_that_warms_up_lives_and_is_not_ready():
+def test_a_server_that_warms_up_is_healthy_and_not_ready():
     with listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with (

@@ -1,5 +1,4 @@
-"""What a server does to logits at a request's wish: constraints, penalties, biases, and tokens that
-are kept out."""
+"""Requests that change logits: constraints, penalties, biases, forbidden and allowed tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +22,9 @@ class Pet(BaseModel):
 
 
 SCHEMA = Pet.model_json_schema()
+STRICT = {"name": "pet", "schema": SCHEMA, "strict": True}
 IN_JSON = [
-    {
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True},
-        }
-    },
+    {"response_format": {"type": "json_schema", "json_schema": STRICT}},
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"json": json.dumps(SCHEMA)}},
     {"guided_json": SCHEMA},
@@ -43,7 +38,7 @@ MATCHING = [
     ({"structured_outputs": {"grammar": GRAMMAR}}, r"\((a|bc)(,(a|bc))?\)"),
     ({"guided_grammar": GRAMMAR}, r"\((a|bc)(,(a|bc))?\)"),
 ]
-DOING = [
+PROCESSORS = [
     {"presence_penalty": 1.5},
     {"frequency_penalty": -1.0},
     {"repetition_penalty": 1.4},
@@ -57,22 +52,16 @@ DOING = [
 @pytest.mark.parametrize("fields", IN_JSON, ids=lambda fields: next(iter(fields)))
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 def test_a_schema_is_followed(server, kind, fields):
-    (choice,) = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, **fields).json()[
-        "choices"
-    ]
+    answer = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, **fields)
+    (choice,) = answer.json()["choices"]
     assert choice["finish_reason"] == "stop"
     Pet.model_validate_json(choice["text"] if kind == "complete" else choice["message"]["content"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_parse_of_the_openai_package(server, stream):
-    fields = {
-        "model": server.model,
-        "messages": TURNS,
-        "max_tokens": 200,
-        "temperature": 1,
-        "seed": 2,
-    }
+def test_the_parse_helper_of_the_openai_package(server, stream):
+    fields = {"model": server.model, "messages": TURNS, "temperature": 1, "seed": 2}
+    fields["max_tokens"] = 200
     completions = server.client().chat.completions
     if stream:
         with completions.stream(**fields, response_format=Pet) as events:
@@ -93,29 +82,26 @@ def test_json_object(server):
 
 
 @pytest.mark.parametrize(("fields", "pattern"), MATCHING, ids=lambda value: str(value)[:40])
-def test_other_forms(server, fields, pattern):
+def test_regexes_choices_and_grammars_are_followed(server, fields, pattern):
     for seed in range(3):
-        (choice,) = server.complete(max_tokens=40, temperature=1.5, seed=seed, **fields).json()[
-            "choices"
-        ]
+        answer = server.complete(max_tokens=40, temperature=1.5, seed=seed, **fields)
+        (choice,) = answer.json()["choices"]
         assert choice["finish_reason"] == "stop"
         assert re.fullmatch(pattern, choice["text"])
 
 
 @pytest.mark.parametrize("plan", ["ar", "fused"])
-@pytest.mark.parametrize("fields", DOING, ids=lambda fields: next(iter(fields)))
+@pytest.mark.parametrize("fields", PROCESSORS, ids=lambda fields: next(iter(fields)))
 def test_each_field_does_what_the_session_does(server, session, fields, plan):
-    of_sampling = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-    sampling = {key: value for key, value in fields.items() if key in of_sampling}
+    sampling, options = {}, {}
+    for key, value in fields.items():
+        of_sampling = key == "logit_bias" or "penalty" in key
+        (sampling if of_sampling else options)[key] = value
     if "logit_bias" in sampling:
-        sampling["logit_bias"] = {
-            int(token): bias for token, bias in sampling["logit_bias"].items()
-        }
-    options = {key: value for key, value in fields.items() if key not in of_sampling}
+        biases = sampling["logit_bias"].items()
+        sampling["logit_bias"] = {int(token): bias for token, bias in biases}
     expected, plain = (
-        session.generate(
-            PROMPT, GenerateOptions(max_new_tokens=24, sampling=SamplingParams(**own), **more)
-        ).result()
+        session.generate(PROMPT, GenerateOptions(24, SamplingParams(**own), **more)).result()
         for own, more in ((sampling, options), ({}, {}))
     )
     (choice,) = server.complete(prompt=PROMPT, max_tokens=24, plan=plan, **fields).json()["choices"]
@@ -125,42 +111,27 @@ def test_each_field_does_what_the_session_does(server, session, fields, plan):
 
 
 def test_a_constraint_with_several_choices(server, session):
-    answer = server.client().completions.create(
-        model=server.model,
-        prompt=PROMPT,
-        n=3,
-        seed=5,
-        max_tokens=30,
-        extra_body={"guided_regex": "[a-f]{8}"},
-    )
-    options = [
-        GenerateOptions(
-            30, SamplingParams(1.0, seed=5 + i), constraint=Constraint(regex="[a-f]{8}")
-        )
-        for i in range(3)
-    ]
-    expected = [session.generate(PROMPT, each).result().text for each in options]
+    body = {"model": server.model, "prompt": PROMPT, "n": 3, "seed": 5, "max_tokens": 30}
+    answer = server.client().completions.create(**body, extra_body={"guided_regex": "[a-f]{8}"})
+    constraint, expected = Constraint(regex="[a-f]{8}"), []
+    for i in range(3):
+        options = GenerateOptions(30, SamplingParams(1.0, seed=5 + i), constraint=constraint)
+        expected.append(session.generate(PROMPT, options).result().text)
     assert [choice.text for choice in answer.choices] == expected
     assert len(set(expected)) == 3
 
 
 def test_best_of_returns_the_likeliest(server, session):
-    sequences = [
-        session.generate(
-            PROMPT, GenerateOptions(12, SamplingParams(1.0, seed=7 + i), logprobs=0)
-        ).result()
-        for i in range(5)
-    ]
-    means = {
-        each.text: sum(t.logprobs.logprob for t in each.tokens) / len(each.tokens)
-        for each in sequences
-    }
-    answer = server.client().completions.create(
-        model=server.model, prompt=PROMPT, n=2, best_of=5, seed=7, max_tokens=12, temperature=1
-    )
-    assert [choice.text for choice in answer.choices] == sorted(means, key=means.get, reverse=True)[
-        :2
-    ]
+    sequences, means = [], {}
+    for seed in range(7, 12):
+        options = GenerateOptions(12, SamplingParams(1.0, seed=seed), logprobs=0)
+        sequences.append(sequence := session.generate(PROMPT, options).result())
+        logprobs = [token.logprobs.logprob for token in sequence.tokens]
+        means[sequence.text] = sum(logprobs) / len(logprobs)
+    body = {"model": server.model, "prompt": PROMPT, "max_tokens": 12, "temperature": 1}
+    answer = server.client().completions.create(**body, n=2, best_of=5, seed=7)
+    likeliest = sorted(means, key=means.get, reverse=True)[:2]
+    assert [choice.text for choice in answer.choices] == likeliest
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert all(choice.logprobs is None for choice in answer.choices)
     assert answer.usage.completion_tokens == sum(len(each.tokens) for each in sequences)
@@ -171,18 +142,11 @@ def test_best_of_returns_the_likeliest(server, session):
 def test_echo_begins_with_the_prompt(server, session, stream):
     prompts = [PROMPT, "import numpy"]
     for prompt in (prompts, [session.encode(each) for each in prompts]):
-        answer = server.client().completions.create(
-            model=server.model,
-            prompt=prompt,
-            n=2,
-            echo=True,
-            max_tokens=6,
-            temperature=0,
-            stream=stream,
-        )
-        found = [""] * 4
+        body = {"model": server.model, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+        answer = server.client().completions.create(**body, n=2, echo=True, stream=stream)
+        texts = [""] * 4
         for chunk in answer if stream else [answer]:
             for choice in chunk.choices:
-                found[choice.index] += choice.text
+                texts[choice.index] += choice.text
         written = [session.generate(each, GenerateOptions(6)).result().text for each in prompts]
-        assert found == [prompts[i // 2] + written[i // 2] for i in range(4)]
+        assert texts == [prompts[i // 2] + written[i // 2] for i in range(4)]

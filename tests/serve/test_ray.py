@@ -1,10 +1,10 @@
-"""Ray: replicas of the server, and a batch by several actors. Processes are killed by their ids in
-the middle."""
+"""Ray: replicas of the server, and a batch by several actors, of which one is killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -28,49 +28,40 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "scripts" / "serve_ray.py"
 BATCH = [sys.executable, str(SCRIPT.with_name("ray_batch.py"))]
-FLAGS = (
-    "--max-new-tokens",
-    "30",
-    "--ignore-eos",
-    "--temperature",
-    "1",
-    "--seed",
-    "3",
-    "--threads",
-    "1",
-)
+FLAGS = shlex.split("--max-new-tokens 30 --ignore-eos --temperature 1 --seed 3 --threads 1")
 
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Ray's files in a place of their own, whose name is short enough for its sockets. Its
-    processes are neither niced, nor killed where others fill the machine's memory."""
-    place = tempfile.mkdtemp(prefix="ray-")
-    own = {"RAY_TMPDIR": place, "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    """An environment in which Ray has its own folder (whose name is short enough for sockets), and
+    its processes are neither niced, nor killed if other processes fill the memory."""
+    folder = tempfile.mkdtemp(prefix="ray-")
+    own = {"RAY_TMPDIR": folder, "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
     yield {**os.environ, **own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
-    """Of Ray, that are called so."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    return [
+    """Return the processes with this name that Ray started."""
+    running = [
         child
-        for child in found
-        if child.status() != "zombie" and name in "".join(child.cmdline()[:1])
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.status() != "zombie"
     ]
+    return [child for child in running if name in "".join(child.cmdline()[:1])]
 
 
-def wait_for(what, seconds: float = 120):
+def wait_for(condition, seconds: float = 120):
+    """Wait until `condition` returns something true, and return that."""
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return found
+    return value
 
 
 def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
-    """Ends it, and waits for what Ray started on its behalf."""
+    """End a process by a signal, and those that Ray started for it; return its exit status."""
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.send_signal(number)
     status = process.wait(60)
@@ -80,15 +71,16 @@ def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
 
 
 def content(path: Path) -> list[dict]:
-    whole = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        {key: value for key, value in each.items() if key not in ("stats", "request")}
-        for each in whole
-    ]
+    """Return the results of a batch without statistics and request hashes."""
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    for result in results:
+        result.pop("stats", None)
+        result.pop("request", None)
+    return results
 
 
-def test_a_batch_of_which_an_actor_is_killed(random_bundle, tmp_path, environment):
-    """Ray starts it again, and its lines. The results are those of `pass-run batch`, in order."""
+def test_a_batch_survives_the_death_of_an_actor(random_bundle, tmp_path, environment):
+    """Ray starts the actor again, with its lines. The results equal those of `pass-run batch`."""
     requests, whole, results = (
         tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl")
     )
@@ -100,25 +92,12 @@ def test_a_batch_of_which_an_actor_is_killed(random_bundle, tmp_path, environmen
         check=True,
         stderr=subprocess.DEVNULL,
     )
-    on_ray = [
-        *BATCH,
-        str(random_bundle),
-        str(requests),
-        str(results),
-        *FLAGS,
-        "--max-batch-size",
-        "1",
-        "--actors",
-        "2",
-    ]
+    paths = [str(path) for path in (random_bundle, requests, results)]
+    on_ray = [*BATCH, *paths, *FLAGS, "--max-batch-size", "1", "--actors", "2"]
     with (tmp_path / "log").open("wb") as log:
         running = subprocess.Popen(on_ray, stderr=log, stdout=log, env=environment)
-    busy = wait_for(
-        lambda: (
-            running.poll() is not None
-            or children(running, "MapWorker(MapBatches(Answerer)).submit")
-        )
-    )
+    name = "MapWorker(MapBatches(Answerer)).submit"  # a working actor
+    busy = wait_for(lambda: running.poll() is not None or children(running, name))
     assert busy is not True, (tmp_path / "log").read_text()
     busy[0].kill()
     assert running.wait(240) == 0, (tmp_path / "log").read_text()
@@ -127,17 +106,8 @@ def test_a_batch_of_which_an_actor_is_killed(random_bundle, tmp_path, environmen
 
 
 def served(bundle: Path, log: Path, environment: dict[str, str], port: int) -> subprocess.Popen:
-    line = [
-        sys.executable,
-        str(SCRIPT),
-        str(bundle),
-        "--replicas",
-        "2",
-        "--port",
-        str(port),
-        "--max-batch-size",
-        "4",
-    ]
+    flags = ["--replicas", "2", "--port", str(port), "--max-batch-size", "4"]
+    line = [sys.executable, str(SCRIPT), str(bundle), *flags]
     with log.open("wb") as file:
         process = subprocess.Popen(line, stdout=file, stderr=file, env=environment)
     wait_for(lambda: process.poll() is not None or "served at" in log.read_text())
@@ -146,18 +116,20 @@ def served(bundle: Path, log: Path, environment: dict[str, str], port: int) -> s
 
 
 def answered(environment: dict[str, str]) -> dict[str, int]:
-    """How many completions each replica says it has answered, by its log."""
+    """Return how many completions each replica has answered, by its log."""
     logs = Path(environment["RAY_TMPDIR"]).glob("ray/session_2*/logs/serve/replica_pass_pass_*.log")
     return {path.name: path.read_text().count("POST /v1/completions 200") for path in logs}
 
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
-def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, environment, free_port):
+def test_replicas_survive_the_death_of_one(
+    random_bundle, session, tmp_path, environment, free_port
+):
     process = served(random_bundle, tmp_path / "log", environment, free_port)
     try:
         client = OpenAI(
@@ -170,67 +142,36 @@ def test_replicas_of_which_one_is_killed(random_bundle, session, tmp_path, envir
             if i == 20:
                 wait_for(lambda: children(process, "ray::ServeReplica"))[0].kill()
                 killed.set()
-            answer = client.completions.create(
-                model=name,
-                prompt=f"number {i}",
-                seed=i,
-                max_tokens=24,
-                extra_body={"ignore_eos": True},
-            )
+            body = {"model": name, "prompt": f"number {i}", "seed": i, "max_tokens": 24}
+            answer = client.completions.create(**body, extra_body={"ignore_eos": True})
             return answer.choices[0].text
 
         with ThreadPoolExecutor(6) as pool:
-            found = list(pool.map(ask, range(60)))
+            texts = list(pool.map(ask, range(60)))
         assert killed.is_set()
         assert min(sorted(answered(environment).values())[-2:]) >= 5, answered(environment)
-        wait_for(
-            lambda: len(children(process, "ray::ServeReplica")) == 2
-        )  # another one takes its place
+        wait_for(lambda: len(children(process, "ray::ServeReplica")) == 2)  # it was replaced
         stream = client.completions.create(model=name, prompt="a", max_tokens=5, stream=True)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("length", "stop")
     finally:
         assert end(process, signal.SIGTERM) == 0, (tmp_path / "log").read_text()
-    for i, text in enumerate(found):
-        options = GenerateOptions(
-            max_new_tokens=24, sampling=SamplingParams(1.0, seed=i), ignore_eos=True
-        )
+    for i, text in enumerate(texts):
+        options = GenerateOptions(24, SamplingParams(1.0, seed=i), ignore_eos=True)
         assert text == session.generate(f"number {i}", options).result().text
 
 
 def test_wrong_flags(random_bundle, tmp_path):
-    """Told in one line, before Ray is started."""
+    """They are refused in one line, before Ray is started."""
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "a"}\n')
+    batch = [*BATCH, str(random_bundle), str(requests), str(tmp_path / "out")]
+    serve = [sys.executable, str(SCRIPT)]
     for line, expected in (
-        (
-            [*BATCH, str(random_bundle), str(requests), str(tmp_path / "out"), "--actors", "0"],
-            "--actors",
-        ),
-        (
-            [
-                *BATCH,
-                str(random_bundle),
-                str(requests),
-                str(tmp_path / "out"),
-                "--device",
-                "cuda:1",
-            ],
-            "cuda",
-        ),
-        ([sys.executable, str(SCRIPT), str(random_bundle), "--host", "0.0.0.0"], "--allow-no-key"),
-        ([sys.executable, str(SCRIPT), str(tmp_path / "nothing")], "nothing"),
-        (
-            [
-                sys.executable,
-                str(SCRIPT),
-                str(random_bundle),
-                "--replicas",
-                "3",
-                "--max-replicas",
-                "2",
-            ],
-            "max-replicas",
-        ),
+        ([*batch, "--actors", "0"], "--actors"),
+        ([*batch, "--device", "cuda:1"], "cuda"),
+        ([*serve, str(random_bundle), "--host", "0.0.0.0"], "--allow-no-key"),
+        ([*serve, str(tmp_path / "nothing")], "nothing"),
+        ([*serve, str(random_bundle), "--replicas=3", "--max-replicas=2"], "max-replicas"),
     ):
         done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2, done.stderr

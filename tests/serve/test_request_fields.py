@@ -1,5 +1,4 @@
-"""The table of request fields: the dataclasses agree with it, and a row of it is a field
-everywhere."""
+"""The table of request fields: dataclasses agree with it, and a row makes a field everywhere."""
 
 from __future__ import annotations
 
@@ -23,12 +22,10 @@ RUNTIME = Path(pass_runtime.__file__).parents[1]
 
 def test_the_table_and_the_dataclasses_have_the_same_fields_and_defaults():
     assert {field.name: field.neutral for field in SAMPLING_FIELDS} == vars(SamplingParams())
-    others = {field.name: field.neutral for field in DECODING_FIELDS}
-    assert others == {
-        name: value
-        for name, value in vars(GenerateOptions()).items()
-        if name not in ("sampling", "constraint", "reuse_prefix", "shown_special_tokens")
-    }
+    defaults = dict(vars(GenerateOptions()))
+    for name in ("sampling", "constraint", "reuse_prefix", "shown_special_tokens"):
+        del defaults[name]
+    assert {field.name: field.neutral for field in DECODING_FIELDS} == defaults
     names = [field.name for field in REQUEST_FIELDS]
     assert len(names) == len(set(names))
 
@@ -63,7 +60,7 @@ ROW = """    RequestField(
         triton="sharpness_factor",
     ),
 """
-ASK = """
+USE_IT = """
 import json
 from click.testing import CliRunner
 import numpy as np
@@ -84,11 +81,11 @@ def refusal(call):
         return str(error)
 
 given = {}
-def noted(options, **more):
+def recorded(options, **more):
     made = make(options, **more)
     given["flag"] = made.sampling.sharpness
-    raise PassError("noted")
-make, flags.generate_options = flags.generate_options, noted
+    raise PassError("recorded")
+make, flags.generate_options = flags.generate_options, recorded
 for command in ("generate", "chat", "batch"):
     line = [command, "b", *(["in", "out"] if command == "batch" else []), "--sharpness", "2"]
     CliRunner().invoke(main, line)
@@ -117,12 +114,10 @@ print(json.dumps(given))
 
 
 def test_a_row_of_the_table_is_a_field_everywhere(tmp_path):
-    """In a copy of the runtime with one more row, and one more field in the dataclass that Python's
-    callers use."""
+    """In a copy of the runtime, the table gets a row, and SamplingParams a field."""
+    ignore = shutil.ignore_patterns("__pycache__")
     for package in ("pass_runtime", "pass_server"):
-        shutil.copytree(
-            RUNTIME / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(RUNTIME / package, tmp_path / package, ignore=ignore)
     for name, before, more in (
         ("request_fields", "PENALTY_FIELDS = (\n", ROW),
         ("sampling", "    min_p: float = 0.0\n", "    sharpness: float = 0.0\n"),
@@ -131,27 +126,22 @@ def test_a_row_of_the_table_is_a_field_everywhere(tmp_path):
         source = path.read_text(encoding="utf-8")
         assert source.count(before) == 1
         path.write_text(source.replace(before, before + more), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", ASK],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
-        cwd=tmp_path,
-    )
+    command = [sys.executable, "-c", USE_IT]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     everywhere = ("generate", "chat", "batch", "line", "CompletionRequest", "ChatRequest", "triton")
-    assert {name: found[name] for name in everywhere} == dict.fromkeys(everywhere, 2.0)
-    assert "Raises the logits of likely tokens. [default: 0.0]" in " ".join(found["help"])
-    assert not found["bench"]  # it measures no penalties
-    assert "sharpness" in found["wrong line"]
+    assert {name: printed[name] for name in everywhere} == dict.fromkeys(everywhere, 2.0)
+    assert "Raises the logits of likely tokens. [default: 0.0]" in " ".join(printed["help"])
+    assert not printed["bench"]  # it measures no penalties
+    assert "sharpness" in printed["wrong line"]
     for model in ("CompletionRequest", "ChatRequest", "ResponsesRequest"):
-        schema = found[f"schema of {model}"]
+        schema = printed[f"schema of {model}"]
         assert schema["description"] == "Raises the logits of likely tokens."
         assert {"type": "number", "minimum": 0, "maximum": 3} in schema["anyOf"]
-        assert "less than or equal to 3" in found[f"wrong {model}"]
-    assert found["input"] == [
-        "TensorSpec(name='sharpness_factor', dtype='FP32', dims=1, optional=True)"
-    ]
-    assert found["wrong value"] == "sharpness must be 0 to 3, not 4.0"
-    assert found["wrong type"] == "sharpness must be a number, not '4'"
+        assert "less than or equal to 3" in printed[f"wrong {model}"]
+    (tensor,) = printed["input"]
+    assert tensor == "TensorSpec(name='sharpness_factor', dtype='FP32', dims=1, optional=True)"
+    assert printed["wrong value"] == "sharpness must be 0 to 3, not 4.0"
+    assert printed["wrong type"] == "sharpness must be a number, not '4'"

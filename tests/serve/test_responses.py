@@ -1,12 +1,10 @@
-"""/v1/responses with the openai package: the session's text, the events of a stream, forms, and
-what is refused."""
+"""/v1/responses with the openai package: texts, events of streams, formats, refused requests."""
 
 from __future__ import annotations
 
 import json
 from typing import Literal
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -16,7 +14,7 @@ from pass_runtime import GenerateOptions, SamplingParams
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
 END = {"1": 12}
-"""A bias that makes the random model end its text where it may."""
+"""A bias with which the random model ends its text as soon as a constraint allows it."""
 
 
 class Answer(BaseModel):
@@ -30,20 +28,13 @@ def expected(session, messages):
 
 
 def fields(server, **more):
-    own = {
-        "model": server.model,
-        "temperature": 0.7,
-        "max_output_tokens": 24,
-        "extra_body": {"seed": 3},
-    }
-    return own | {"input": TURNS} | more
+    body = {"model": server.model, "input": TURNS, "temperature": 0.7, "max_output_tokens": 24}
+    return body | {"extra_body": {"seed": 3}} | more
 
 
 def ask(server, **more):
-    return server.post(
-        "/v1/responses",
-        {"model": server.model, "input": "The quick", "max_output_tokens": 4} | more,
-    )
+    body = {"model": server.model, "input": "The quick", "max_output_tokens": 4}
+    return server.post("/v1/responses", body | more)
 
 
 def test_the_text_is_the_sessions(server, session):
@@ -56,11 +47,12 @@ def test_the_text_is_the_sessions(server, session):
     assert answer.metadata == {"a": "b"}
     assert (answer.store, answer.previous_response_id, answer.error) == (False, None, None)
     assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.7, 1.0, 24)
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (
-        len(text.prompt_ids),
-        len(text.token_ids),
+    usage, prompt, new = answer.usage, len(text.prompt_ids), len(text.token_ids)
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
+        prompt,
+        new,
+        prompt + new,
     )
-    assert answer.usage.total_tokens == len(text.prompt_ids) + len(text.token_ids)
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
     assert answer.model_extra["pass"]["seed"] == 3
 
@@ -74,37 +66,23 @@ def test_instructions_are_a_system_message(server, session):
 
 
 def test_items_are_messages(server, session):
-    """In the forms in which clients send what they asked, and send back what they got."""
-    said = {"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}
-    messages = [
-        TURNS[0],
-        TURNS[1],
-        {"role": "assistant", "content": "Yes."},
-        {"role": "user", "content": "a\nb"},
-    ]
+    """Both those that clients write, and those of earlier answers."""
+
+    def texts(*parts):
+        return [{"type": "input_text", "text": part} for part in parts]
+
+    written = {"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}
+    answer = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
     items = [
-        {
-            "type": "message",
-            "role": "developer",
-            "content": [{"type": "input_text", "text": "Be brief."}],
-        },
+        {"type": "message", "role": "developer", "content": texts("Be brief.")},
         TURNS[1],
-        {
-            "type": "message",
-            "id": "msg_1",
-            "status": "completed",
-            "role": "assistant",
-            "content": [said],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
-        },
+        answer | {"content": [written]},
+        {"role": "user", "content": texts("a", "b")},
     ]
-    assert (
-        server.client().responses.create(**fields(server, input=items)).output_text
-        == expected(session, messages).text
-    )
+    messages = [*TURNS, {"role": "assistant", "content": "Yes."}]
+    messages.append({"role": "user", "content": "a\nb"})
+    response = server.client().responses.create(**fields(server, input=items))
+    assert response.output_text == expected(session, messages).text
 
 
 def test_an_answer_can_be_sent_back(server):
@@ -125,29 +103,16 @@ def test_the_events_of_a_stream(server, session, ends):
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert len(deltas) > 1
     assert "".join(event.delta for event in deltas) == whole.output_text
-    begin = [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
-    done = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-    kinds = [event.type for event in events]
-    assert kinds == [*begin, *(event.type for event in deltas), *done, f"response.{whole.status}"]
+    begin = ["created", "in_progress", "output_item.added", "content_part.added"]
+    done = ["output_text.done", "content_part.done", "output_item.done", whole.status]
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds == [*begin, *["output_text.delta"] * len(deltas), *done]
     created, *_, text, part, item, last = events
     assert created.response.status == "in_progress"
-    assert (
-        text.text
-        == part.part.text
-        == item.item.content[0].text
-        == last.response.output_text
-        == whole.output_text
-    )
-    assert (
-        {each.item_id for each in [*deltas, text, part]}
-        == {item.item.id}
-        == {last.response.output[0].id}
-    )
+    texts = (text.text, part.part.text, item.item.content[0].text, last.response.output_text)
+    assert {*texts} == {whole.output_text}
+    ids = {each.item_id for each in [*deltas, text, part]}
+    assert ids == {item.item.id} == {last.response.output[0].id}
     assert last.response.id == created.response.id
     assert last.response.usage.output_tokens == whole.usage.output_tokens
     assert last.response.model_extra["pass"]["seed"] == 3
@@ -163,10 +128,10 @@ def test_events_are_named_and_nothing_follows_the_last(server):
 
 
 def test_the_stream_helper_of_the_openai_package(server):
-    own = fields(
+    body = fields(
         server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=200, text_format=Answer
     )
-    with server.client().responses.stream(**own) as stream:
+    with server.client().responses.stream(**body) as stream:
         seen = [event.type for event in stream]
         final = stream.get_final_response()
     assert seen[-1] == "response.completed"
@@ -179,10 +144,10 @@ def test_an_answer_without_text_is_an_empty_message(server):
     assert answer["output"][0]["content"][0]["text"] == ""
 
 
-def test_forms(server):
+def test_text_formats(server):
     responses = server.client().responses
-    own = fields(server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=300)
-    parsed = responses.parse(**own, text_format=Answer)
+    body = fields(server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=300)
+    parsed = responses.parse(**body, text_format=Answer)
     assert isinstance(parsed.output_parsed, Answer)
     assert parsed.text.format.name == "Answer"
     anything = responses.create(**fields(server), text={"format": {"type": "json_object"}})
@@ -190,36 +155,27 @@ def test_forms(server):
     same = server.chat(**chat, response_format={"type": "json_object"}).json()
     assert anything.output_text == same["choices"][0]["message"]["content"]
     assert anything.output_text.startswith("{")
-    assert (
-        responses.create(**fields(server), text={"format": {"type": "text"}}).text.format.type
-        == "text"
-    )
+    plain = responses.create(**fields(server), text={"format": {"type": "text"}})
+    assert plain.text.format.type == "text"
 
 
-def test_plans_and_what_is_not_used_change_nothing(server):
+def test_plans_and_neutral_values_change_nothing(server):
     plain = ask(server, seed=3).json()["output"][0]["content"][0]["text"]
     for more in (
         {"plan": "fused"},
         {"speculative": False},
         {"user": "me", "prompt_cache_key": "a", "safety_identifier": "b"},
-        {
-            "store": False,
-            "truncation": "disabled",
-            "include": [],
-            "service_tier": "auto",
-            "background": False,
-        },
-        {
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "reasoning": {},
-            "text": {},
-        },
+        {"store": False, "truncation": "disabled", "include": [], "service_tier": "auto"},
+        {"background": False, "reasoning": {}, "text": {}},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     ):
         assert ask(server, seed=3, **more).json()["output"][0]["content"][0]["text"] == plain
 
 
+OBFUSCATED = {"include_obfuscation": True}
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+IMAGE = {"type": "input_image", "image_url": "a"}
+INFINITE = {"type": "function", "name": "f", "parameters": {"a": float("inf")}}
 UNSUPPORTED = [
     ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -234,18 +190,12 @@ UNSUPPORTED = [
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    (
-        {"stream": True, "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
-    ),
+    ({"stream": True, "stream_options": OBFUSCATED}, "stream_options.include_obfuscation"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input.0.encrypted_content"),
-    (
-        {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]},
-        "input.0",
-    ),
+    ({"input": [CALL]}, "input.0"),
     ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input.0"),
 ]
 WRONG = [
@@ -256,10 +206,7 @@ WRONG = [
     ({"input": [{"type": "message", "content": "a"}]}, "input.0.role"),
     ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
     ({"input": [TURNS[0], {"role": "user", "content": "a", "colour": 1}]}, "input.1.colour"),
-    (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
-        "input.0.content",
-    ),
+    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content"),
     ({"input": "word " * 1000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -272,10 +219,7 @@ WRONG = [
     ({"stream_options": {}}, "stream_options"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
-    (
-        {"tools": [{"type": "function", "name": "f", "parameters": {"a": float("inf")}}]},
-        None,
-    ),  # Infinity is not JSON
+    ({"tools": [INFINITE]}, None),  # the body is not JSON
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
     ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "schema": {"type": "animal"}}}}, "text.format"),
@@ -285,60 +229,29 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("more", "param"), UNSUPPORTED, ids=lambda value: str(value)[:40])
-def test_what_is_not_supported(server, more, param):
+def test_unsupported_values(server, more, param):
     problem = error(ask(server, **more), 400)
     assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
 
 
 @pytest.mark.parametrize(("more", "param"), WRONG, ids=lambda value: str(value)[:40])
-def test_what_is_wrong(server, more, param):
+def test_wrong_values(server, more, param):
     body = json.dumps({"model": server.model, "input": "a", **more})
-    response = httpx.post(
-        f"{server.url}/v1/responses", content=body, headers={"Content-Type": "application/json"}
-    )
-    problem = error(response, 400)
+    problem = error(server.post_body("/v1/responses", body), 400)
     assert problem["param"] == param
-    assert not set(problem["message"].split()) & {
-        "messages",
-        "max_completion_tokens",
-        "response_format",
-    }
-
-
-def test_why_nothing_earlier_can_be_named(server):
-    for more in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"store": True}):
-        assert "stores no" in error(ask(server, **more), 400)["message"]
-
-
-def test_half_characters(server):
-    """They are not JSON, wherever they stand."""
-    headers = {"Content-Type": "application/json"}
-    for more in (
-        b'"input": "\\ud800"',
-        b'"input": "a", "metadata": {"a": "\\ud800"}',
-        b'"input": "a", "tools": [{"type": "function", "name": "f", "description": "\\udfff"}]',
-        b'"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"const": '
-        b'"\\udfff"}}]',
-    ):
-        body = b'{"model": "' + server.model.encode() + b'", ' + more + b"}"
-        problem = error(
-            httpx.post(f"{server.url}/v1/responses", content=body, headers=headers), 400
-        )
-        assert problem["code"] == "invalid_json"
+    of_chats = {"messages", "max_completion_tokens", "response_format"}
+    assert not set(problem["message"].split()) & of_chats
 
 
 def test_nothing_is_stored(server):
+    for more in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"store": True}):
+        assert "stores no" in error(ask(server, **more), 400)["message"]
     responses = server.client().responses
     answer = responses.create(**fields(server))
-    for wanted in (
-        responses.retrieve,
-        responses.delete,
-        responses.cancel,
-        responses.input_items.list,
-    ):
+    calls = (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list)
+    for call in calls:
         with pytest.raises(openai.NotFoundError) as caught:
-            list(wanted(answer.id)) if wanted == responses.input_items.list else wanted(answer.id)
+            list(call(answer.id) or ())
         assert caught.value.code == "response_not_stored"
         assert "stores no responses" in caught.value.message
     assert error(ask(server, model="other"), 404)["param"] == "model"
-    error(httpx.get(f"{server.url}/v1/responses"), 405)

@@ -1,5 +1,4 @@
-"""docs/serving.md and the README: their commands run as printed; the table of metrics is the one
-that is served."""
+"""docs/serving.md and the README: their commands run, and the list of metrics is true."""
 
 from __future__ import annotations
 
@@ -22,14 +21,18 @@ CURLS = re.findall(r"^    (curl .*)$", README + PAGE, re.MULTILINE)
 NAME = "smollm2-135m"
 
 
-def here(text: str, server: Server) -> str:
+def adapted(text: str, server: Server) -> str:
     return text.replace("http://127.0.0.1:8000", server.url).replace(NAME, server.model)
 
 
 @pytest.mark.parametrize("line", CURLS, ids=range(len(CURLS)))
 def test_the_commands_run(server, line):
     done = subprocess.run(
-        ["bash", "-c", here(line, server)], capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", adapted(line, server)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     if "stream" in line:
         assert done.stdout.endswith("data: [DONE]\n\n")
@@ -42,13 +45,12 @@ def test_the_commands_run(server, line):
 
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 PRINTED = ("'seed': 7", "city=", "complete")
-"""The last one prints a status, `completed` or `incomplete`: the random model may end its text
-before the limit."""
+"""Part of what each example prints. The last one prints `completed` or `incomplete`."""
 
 
 @pytest.mark.parametrize(("code", "printed"), [*zip(CODE, PRINTED, strict=True)], ids=PRINTED)
 def test_the_python_runs(server, capsys, code, printed):
-    exec(compile(here(code, server), "serving.md", "exec", dont_inherit=True), {})
+    exec(compile(adapted(code, server), "serving.md", "exec", dont_inherit=True), {})
     assert printed in capsys.readouterr().out
 
 
@@ -58,15 +60,12 @@ def test_the_metrics_are_those_of_the_table(server):
     documented = {
         name.removesuffix("_total") for name in re.findall(r"`((?:vllm|pass):\w+)", table)
     }
-    found = re.findall(r"^# TYPE (\S+) ", server.metrics(), re.MULTILINE)
-    served = {name.removesuffix("_total") for name in found if not name.endswith("_created")}
+    names = re.findall(r"^# TYPE (\S+) ", server.metrics(), re.MULTILINE)
+    served = {name.removesuffix("_total") for name in names if not name.endswith("_created")}
     assert documented == served
 
 
 def test_the_flags_exist():
-    said = (
-        CliRunner().invoke(main, ["serve", "--help"]).output
-        + CliRunner().invoke(main, ["chat", "--help"]).output
-    )
+    helps = [CliRunner().invoke(main, [command, "--help"]).output for command in ("serve", "chat")]
     for flag in set(re.findall(r"`(?:pass-run \S+ )?(--[a-z-]+)", PAGE)):
-        assert flag in said, flag
+        assert flag in "".join(helps), flag

@@ -9,7 +9,7 @@ from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
 from pass_server.logprobs import TokenTexts, completion_logprobs
 
 
-def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown():
+def test_top_logprobs_show_the_likelier_of_two_tokens_with_one_text():
     tokenizer = byte_fallback()
     vocabulary = Vocabulary(tokenizer)
     letter, byte, other = (tokenizer.token_to_id(piece) for piece in ("a", "<0x61>", "b"))
@@ -19,27 +19,17 @@ def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown():
     assert shown["top_logprobs"] == [{"a": -0.5, "b": -1.0}]
 
 
-def test_the_tokens_of_a_character_have_its_place():
+def test_tokens_that_form_a_character_have_its_text_offset():
     vocabulary = Vocabulary(byte_level())
-    tokens = [
-        Token(id, "model", TokenLogprobs(-1.0, ()))
-        for id in (0x61, 0xE2, 0x82, 0xAC, 0x62, 0xE2, 0x82, 0x63)
-    ]
+    ids = b"a\xe2\x82\xacb\xe2\x82c"  # the id of a byte's token is the byte
+    tokens = [Token(id, "model", TokenLogprobs(-1.0, ())) for id in ids]
     shown = completion_logprobs(TokenTexts(vocabulary), tokens, Detokenizer(vocabulary))
-    assert shown["tokens"] == [
-        "a",
-        "bytes:\\xe2",
-        "bytes:\\x82",
-        "bytes:\\xac",
-        "b",
-        "bytes:\\xe2",
-        "bytes:\\x82",
-        "c",
-    ]
+    euro = ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac"]
+    assert shown["tokens"] == ["a", *euro, "b", *euro[:2], "c"]
     assert shown["text_offset"] == [0, 1, 1, 1, 2, 3, 3, 4]  # the text is "a€b\ufffdc"
 
 
-def test_bytes_of_special_tokens_and_of_ids_that_are_none():
+def test_special_tokens_have_text_and_unknown_ids_no_bytes():
     tokenizer = byte_level()
     texts = TokenTexts(Vocabulary(tokenizer))
     assert texts.text(tokenizer.token_to_id("<s>")) == "<s>"

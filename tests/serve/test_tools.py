@@ -1,11 +1,9 @@
-"""Calls of functions that a model must write: a real server, the openai package, and the formats of
-three families."""
+"""Function calls that a model is forced to write, in the formats of three families of models."""
 
 from __future__ import annotations
 
 import json
 
-import httpx
 import openai
 import pytest
 from openai import pydantic_function_tool
@@ -17,7 +15,7 @@ from pass_server.call_formats import FORMATS
 
 ASKED = [{"role": "user", "content": "How warm is it?"}]
 END = {"1": 12}
-"""A bias that makes the random model end its text where it may."""
+"""A bias with which the random model ends its text as soon as a constraint allows it."""
 
 
 class Clock(BaseModel):
@@ -34,18 +32,16 @@ def tool_server(request, random_bundle, tmp_path_factory):
 
 
 def fields(server, **more):
-    own = {
-        "model": server.model,
-        "messages": ASKED,
-        "tools": TOOLS,
-        "max_tokens": 400,
-        "temperature": 1.0,
-    }
-    return own | {"logit_bias": END, "tool_choice": "required"} | more
+    body = {"model": server.model, "messages": ASKED, "tools": TOOLS, "tool_choice": "required"}
+    return body | {"max_tokens": 400, "temperature": 1.0, "logit_bias": END} | more
+
+
+def create(server, **more):
+    return server.client().chat.completions.create(**fields(server, **more))
 
 
 def check(call):
-    """A call is one of TOOLS, with arguments of its schema."""
+    """Assert that a call is one of TOOLS, with arguments of its schema."""
     arguments = json.loads(call.function.arguments)
     if call.function.name == "weather":
         assert arguments["city"] in ("Paris", "Rome")
@@ -57,9 +53,8 @@ def check(call):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_required_calls_can_be_read(tool_server, seed):
-    answer = tool_server.client().chat.completions.create(**fields(tool_server, seed=seed))
-    (choice,) = answer.choices
+def test_required_calls_are_parsed(tool_server, seed):
+    (choice,) = create(tool_server, seed=seed).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
     assert choice.message.tool_calls
@@ -69,9 +64,8 @@ def test_required_calls_can_be_read(tool_server, seed):
 
 
 def test_a_stream_has_the_same_calls(tool_server):
-    completions = tool_server.client().chat.completions
-    whole = completions.create(**fields(tool_server, seed=3)).choices[0].message.tool_calls
-    chunks = list(completions.create(**fields(tool_server, seed=3), stream=True))
+    whole = create(tool_server, seed=3).choices[0].message.tool_calls
+    chunks = list(create(tool_server, seed=3, stream=True))
     calls: list[dict] = []
     pieces = 0
     for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
@@ -83,9 +77,7 @@ def test_a_stream_has_the_same_calls(tool_server):
             else:
                 pieces += 1
             calls[part.index]["arguments"] += part.function.arguments
-    assert calls == [
-        {"name": call.function.name, "arguments": call.function.arguments} for call in whole
-    ]
+    assert calls == [call.function.model_dump() for call in whole]
     assert pieces > len(calls)  # arguments come while they are written
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
@@ -93,25 +85,22 @@ def test_a_stream_has_the_same_calls(tool_server):
 @pytest.mark.parametrize("named", ["weather", "clock"])
 def test_a_named_function_is_called_once(tool_server, named):
     choice = {"type": "function", "function": {"name": named}}
-    answer = tool_server.client().chat.completions.create(
-        **fields(tool_server, tool_choice=choice, n=3, seed=1)
-    )
-    for each in answer.choices:
+    for each in create(tool_server, tool_choice=choice, n=3, seed=1).choices:
         (call,) = each.message.tool_calls
         assert call.function.name == named
         check(call)
 
 
 def test_no_parallel_calls(tool_server):
-    unended = fields(tool_server, parallel_tool_calls=False, logit_bias={"1": -100}, seed=2)
-    (choice,) = tool_server.client().chat.completions.create(**unended).choices
+    unended = {"parallel_tool_calls": False, "logit_bias": {"1": -100}, "seed": 2}
+    (choice,) = create(tool_server, **unended).choices
     assert len(choice.message.tool_calls) == 1
     assert choice.finish_reason == "tool_calls"
 
 
-def test_several_calls_where_the_format_has_them(tool_server):
-    unended = fields(tool_server, logit_bias={"1": -100}, max_tokens=300, seed=2)
-    (choice,) = tool_server.client().chat.completions.create(**unended).choices
+def test_several_calls_if_the_format_allows_them(tool_server):
+    unended = {"logit_bias": {"1": -100}, "max_tokens": 300, "seed": 2}
+    (choice,) = create(tool_server, **unended).choices
     calls = choice.message.tool_calls
     if tool_server.format == "llama3_json":
         assert len(calls) == 1
@@ -123,40 +112,30 @@ def test_several_calls_where_the_format_has_them(tool_server):
 
 
 def test_the_helpers_of_the_openai_package(tool_server):
-    own = fields(tool_server, tools=[pydantic_function_tool(Clock, name="clock")], seed=5)
+    body = fields(tool_server, tools=[pydantic_function_tool(Clock, name="clock")], seed=5)
     completions = tool_server.client().chat.completions
-    (choice,) = completions.parse(**own).choices
-    assert all(
-        isinstance(call.function.parsed_arguments, Clock) for call in choice.message.tool_calls
-    )
-    with completions.stream(**own) as events:
+    (choice,) = completions.parse(**body).choices
+    functions = [call.function for call in choice.message.tool_calls]
+    assert all(isinstance(function.parsed_arguments, Clock) for function in functions)
+    with completions.stream(**body) as events:
         done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
-    assert [event.arguments for event in done] == [
-        call.function.arguments for call in choice.message.tool_calls
-    ]
+    assert [event.arguments for event in done] == [function.arguments for function in functions]
 
 
 def test_a_whole_conversation(tool_server):
-    completions = tool_server.client().chat.completions
-    first = (
-        completions.create(**fields(tool_server, parallel_tool_calls=False, seed=1))
-        .choices[0]
-        .message
-    )
+    first = create(tool_server, parallel_tool_calls=False, seed=1).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "21 degrees"}
     shorter, longer = (
-        completions.create(
-            **fields(tool_server, messages=messages, tool_choice="auto", max_tokens=4)
-        )
+        create(tool_server, messages=messages, tool_choice="auto", max_tokens=4)
         for messages in (ASKED, [*ASKED, first, result])
     )
     assert longer.usage.prompt_tokens > shorter.usage.prompt_tokens + 10
     assert longer.choices[0].finish_reason in ("length", "stop")
 
 
-def test_required_calls_are_counted_as_a_form(tool_server):
+def test_required_calls_are_counted_as_constrained_requests(tool_server):
     def ask(**more):
-        tool_server.client().chat.completions.create(**fields(tool_server, max_tokens=2, **more))
+        create(tool_server, max_tokens=2, **more)
         return tool_server.metric("pass:constrained_requests_total", form="tools")
 
     free = ask(tool_choice="auto")
@@ -164,26 +143,23 @@ def test_required_calls_are_counted_as_a_form(tool_server):
     assert ask(tool_choice="auto") == free + 1
 
 
-def test_tools_are_shown_unless_none_may_be_called(tool_server):
-    completions = tool_server.client().chat.completions
-    counts = {
-        choice: completions.create(
-            **fields(tool_server, tool_choice=choice, max_tokens=1)
-        ).usage.prompt_tokens
-        for choice in ("auto", "none")
-    }
-    plain = completions.create(
-        model=tool_server.model, messages=ASKED, max_tokens=1
-    ).usage.prompt_tokens
-    assert counts["none"] == plain < counts["auto"]
+def test_tools_are_in_the_prompt_unless_tool_choice_is_none(tool_server):
+    auto, none, without = (
+        create(tool_server, max_tokens=1, **more).usage.prompt_tokens
+        for more in (
+            {"tool_choice": "auto"},
+            {"tool_choice": "none"},
+            {"tools": None, "tool_choice": None},
+        )
+    )
+    assert none == without < auto
 
 
-def test_a_form_or_a_call(tool_server):
-    """With a response format and tools, a turn is either: a bias decides which here."""
+def test_with_a_response_format_and_tools_a_turn_is_one_of_both(tool_server):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["no", "yes"]}}}
-    own = fields(tool_server, tool_choice="auto", response_format=form, parallel_tool_calls=False)
+    options = {"tool_choice": "auto", "response_format": form, "parallel_tool_calls": False}
     for seed in range(6):
-        (choice,) = tool_server.client().chat.completions.create(**own | {"seed": seed}).choices
+        (choice,) = create(tool_server, **options, seed=seed).choices
         if choice.message.tool_calls:
             check(choice.message.tool_calls[0])
         else:
@@ -194,38 +170,23 @@ def test_a_form_or_a_call(tool_server):
 def test_wrong_tools(tool_server):
     def refused(**more):
         with pytest.raises(openai.BadRequestError) as caught:
-            tool_server.client().chat.completions.create(**fields(tool_server, **more))
+            create(tool_server, **more)
         return caught.value.param
-
-    def calling(arguments, call="a"):
-        function = {"name": "clock", "arguments": arguments}
-        called = {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "a", "type": "function", "function": function}],
-        }
-        return [*ASKED, called, {"role": "tool", "tool_call_id": call, "content": "x"}]
 
     assert refused(tools=[CLOCK, CLOCK]) == "tools"
     assert refused(tools=[]) == "tool_choice"
     assert refused(tool_choice={"type": "function", "function": {"name": "other"}}) == "tool_choice"
-    assert (
-        refused(tools=[{"type": "function", "function": {"name": "a b"}}])
-        == "tools.0.function.name"
-    )
+    assert refused(tools=[one_tool({}, name="a b")]) == "tools.0.function.name"
     assert refused(tools=[{"type": "web_search"}]) == "tools.0.type"
-    assert refused(messages=calling("{}", call="b")) == "messages.2.tool_call_id"
-    bad = {"type": "object", "properties": {"a": {"type": "animal"}}}
-    assert (
-        refused(tools=[{"type": "function", "function": {"name": "f", "parameters": bad}}])
-        == "tools"
-    )
+    other_call = conversation("{}", tool_call_id="other-one")
+    assert refused(messages=other_call) == "messages.2.tool_call_id"
+    assert refused(tools=[one_tool({"properties": {"a": {"type": "animal"}}})]) == "tools"
     assert refused(logit_bias=None, extra_body={"ignore_eos": True}) == "ignore_eos"
 
 
-def replayed(arguments, **of_result):
-    """A conversation in which a model wrote these arguments, 9 characters of id as Mistral's
-    templates want them."""
+def conversation(arguments, **of_result):
+    """Return messages with a call that has these arguments, and its result. Mistral's template
+    wants ids of 9 characters."""
     function = {"name": "weather", "arguments": arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "error"} | of_result
@@ -250,70 +211,49 @@ BAD_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("arguments", BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
-def test_a_conversation_goes_on_whatever_a_call_had_for_arguments(tool_server, arguments):
+def test_a_conversation_goes_on_whatever_the_arguments_of_a_call(tool_server, arguments):
     """The prompt has the arguments as they were written."""
-    messages = replayed(arguments)
-    shown = tool_server.post(
-        "/tokenize", {"model": tool_server.model, "messages": messages, "tools": TOOLS}
-    )
-    assert shown.status_code == 200, shown.text
-    text = tool_server.post(
-        "/detokenize", {"model": tool_server.model, "tokens": shown.json()["tokens"]}
-    ).json()
+    messages = conversation(arguments)
+    tokenized = tool_server.post("/tokenize", {"messages": messages, "tools": TOOLS})
+    assert tokenized.status_code == 200, tokenized.text
+    text = tool_server.post("/detokenize", {"tokens": tokenized.json()["tokens"]}).json()
     assert arguments in text["prompt"]
     answer = tool_server.chat(messages=messages, tools=TOOLS, max_tokens=1)
-    assert (
-        answer.status_code == 200 or answer.json()["error"]["code"] == "context_length_exceeded"
-    ), answer.text
+    if answer.status_code != 200:
+        assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
 
 
-@pytest.mark.parametrize("most", range(1, 60, 3))
+@pytest.mark.parametrize("max_tokens", range(1, 60, 3))
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_call_that_is_cut_off_is_never_content_and_can_be_sent_back(tool_server, most, choice):
-    own = fields(
-        tool_server, tool_choice=choice, max_tokens=most, seed=most, logit_bias={"1": -100}
-    )
-    completions = tool_server.client().chat.completions
-    message = completions.create(**own).choices[0].message
+def test_a_call_that_is_cut_off_is_no_content_and_can_be_sent_back(tool_server, max_tokens, choice):
+    options = {"tool_choice": choice, "max_tokens": max_tokens, "seed": max_tokens}
+    options["logit_bias"] = {"1": -100}
+    message = create(tool_server, **options).choices[0].message
     assert not message.content
-    assert not any(
-        part.choices[0].delta.content
-        for part in completions.create(**own, stream=True)
-        if part.choices
-    )
-    results = [
-        {"role": "tool", "tool_call_id": call.id, "content": "cut"}
-        for call in message.tool_calls or ()
-    ]
-    history = [
-        *ASKED,
-        message.model_dump(exclude_none=True) | {"content": message.content},
-        *results,
-        *ASKED,
-    ]
-    completions.create(**fields(tool_server, messages=history, max_tokens=1, tool_choice="auto"))
+    chunks = create(tool_server, **options, stream=True)
+    assert not any(choice.delta.content for chunk in chunks for choice in chunk.choices)
+    calls = message.tool_calls or ()
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "cut"} for call in calls]
+    turn = message.model_dump(exclude_none=True) | {"content": message.content}
+    messages = [*ASKED, turn, *results, *ASKED]
+    create(tool_server, messages=messages, max_tokens=1, tool_choice="auto")
 
 
 def test_a_result_may_name_its_function(tool_server):
     def ask(**of_result):
-        own = fields(
-            tool_server, messages=replayed("{}", **of_result), tool_choice="auto", max_tokens=1
-        )
-        return tool_server.chat(**own)
+        messages = conversation("{}", **of_result)
+        return tool_server.chat(messages=messages, tools=TOOLS, max_tokens=1)
 
-    counts = [
-        ask(**more).json()["usage"]["prompt_tokens"]
-        for more in ({}, {"name": "weather"}, {"name": None})
-    ]
-    assert len(set(counts)) == 1
+    answers = [ask(**more).json() for more in ({}, {"name": "weather"}, {"name": None})]
+    assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
     problem = error(ask(name="clock"), 400)
     assert problem["param"] == "messages.2.name"
     assert "'abcdefghi' is one of 'weather'" in problem["message"]
 
 
-def test_a_template_without_tools_takes_none(server):
+def test_a_template_without_tools_refuses_them(server):
     problem = error(server.chat(tools=TOOLS), 400)
     assert problem["param"] == "tools"
     assert "chat template" in problem["message"]
@@ -334,16 +274,14 @@ SPELLING = {
 
 
 def test_arguments_that_spell_added_tokens_are_text(tool_server):
-    own = fields(tool_server, seed=1, tools=[one_tool(SPELLING)], parallel_tool_calls=False)
-    (choice,) = tool_server.client().chat.completions.create(**own).choices
+    options = {"seed": 1, "tools": [one_tool(SPELLING)], "parallel_tool_calls": False}
+    (choice,) = create(tool_server, **options).choices
     assert choice.finish_reason == "tool_calls"
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {
-        MARK: f"a{MARK}",
-        "</tool_call>": "<think>",
-    }
+    arguments = json.loads(choice.message.tool_calls[0].function.arguments)
+    assert arguments == {MARK: f"a{MARK}", "</tool_call>": "<think>"}
 
 
-LONE = [
+SURROGATES = [
     one_tool({"properties": {"\ud800": {}}}),
     one_tool({"properties": {"a": {"const": "\ud800"}}}),
     one_tool({}, description="\ud800"),
@@ -351,19 +289,12 @@ LONE = [
 ]
 
 
-@pytest.mark.parametrize("tool", LONE, ids=["key", "const", "description", "name"])
+@pytest.mark.parametrize("tool", SURROGATES, ids=["key", "const", "description", "name"])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_lone_surrogate_in_a_tool_is_no_failure(tool_server, tool, choice):
-    """It is refused where it comes into the prompt or into a grammar. Templates may write it as an
-    escape."""
+    """It is refused in names and in grammars. Elsewhere, a template may write it as an escape."""
     body = json.dumps(fields(tool_server, tools=[tool], tool_choice=choice))
-    answer = httpx.post(
-        tool_server.url + "/v1/chat/completions",
-        content=body,
-        headers={"Content-Type": "application/json"},
-        timeout=60,
-    )
-    in_grammar = choice == "required" and tool in LONE[:2]
-    assert answer.status_code in ((400,) if in_grammar or tool is LONE[3] else (200, 400)), (
-        answer.text
-    )
+    answer = tool_server.post_body("/v1/chat/completions", body)
+    in_grammar = choice == "required" and tool in SURROGATES[:2]
+    allowed = (400,) if in_grammar or tool is SURROGATES[3] else (200, 400)
+    assert answer.status_code in allowed, answer.text

@@ -1,4 +1,4 @@
-"""What a model does where things go wrong around it, without Triton."""
+"""A model of Triton's Python backend among failures of its surroundings, with a fake of Triton."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def slow_passes(monkeypatch):
 
 
 @pytest.mark.usefixtures("slow_passes")
-def test_a_look_that_fails_is_not_the_last_one(random_bundle, tmp_path, session, caplog):
-    """Neither for other requests nor for the same one; and it is logged once, not fifty times a
-    second."""
+def test_polling_for_cancellations_goes_on_after_an_error(random_bundle, tmp_path, session, caplog):
+    """The error is logged once, not with every poll (50 a second)."""
     with model_of(random_bundle, tmp_path / "model", max_batch_size=2) as model:
         odd, other = request(600), request(600)
         odd.is_cancelled = fail
@@ -52,7 +51,7 @@ def test_a_look_that_fails_is_not_the_last_one(random_bundle, tmp_path, session,
     assert caplog.text.count("polling requests or sending metrics failed") == 1
 
 
-def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, session):
+def test_metrics_go_on_after_an_error(random_bundle, tmp_path, session):
     with model_of(random_bundle, tmp_path / "model") as model:
         Metric.fails = True
         first, second = request(5), request(5)
@@ -64,18 +63,14 @@ def test_a_figure_that_fails_is_not_the_last_one(random_bundle, tmp_path, sessio
         second.wait_until_ended()
     assert Metric.sums["vllm:generation_tokens_total"] == 5
     text = b"".join(response["text_output"][0] for response in second.responses).decode()
-    assert (
-        text
-        == session.generate("The quick", GenerateOptions(max_new_tokens=5, ignore_eos=True))
-        .result()
-        .text
-    )
+    options = GenerateOptions(max_new_tokens=5, ignore_eos=True)
+    assert text == session.generate("The quick", options).result().text
 
 
 def test_a_request_that_is_cancelled_before_it_begins_is_ended(
     random_bundle, tmp_path, monkeypatch
 ):
-    """Triton waits for the last response of every request."""
+    """It gets a last response, because Triton waits for the last response of every request."""
     begin = Model._begin
 
     def begin_and_cancel(model, *arguments):
@@ -92,7 +87,7 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(
         assert not model._senders
 
 
-def test_n_of_one_may_be_any_kind_of_number(random_bundle, tmp_path):
+def test_n_may_be_the_float_1(random_bundle, tmp_path):
     with model_of(random_bundle, tmp_path / "model") as model:
         one = request(5)
         one.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
@@ -101,10 +96,9 @@ def test_n_of_one_may_be_any_kind_of_number(random_bundle, tmp_path):
         assert one.error is None
 
 
-def ask_it_to_end() -> None:
-    assert (
-        signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    )  # that would be the end of these tests
+def send_sigterm() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    assert handler is not signal.SIG_DFL, "the signal would end the tests"
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -112,35 +106,28 @@ def ask_it_to_end() -> None:
 @pytest.mark.parametrize(
     ("drain_seconds", "signals", "cut_off"), [(20, 1, False), (0.3, 1, True), (60, 2, True)]
 )
-def test_a_signal_lets_answers_finish_or_fails_them(
+def test_after_sigterm_answers_may_finish_within_drain_seconds(
     random_bundle, tmp_path, drain_seconds, signals, cut_off
 ):
-    """Those that take longer than they may, or that a second signal finds. New ones are refused at
-    once."""
+    """Longer answers fail, also at a second signal. New requests are refused at once."""
     before = signal.getsignal(signal.SIGTERM)
-    with model_of(
-        random_bundle, tmp_path / "model", drain_seconds=drain_seconds, max_batch_size=2
-    ) as model:
+    refusal = ("UNAVAILABLE", "the server is shutting down")
+    parameters = {"drain_seconds": drain_seconds, "max_batch_size": 2}
+    with model_of(random_bundle, tmp_path / "model", **parameters) as model:
         running, late = request(600 if cut_off else 30), request(5)
         model.execute([running])
         wait_until(lambda: len(running.responses) > 3)
-        ask_it_to_end()
+        send_sigterm()
         wait_until(lambda: model._service.draining)
         model.execute([late])
         late.wait_until_ended()
-        assert (late.error.code, late.error.message) == (
-            "UNAVAILABLE",
-            "the server is shutting down",
-        )
+        assert (late.error.code, late.error.message) == refusal
         assert not running.ended
         for _ in range(signals - 1):
-            ask_it_to_end()
+            send_sigterm()
         running.wait_until_ended()
         if cut_off:
-            assert (running.error.code, running.error.message) == (
-                "UNAVAILABLE",
-                "the server is shutting down",
-            )
+            assert (running.error.code, running.error.message) == refusal
         else:
             assert running.error is None
     assert signal.getsignal(signal.SIGTERM) is before
@@ -159,8 +146,7 @@ def test_a_signal_lets_answers_finish_or_fails_them(
 def test_a_model_sees_the_gpu_that_triton_means(
     monkeypatch: pytest.MonkeyPatch, listed: str | None, number: str, visible: str
 ):
-    """Triton's GPU 1 is the second of those that it was given, which need not be GPU 1 of the
-    machine."""
+    """Triton counts the GPUs in CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
@@ -169,50 +155,36 @@ def test_a_model_sees_the_gpu_that_triton_means(
 
 def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with model_of(
-        random_bundle, tmp_path / "model", model_instance_kind="GPU", model_instance_device_id="1"
-    ):
+    instance = {"model_instance_kind": "GPU", "model_instance_device_id": "1"}
+    with model_of(random_bundle, tmp_path / "model", **instance):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
 
 
-OPENED = {
-    **{
-        "speculative_max_concurrency": 3,
-        "prefix_cache": False,
-        "capacity": 64,
-        "logprobs_mode": "processed",
-    },
-    **{"weight_cache": False, "max_batch_size": 2, "threads": 2, "device": "cpu"},
-}
-LIMITED = {
-    "max_queue": 3,
-    "max_prompt_tokens": 4,
-    "max_output_tokens": 5,
-    "request_seconds": 6.0,
-    "reuse_prefix": True,
-}
+OPENED = {"device": "cpu", "threads": 2, "capacity": 64, "max_batch_size": 2}
+OPENED |= {"speculative_max_concurrency": 3, "logprobs_mode": "processed"}
+OPENED |= {"prefix_cache": False, "weight_cache": False}
+LIMITED = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5}
+LIMITED |= {"request_seconds": 6.0, "reuse_prefix": True}
 
 
 def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):
-    """`LoadOptions` and the limits are handed on whole."""
+    """Those of OPENED are LoadOptions, those of LIMITED are ServeOptions."""
     assert {*OPENED, *LIMITED, "drain_seconds"} == PARAMETER_TYPES.keys()
-    opened = []
+    opened, drained = [], []
 
-    def load_noted(path, options):
+    def recorded(path, options):
         opened.append(options)
         return load(path, "cpu")
 
-    monkeypatch.setattr("pass_server.triton.model.load", load_noted)
+    async def drain(seconds):
+        drained.append(seconds)
+
+    monkeypatch.setattr("pass_server.triton.model.load", recorded)
     with model_of(random_bundle, tmp_path / "model", **OPENED, **LIMITED, drain_seconds=7) as model:
         assert model._service.options == ServeOptions(**LIMITED)
-        drained = []
-        monkeypatch.setattr(model._service, "drain", lambda seconds: noted(drained, seconds))
+        monkeypatch.setattr(model._service, "drain", drain)
         model._loop.call_soon_threadsafe(model._drain)
         wait_until(lambda: drained)
         monkeypatch.undo()
     assert opened == [LoadOptions(**OPENED)]
     assert drained == [7.0]
-
-
-async def noted(found, value):
-    found.append(value)

@@ -15,46 +15,41 @@ PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="ut
 
 
 def first_column(heading: str) -> set[str]:
-    """The names in the first cells of the table below `| heading |`."""
+    """Return the names in the first column of the table whose first heading this is."""
     rows = PAGE[PAGE.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
     return {name for row in rows for name in re.findall(r"`([\w:.-]+)", row.split(" | ")[0])}
 
 
 def test_flags_and_parameters():
     flags = {name for name in first_column("flag") if name.startswith("--")}
-    said = CliRunner().invoke(main, ["triton", "--help"]).output
-    there = set(re.findall(r"^\s+(?:-o, )?(--[a-z-]+)(?:, | / | |$)", said, re.MULTILINE)) - {
-        "--output",
-        "--force",
-        "--help",
-    }
+    printed = CliRunner().invoke(main, ["triton", "--help"]).output
+    options = set(re.findall(r"(?m)^\s+(?:-o, )?(--[a-z-]+)(?:, | / | |$)", printed))
+    options -= {"--output", "--force", "--help"}
     assert {"--text", "--reference"} <= flags
-    assert flags - {"--tokens", "--copy"} == there - {"--tokens", "--copy"}
+    assert flags - {"--tokens", "--copy"} == options - {"--tokens", "--copy"}
     documented = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     assert set(PARAMETER_TYPES) <= documented
 
 
 def test_tensors():
-    documented = first_column("input")
-    assert {
-        field.name for tokens in (False, True) for field in inputs(tokens=tokens)
-    } - documented == {
-        "return_cumulative_logprob",
-        "return_logprobs",
-        "return_num_input_tokens",
-        "return_num_output_tokens",
-        "return_statistics",
-    }
+    """The inputs `return_...` are documented with their outputs."""
+    given = {field.name for tokens in (False, True) for field in inputs(tokens=tokens)}
     returned = {field.name for tokens in (False, True) for field in outputs(tokens=tokens)}
+    names = (
+        "cumulative_logprob",
+        "logprobs",
+        "num_input_tokens",
+        "num_output_tokens",
+        "statistics",
+    )
+    assert given - first_column("input") == {f"return_{name}" for name in names}
     assert first_column("output") == returned
-    assert {f"return_{name}" for name in returned} >= {
-        field.name for field in inputs(tokens=True) if field.name.startswith("return_")
-    }
+    flags = {name for name in given if name.startswith("return_")}
+    assert flags <= {f"return_{name}" for name in returned}
 
 
 def test_metrics():
-    """The page points to the table of docs/serving.md, whose test compares it with a server's
-    /metrics."""
+    """The page links to the table in docs/serving.md (see test_serving_page.py)."""
     assert "(serving.md#metrics)" in PAGE and "`pass:http_responses_total`" in PAGE
     listed = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [metric.name for metric in (*RECORDED, *GAUGES) if metric.name not in listed] == []

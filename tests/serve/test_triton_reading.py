@@ -1,4 +1,4 @@
-"""Tensors, parameters and configuration of Triton's models, without Triton."""
+"""Reading the tensors, parameters and configuration of Triton's models, without Triton."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pass_server.serve_options import ServeOptions
 from pass_server.triton.config import read_settings
 from pass_server.triton.tensors import read_request
 
+STREAM_WITH_INPUT = {"exclude_input_in_output": np.array([False]), "stream": np.array([True])}
 TEXT = {"text_input": np.array([b"The"], object)}
 
 
@@ -23,16 +24,14 @@ def read(parameters: str = "", **tensors: np.ndarray):
     return read_request("m", TEXT | tensors, parameters)
 
 
-def test_numbers_are_what_was_meant():
-    """FP32 tensors hold 0.800000011920929."""
-    request, _ = read(
-        temperature=np.array([0.8], np.float32), seed=np.array([2**64 - 1], np.uint64)
-    )
+def test_fp32_numbers_are_read_as_their_shortest_decimals():
+    seed = np.array([2**64 - 1], np.uint64)
+    request, _ = read(temperature=np.array([0.8], np.float32), seed=seed)
     assert (request.temperature, request.seed) == (0.8, 2**64 - 1)
 
 
-def test_the_parameters_of_a_request_count_like_sampling_parameters():
-    """But for those that Triton writes there itself."""
+def test_parameters_of_a_request_are_sampling_parameters():
+    """Except for those that Triton itself adds."""
     request, wanted = read('{"max_tokens": 7, "triton_enable_empty_final_response": true}')
     assert request.max_tokens == 7
     assert not wanted.stream
@@ -54,11 +53,8 @@ def test_logprobs_of_completions_and_of_chats(sampling, logprobs):
 
 
 def test_constraints_penalties_and_biases_reach_the_request(session):
-    sampling = {
-        "structured_outputs": {"choice": ["yes", "no"]},
-        "logit_bias": {"5": -3},
-        "min_tokens": 1,
-    }
+    sampling = {"structured_outputs": {"choice": ["yes", "no"]}}
+    sampling |= {"logit_bias": {"5": -3}, "min_tokens": 1}
     tensors = {"sampling_parameters": np.array([json.dumps(sampling).encode()], object)}
     request, _ = read(**tensors, frequency_penalty=np.array([0.5], np.float32))
     (parsed,) = parse(session, ServeOptions(), request).requests
@@ -83,41 +79,25 @@ def test_returning_logprobs_asks_for_them():
         ({}, "[" * 100_000, "sampling_parameters"),
         ({}, '{"top_logprobs": 3}', "top_logprobs"),
         ({}, '{"logprobs": 2, "top_logprobs": 3}', "top_logprobs"),
-        (
-            {"exclude_input_in_output": np.array([False]), "stream": np.array([True])},
-            "",
-            "exclude_input_in_output",
-        ),
+        (STREAM_WITH_INPUT, "", "exclude_input_in_output"),
     ],
 )
-def test_what_cannot_be_read_is_refused(tensors, parameters, param):
+def test_wrong_inputs_are_refused(tensors, parameters, param):
     with pytest.raises(ApiError) as caught:
         read(parameters, **tensors)
     assert caught.value.param == param
     assert caught.value.status == 400
 
 
-def test_settings_are_those_of_sessions_and_servers():
-    settings = read_settings(
-        {
-            "bundle": "b",
-            "tokens": "true",
-            "max_batch_size": "4",
-            "max_queue": "2",
-            "request_seconds": "1.5",
-            "prefix_cache": "false",
-            "speculative_max_concurrency": "3",
-            "FORCE": "x",
-        }
-    )
+def test_settings_of_a_model():
+    parameters = {"bundle": "b", "tokens": "true", "max_batch_size": "4", "max_queue": "2"}
+    parameters |= {"request_seconds": "1.5", "prefix_cache": "false", "FORCE": "x"}
+    settings = read_settings(parameters | {"speculative_max_concurrency": "3"})
     assert (settings.tokens, settings.load.max_batch_size, settings.serve.max_queue) == (True, 4, 2)
-    assert (
-        settings.serve.request_seconds == 1.5
-        and not settings.load.prefix_cache
-        and settings.load.weight_cache
-    )
+    assert (settings.load.prefix_cache, settings.load.weight_cache) == (False, True)
+    assert settings.serve.request_seconds == 1.5
     assert settings.load.speculative_max_concurrency == 3
-    assert settings.load.max_queue > 2  # what has a slot does not wait
+    assert settings.load.max_queue > 2  # it also counts requests that get a slot at once
 
 
 @pytest.mark.parametrize(
@@ -130,16 +110,12 @@ def test_settings_are_those_of_sessions_and_servers():
         ({"bundle": "b", "max_queue": "-1"}, "max-queue"),
     ],
 )
-def test_settings_that_cannot_be(parameters, message):
+def test_wrong_settings_are_refused(parameters, message):
     with pytest.raises(PassError, match=message):
         read_settings(parameters)
 
 
-def test_a_model_needs_nothing_of_the_extra_serve():
-    code = (
-        "import pass_server.triton.model, sys; print(*{m.partition('.')[0] for m in sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(
-        done.stdout.split()
-    )
+def test_a_model_imports_nothing_of_the_extra_serve():
+    code = "import pass_server.triton.model, sys; print(*sys.modules)"
+    modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert not {"fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"} & set(modules)

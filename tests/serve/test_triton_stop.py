@@ -1,5 +1,4 @@
-"""SIGTERM while Triton streams: answers finish or their clients get an error; the server ends with
-status 0."""
+"""SIGTERM while Triton streams: answers finish or end with an error, and the status is 0."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ DRAIN_SECONDS = 1
 
 @pytest.fixture(scope="module")
 def repository(random_bundle, tmp_path_factory) -> Path:
-    """A model `slow`: two slots, 30 ms a pass."""
+    """A repository with the model `slow`, which has two slots and takes 30 ms a pass."""
     require_triton()
     directory = tmp_path_factory.mktemp("models")
     config = RepositoryConfig(
@@ -34,7 +33,7 @@ def repository(random_bundle, tmp_path_factory) -> Path:
 
 
 def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
-    """-> (the text that came, the error that it ended with)."""
+    """Return the text of a stream, and the error that ended it, if any."""
     url, text = f"{server.http}/v2/models/slow/generate_stream", ""
     with httpx.stream("POST", url, json=ASKED | {"max_tokens": tokens}, timeout=60) as response:
         for line in response.iter_lines():
@@ -48,38 +47,33 @@ def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
 def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
     from tritonclient.utils import InferenceServerException
 
-    came = []
+    responses = []
     with Client(server) as client:
         client.begin("slow", **ASKED, max_tokens=tokens)
         try:
-            came += client.responses()
+            responses += client.responses()
         except InferenceServerException as error:
-            return text_of(came), error.message()
-    return text_of(came), None
+            return text_of(responses), error.message()
+    return text_of(responses), None
 
 
-@pytest.mark.parametrize("everybody", [False, True])
-def test_sigterm(repository, session, tmp_path, everybody):
-    """To the server alone, which waits as long as its time-out allows; or to its models as well,
-    which then tell whom they cannot finish for."""
-    tokens = 700 if everybody else 100
+@pytest.mark.parametrize("to_models", [False, True])
+def test_sigterm(repository, session, tmp_path, to_models):
+    """The server alone waits for answers. A model that gets the signal, too, ends them with an
+    error after `drain_seconds`."""
+    tokens = 700 if to_models else 100
     with (
         Triton(repository, tmp_path / "log", "--exit-timeout-secs=30") as server,
         ThreadPoolExecutor(2) as pool,
     ):
         futures = [pool.submit(over, server, tokens) for over in (over_http, over_grpc)]
         server.wait_until("vllm:num_requests_running", 2)
-        (os.killpg if everybody else os.kill)(server.process.pid, signal.SIGTERM)
-        whole = (
-            session.generate(
-                "The", GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True)
-            )
-            .result()
-            .text
-        )
+        (os.killpg if to_models else os.kill)(server.process.pid, signal.SIGTERM)
+        options = GenerateOptions(max_new_tokens=tokens, plan="ar", ignore_eos=True)
+        whole = session.generate("The", options).result().text
         for answer in futures:
             text, error = answer.result(timeout=30)
-            assert error == ("the server is shutting down" if everybody else None)
+            assert error == ("the server is shutting down" if to_models else None)
             assert text
-            assert whole.startswith(text) if everybody else text == whole
-        assert server.process.wait(timeout=30) == 0, server.said
+            assert whole.startswith(text) if to_models else text == whole
+        assert server.process.wait(timeout=30) == 0, server.log_text

@@ -1,5 +1,5 @@
-"""Turns read while they are written: the same parts however the text is cut, and what is no call
-stays text."""
+"""Reading a turn in pieces: its parts do not depend on the pieces, and text that is no call stays
+text."""
 
 from __future__ import annotations
 
@@ -91,33 +91,31 @@ THINKING = [
 
 
 def read(reader, text, cuts):
-    """The parts as texts and pairs, those that belong together joined."""
-    found: list = []
+    """Read a text in pieces. Return its parts: content as texts, calls as (name, arguments),
+    thoughts as ("thought", text)."""
+    read_parts: list = []
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
     parts = [
         part for a, b in zip([0, *ends], ends, strict=False) for part in reader.push(text[a:b])
     ]
     for part in [*parts, *reader.finish()]:
-        kind = type(part).__name__
+        last = read_parts[-1] if read_parts else None
         if isinstance(part, ToolCallStart):
-            found.append((part.name, ""))
+            read_parts.append((part.name, ""))
         elif isinstance(part, ContentDelta):
-            found[-1:] = (
-                [found[-1] + part.text]
-                if found and isinstance(found[-1], str)
-                else [*found[-1:], part.text]
-            )
+            if isinstance(last, str):
+                read_parts[-1] += part.text
+            else:
+                read_parts.append(part.text)
         elif isinstance(part, ReasoningDelta):
-            joined = found[-1][1] if found and found[-1][0] == "thought" else None
-            found[-1:] = (
-                [("thought", (joined or "") + part.text)]
-                if joined
-                else [*found[-1:], ("thought", part.text)]
-            )
+            if last is not None and last[0] == "thought":
+                read_parts[-1] = ("thought", last[1] + part.text)
+            else:
+                read_parts.append(("thought", part.text))
         else:
-            assert kind == "ArgumentsDelta"
-            found[-1] = (found[-1][0], found[-1][1] + part.text)
-    return found
+            assert type(part).__name__ == "ArgumentsDelta"
+            read_parts[-1] = (last[0], last[1] + part.text)
+    return read_parts
 
 
 CUT_OFF = [
@@ -145,7 +143,7 @@ def test_a_call_that_is_cut_off_is_no_content(form, text, content):
     assert "".join(part.text for part in parts if isinstance(part, ContentDelta)) == content
 
 
-def test_a_marker_of_thoughts_that_is_cut_off_is_no_content():
+def test_a_think_tag_that_is_cut_off_is_no_content():
     for end in range(2, 7):
         reader = TurnReader(ReasoningReader(in_reasoning=False), FORMATS["hermes"].reader(NAMES))
         assert [*reader.push("<think>"[:end]), *reader.finish(cut=True)] == []
@@ -155,14 +153,14 @@ CUTS = st.lists(st.integers(0, 120), max_size=40)
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES)
-def test_calls(form, text, expected):
+def test_calls_are_read_in_one_piece_and_in_single_characters(form, text, expected):
     every = range(len(text))
     for cuts in ([], every):
         assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
 
 
 @given(st.sampled_from(CASES), CUTS)
-def test_how_a_text_is_cut_does_not_matter(case, cuts):
+def test_a_text_is_read_the_same_in_any_pieces(case, cuts):
     form, text, expected = case
     assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
 
@@ -172,7 +170,7 @@ def test_how_a_text_is_cut_does_not_matter(case, cuts):
     st.text(alphabet='<tool_ca>/{}":, []TOOL_CALLSnamef\\arguments\n;'),
     CUTS,
 )
-def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
+def test_a_random_text_is_read_the_same_in_any_pieces(form, text, cuts):
     whole = read(TurnReader(None, FORMATS[form].reader(NAMES)), text, [])
     assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == whole
     if not any(isinstance(part, tuple) for part in whole):
@@ -182,9 +180,8 @@ def test_any_text_is_read_the_same_however_it_is_cut(form, text, cuts):
 @pytest.mark.parametrize(("in_reasoning", "text", "expected"), THINKING)
 @given(cuts=CUTS)
 def test_thoughts(in_reasoning, text, expected, cuts):
-    assert (
-        read(TurnReader(ReasoningReader(in_reasoning=in_reasoning), None), text, cuts) == expected
-    )
+    reader = TurnReader(ReasoningReader(in_reasoning=in_reasoning), None)
+    assert read(reader, text, cuts) == expected
 
 
 def test_calls_come_after_thoughts():
@@ -212,9 +209,9 @@ def test_arguments_come_while_they_are_written():
         ("{{ message.content }}", None),
     ],
 )
-def test_the_format_is_that_of_the_template(template, name):
-    found = format_of(template)
-    assert (found and found.name) == name
+def test_the_call_format_of_a_template(template, name):
+    form = format_of(template)
+    assert (form and form.name) == name
 
 
 FORMS = [
@@ -248,7 +245,7 @@ def grammars():
 
 
 def follows(grammars, constraint, text):
-    """Whether a text is all of what a constraint allows."""
+    """Return whether a text fulfils a constraint to its end."""
     import numpy as np
 
     tokenizer, compiled = grammars
@@ -265,16 +262,15 @@ def follows(grammars, constraint, text):
 
 @pytest.mark.parametrize(("constraint", "right", "wrong"), FORMS, ids=lambda value: str(value)[:30])
 @pytest.mark.parametrize("thoughts", [None, "open", "closed"])
-def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
+def test_a_turn_grammar_with_a_constraint(grammars, constraint, right, wrong, thoughts):
     turn = turn_grammar(
         constraint.lark("form"),
         terminal=json.dumps,
         has_reasoning=thoughts is not None,
         in_reasoning=thoughts == "open",
     )
-    before = {None: "", "open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}[
-        thoughts
-    ]
+    prefixes = {"open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}
+    before = prefixes.get(thoughts, "")
     for text in right:
         assert follows(grammars, turn, before + text), text
     for text in wrong:
@@ -287,24 +283,24 @@ def test_a_form_as_rules(grammars, constraint, right, wrong, thoughts):
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_the_grammar_of_calls_is_what_the_reader_reads(grammars, form):
-    one = turn_grammar(form.rules(TOOLS, json.dumps, parallel=False), terminal=json.dumps)
-    many = turn_grammar(form.rules(TOOLS, json.dumps, parallel=True), terminal=json.dumps)
-    written = {
+    one_call = turn_grammar(form.rules(TOOLS, json.dumps, parallel=False), terminal=json.dumps)
+    many_calls = turn_grammar(form.rules(TOOLS, json.dumps, parallel=True), terminal=json.dumps)
+    text_of_one = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
         "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',
         "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
     }[form.name]
-    twice = {
-        "hermes": f"{written}\n{written}",
-        "mistral": re.sub(r"(\{.*\})", r"\1, \1", written),
-        "llama3_json": f"{written}; {written}",
+    text_of_two = {
+        "hermes": f"{text_of_one}\n{text_of_one}",
+        "mistral": re.sub(r"(\{.*\})", r"\1, \1", text_of_one),
+        "llama3_json": f"{text_of_one}; {text_of_one}",
     }[form.name]
-    for constraint in (one, many):
-        assert follows(grammars, constraint, written)
-        assert not follows(grammars, constraint, written.replace("1", "2"))
-        assert not follows(grammars, constraint, written.replace('"f"', '"g.h"'))
+    for constraint in (one_call, many_calls):
+        assert follows(grammars, constraint, text_of_one)
+        assert not follows(grammars, constraint, text_of_one.replace("1", "2"))
+        assert not follows(grammars, constraint, text_of_one.replace('"f"', '"g.h"'))
         assert not follows(grammars, constraint, "hello")
-    assert not follows(grammars, one, twice)
-    assert follows(grammars, many, twice) == form.parallel
-    for text, count in ((written, 1), (twice, 2)):
+    assert not follows(grammars, one_call, text_of_two)
+    assert follows(grammars, many_calls, text_of_two) == form.parallel
+    for text, count in ((text_of_one, 1), (text_of_two, 2)):
         assert read(form.reader(NAMES), text, range(0, 99, 7)) == [("f", '{"a": 1}')] * count

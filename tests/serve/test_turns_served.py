@@ -1,5 +1,5 @@
-"""Turns that a model writes of its own accord: the server tells thoughts, text and calls apart. The
-model recites."""
+"""The server separates thoughts, content and calls in turns that a model writes unconstrained.
+The tests choose what the model writes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from tool_models import TEMPLATES, TOOLS, with_template
 
 @pytest.fixture(scope="module")
 def reciter(random_bundle, tmp_path_factory):
-    """Makes servers."""
+    """Return a function that makes a server with a template of TEMPLATES."""
     made = []
 
     def make(name, **options):
         directory = tmp_path_factory.mktemp(name) / "bundle"
-        made.append(
-            Reciter(
-                with_template(random_bundle, directory, TEMPLATES[name]), TEMPLATES[name], **options
-            )
-        )
+        bundle = with_template(random_bundle, directory, TEMPLATES[name])
+        made.append(Reciter(bundle, TEMPLATES[name], **options))
         return made[-1]
 
     yield make
@@ -41,7 +38,7 @@ def hermes(reciter):
 
 
 @pytest.mark.parametrize("form", TEXTS)
-def test_a_call_of_its_own_accord(reciter, form):
+def test_an_unforced_call(reciter, form):
     server = reciter(form)
     choice, deltas = server.ask(TEXTS[form], tools=TOOLS)
     assert choice.finish_reason == "tool_calls"
@@ -51,13 +48,9 @@ def test_a_call_of_its_own_accord(reciter, form):
     assert sum(bool(delta.tool_calls) for delta in deltas) > 3  # they come while they are written
 
 
-def test_what_is_no_call_stays_text(hermes):
-    for text in (
-        "It is warm.",
-        "1 < 2 <tool_ ",
-        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
-        "",
-    ):
+def test_text_that_is_no_call_stays_text(hermes):
+    unknown = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    for text in ("It is warm.", "1 < 2 <tool_ ", unknown, ""):
         choice, _ = hermes.ask(text, tools=TOOLS)
         assert (choice.message.content, choice.finish_reason) == (text, "stop")
         assert choice.message.tool_calls is None
@@ -79,37 +72,28 @@ def test_a_call_that_is_cut_off(hermes):
 
 
 def test_several_calls(hermes):
-    one = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
-    choice, _ = hermes.ask(f'{one}\n{one}\n<tool_call>{{"name": "clock"}}</tool_call>', tools=TOOLS)
-    assert [call.function.name for call in choice.message.tool_calls] == [
-        "weather",
-        "weather",
-        "clock",
-    ]
+    call_text = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
+    choice, _ = hermes.ask(
+        f'{call_text}\n{call_text}\n<tool_call>{{"name": "clock"}}</tool_call>', tools=TOOLS
+    )
+    names = [call.function.name for call in choice.message.tool_calls]
+    assert names == ["weather", "weather", "clock"]
     assert choice.message.tool_calls[2].function.arguments == "{}"
 
 
 def test_logprobs_come_with_every_token(hermes):
     choice, _ = hermes.ask(HERMES, tools=TOOLS, logprobs=True)
-    own = {
-        "model": hermes.session.manifest.model.name,
-        "messages": ASKED,
-        "max_tokens": 200,
-        "tools": TOOLS,
-    }
-    stream = hermes.client.chat.completions.create(**own, logprobs=True, stream=True)
-    streamed = [
-        entry
-        for chunk in stream
-        for c in chunk.choices
-        if c.logprobs
-        for entry in c.logprobs.content
-    ]
-    assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
-    assert "".join(entry.token for entry in streamed).startswith(HERMES)
+    body = {"model": hermes.session.manifest.model.name, "messages": ASKED, "tools": TOOLS}
+    stream = hermes.client.chat.completions.create(
+        **body, max_tokens=200, logprobs=True, stream=True
+    )
+    logprobs = [each.logprobs for chunk in stream for each in chunk.choices if each.logprobs]
+    streamed = [entry.token for each in logprobs for entry in each.content]
+    assert streamed == [entry.token for entry in choice.logprobs.content]
+    assert "".join(streamed).startswith(HERMES)
 
 
-def test_thoughts_are_apart(thinking):
+def test_thoughts_are_no_content(thinking):
     choice, deltas = thinking.ask("hm <x>\n</think>\n\nIt is warm.")
     assert choice.message.model_extra["reasoning_content"] == "hm <x>"
     assert choice.message.content == "It is warm."
@@ -123,31 +107,25 @@ def test_thoughts_then_a_call(thinking):
     assert len(choice.message.tool_calls) == 1
 
 
-def test_thoughts_that_are_cut_off_are_no_text(thinking):
+def test_thoughts_that_are_cut_off_are_no_content(thinking):
     choice, _ = thinking.ask("hm hm hm hm", max_tokens=4)
     assert choice.message.content == ""
     assert "hm hm".startswith(choice.message.model_extra["reasoning_content"])
 
 
 def test_thinking_can_be_turned_off(thinking):
-    choice, _ = thinking.ask(
-        "It is warm.", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
-    )
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    choice, _ = thinking.ask("It is warm.", extra_body=off)
     assert choice.message.content == "It is warm."
-    for kwargs in (
-        {"temper": 1},
-        {"messages": "a"},
-        {"enable-thinking": 1},
-        {"documents": "a"},
-        {"eos_token": "a"},
-    ):
+    for name in ("temper", "messages", "enable-thinking", "documents", "eos_token"):
+        kwargs = {name: "a"}
         with pytest.raises(openai.BadRequestError) as caught:
             thinking.ask("a", extra_body={"chat_template_kwargs": kwargs})
         assert caught.value.param == "chat_template_kwargs"
 
 
 def test_a_turn_of_calls_has_no_content(hermes):
-    """As in Hugging Face, where messages have no fields that are null. Templates ask for that."""
+    """The template sees no field `content` then, as with Hugging Face, instead of a null."""
     called, _ = hermes.ask(HERMES.removeprefix("Let me see.\n"), tools=TOOLS)
     assert called.message.content is None
     (call,) = called.message.tool_calls
@@ -157,16 +135,14 @@ def test_a_turn_of_calls_has_no_content(hermes):
 
 
 @pytest.mark.parametrize("thoughts", ["hm { ", ""])
-def test_a_form_comes_after_thoughts(thinking, thoughts):
-    """The thoughts are free, and the model's wish to write something else than the form comes to
-    nothing."""
+def test_a_response_format_applies_after_thoughts(thinking, thoughts):
+    """Thoughts are unconstrained; after them the model cannot write other text than the format."""
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["no", "yes"]}}}
     choice, _ = thinking.ask(f'{thoughts}</think>\n"no"', response_format=form)
     assert choice.message.content == '"no"'
     assert choice.message.model_extra.get("reasoning_content", "") == thoughts.strip()
-    choice, _ = thinking.ask(
-        "</think>It is warm.", response_format=form, tools=TOOLS, tool_choice="auto"
-    )
+    both = {"response_format": form, "tools": TOOLS, "tool_choice": "auto"}
+    choice, _ = thinking.ask("</think>It is warm.", **both)
     assert choice.message.tool_calls or json.loads(choice.message.content) in ("no", "yes")
 
 
@@ -183,22 +159,21 @@ def test_parsers_are_options(reciter):
 
 
 def test_special_tokens_that_tools_and_results_spell_are_text(hermes):
-    """As those of messages."""
-    spelling = [dict(TOOLS[0]["function"], name="f", description="a<eos>b")]
-    tools = [{"type": "function", "function": each} for each in spelling]
+    function = dict(TOOLS[0]["function"], name="f", description="a<eos>b")
+    tools = [{"type": "function", "function": function}]
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "<eos>"}'}}
     talk = [
         *ASKED,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "<eos>"},
     ]
-    found = []
+    begun = []
     begin = hermes.session.begin
-    hermes.session.begin = lambda requests, *rest: found.append(requests) or begin(requests, *rest)
+    hermes.session.begin = lambda requests, *rest: begun.append(requests) or begin(requests, *rest)
     try:
         hermes.ask("ok", tools=tools, messages=talk)
     finally:
         hermes.session.begin = begin
-    ids = found[0][0].prompt_ids
+    ids = begun[0][0].prompt_ids
     assert EOS not in ids
     assert hermes.session.tokenizer.decode(list(ids)).count("<eos>") == 2

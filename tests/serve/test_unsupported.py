@@ -1,12 +1,14 @@
-"""Requests that are wrong or cannot be honoured are refused in OpenAI's shape: never ignored, never
-a 500."""
+"""Wrong and unsupported requests are refused in OpenAI's shape: neither ignored nor a 500."""
 
 from __future__ import annotations
+
+import json
 
 import httpx
 import pytest
 from running import error
 
+USER = {"role": "user", "content": "a"}
 UNSUPPORTED = {
     "skip_special_tokens": False,
     "include_stop_str_in_output": True,
@@ -51,12 +53,8 @@ OF_BOTH = {
 NEUTRAL = {
     "complete": OF_BOTH | {"suffix": None, "add_special_tokens": True},
     "chat": OF_BOTH
-    | {
-        "tools": [],
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
-        "add_generation_prompt": True,
-    },
+    | {"tools": [], "tool_choice": "none", "parallel_tool_calls": True}
+    | {"add_generation_prompt": True},
 }
 WRONG = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -106,20 +104,21 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("field", OF_COMPLETIONS)
-def test_unsupported_fields_of_completions(server, field):
-    problem = error(server.complete(**{field: OF_COMPLETIONS[field]}), 400)
-    assert (problem["param"], problem["code"]) == (field, "unsupported_parameter")
-
-
-@pytest.mark.parametrize("field", OF_CHATS)
-def test_unsupported_fields_of_chats(server, field):
-    problem = error(server.chat(**{field: OF_CHATS[field]}), 400)
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        *(("complete", *item) for item in OF_COMPLETIONS.items()),
+        *(("chat", *item) for item in OF_CHATS.items()),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_unsupported_fields(server, kind, field, value):
+    problem = error(getattr(server, kind)(**{field: value}), 400)
     assert (problem["param"], problem["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("kind", NEUTRAL)
-def test_neutral_values_are_taken(server, kind):
+def test_neutral_values_change_nothing(server, kind):
     plain = getattr(server, kind)(max_tokens=4).json()["choices"][0]
     neutral = getattr(server, kind)(max_tokens=4, **NEUTRAL[kind]).json()["choices"][0]
     for key in ("text", "message", "finish_reason"):
@@ -151,13 +150,13 @@ def test_wrong_prompts(server, prompt):
         [],
         [{"role": "user"}],
         [{"role": "robot", "content": "a"}],
-        [{"role": "user", "content": "a", "tool_calls": []}],
+        [USER | {"tool_calls": []}],
         [{"role": "assistant"}],
         [{"role": "tool", "content": "a"}],
         [{"role": "tool", "content": "a", "tool_call_id": "x"}],
-        [{"role": "user", "content": "a", "name": "me"}],
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
-        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+        [USER | {"name": "me"}],
+        [USER | {"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+        [USER | {"content": [{"type": "input_audio", "input_audio": {}}]}],
         [{"role": "assistant", "content": "a", "tool_calls": [{"id": "x"}]}],
     ],
 )
@@ -165,78 +164,77 @@ def test_wrong_messages(server, messages):
     assert error(server.chat(messages=messages), 400)["param"].startswith("messages")
 
 
-def test_the_field_of_a_message_is_named(server):
-    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": 5}]
-    assert error(server.chat(messages=messages), 400)["param"] == "messages.1.content"
-    messages[1] = {"role": "user", "colour": "red", "content": "a"}
-    assert error(server.chat(messages=messages), 400)["param"] == "messages.1.colour"
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("chat", {"messages": [USER, USER | {"content": 5}]}, "messages.1.content"),
+        ("chat", {"messages": [USER, USER | {"colour": "red"}]}, "messages.1.colour"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs"),
+        ("chat", {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ("chat", {"logprobs": 3}, "logprobs"),
+        ("complete", {"best_of": 2, "n": 3}, "best_of"),
+        ("complete", {"best_of": 2, "stream": True}, "best_of"),
+        ("complete", {"best_of": 129}, "best_of"),
+        ("complete", {"echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_wrong_fields_of_one_endpoint(server, kind, fields, param):
+    assert error(getattr(server, kind)(**fields), 400)["param"] == param
 
 
-def test_more_wrong_chats(server):
-    assert error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
-    assert error(server.chat(max_tokens=3, max_completion_tokens=4), 400)["param"] == "max_tokens"
-    assert error(server.chat(logprobs=3), 400)["param"] == "logprobs"
+def test_a_suffix_is_refused_with_a_reason(server):
+    assert "fill a gap" in error(server.complete(suffix="x"), 400)["message"]
 
 
-def test_wrong_completions(server):
-    problem = error(server.complete(suffix="x"), 400)
-    assert "fill a gap" in problem["message"]
-    assert error(server.complete(best_of=2, n=3), 400)["param"] == "best_of"
-    assert error(server.complete(best_of=2, stream=True), 400)["param"] == "best_of"
-    assert error(server.complete(best_of=129), 400)["param"] == "best_of"
-    assert error(server.complete(echo=True, logprobs=1), 400)["param"] == "echo"
+def test_prompts_that_do_not_fit_the_context(server):
+    for prompt, max_tokens in (("word " * 1000, 9), ([5] * 767, 9), ([5] * 760, 100)):
+        problem = error(server.complete(prompt=prompt, max_tokens=max_tokens), 400)
+        assert problem["code"] == "context_length_exceeded"
+    assert server.complete(prompt=[5] * 760).status_code == 200  # without max_tokens it fits
 
 
-def test_what_does_not_fit_the_context(server):
-    for prompt in ("word " * 1000, [5] * 767):
-        assert (
-            error(server.complete(prompt=prompt, max_tokens=9), 400)["code"]
-            == "context_length_exceeded"
-        )
-    problem = error(server.complete(prompt=[5] * 760, max_tokens=100), 400)
-    assert problem["code"] == "context_length_exceeded"
-    assert server.complete(prompt=[5] * 760).status_code == 200  # nobody said how much
+BODIES = [
+    *(b"", b"{", b"[]", b"5", b'"a"', b"\xff\xfe", b'{"\\ud800": 1}'),
+    b"[" * 100000,
+    b'{"a":' + b"1" * 10000 + b"}",
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_bodies_that_are_no_requests(server, body):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+        error(server.post_body(path, body), 400)
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("path", "fields"),
     [
-        b"",
-        b"{",
-        b"[]",
-        b"5",
-        b'"a"',
-        b"[" * 100000,
-        b'{"a":' + b"1" * 10000 + b"}",
-        b"\xff\xfe",
-        b'{"\\ud800": 1}',
+        ("completions", {"prompt": "\ud800"}),
+        ("completions", {"stop": "\udfff"}),
+        ("completions", {"plan": "\ud800"}),
+        ("completions", {"guided_choice": ["\ud800"]}),
+        ("completions", {"guided_regex": "\ud800"}),
+        ("completions", {"guided_json": {"const": "\ud800"}}),
+        ("completions", {"guided_json": {"properties": {"\ud800": {}}}}),
+        ("responses", {"input": "\ud800"}),
+        ("responses", {"metadata": {"a": "\ud800"}}),
+        ("responses", {"tools": [{"type": "function", "name": "f", "description": "\udfff"}]}),
+        ("responses", {"tools": [{"type": "function", "parameters": {"const": "\udfff"}}]}),
     ],
-    ids=range(9),
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_bodies_that_are_no_requests(server, body):
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
-        response = httpx.post(
-            server.url + path, content=body, headers={"Content-Type": "application/json"}
-        )
-        error(response, 400)
-
-
-def test_half_characters(server):
-    for fields in (
-        b'"prompt": "\\ud800"',
-        b'"prompt": "a", "stop": "\\udfff"',
-        b'"prompt": "a", "plan": "\\ud800"',
-    ):
-        body = b'{"model": "' + server.model.encode() + b'", ' + fields + b"}"
-        headers = {"Content-Type": "application/json"}
-        error(httpx.post(f"{server.url}/v1/completions", content=body, headers=headers), 400)
+def test_lone_surrogates_are_not_json(server, path, fields):
+    body = {"model": server.model, "input" if path == "responses" else "prompt": "a"} | fields
+    problem = error(server.post_body(f"/v1/{path}", json.dumps(body)), 400)
+    assert problem["code"] == "invalid_json"
 
 
 def test_other_paths_and_methods(server):
     error(httpx.get(f"{server.url}/v1/nothing"), 404)
-    error(httpx.get(f"{server.url}/v1/completions"), 405)
+    for path in ("completions", "responses"):
+        error(httpx.get(f"{server.url}/v1/{path}"), 405)
 
 
-def test_a_page_of_another_site_cannot_ask(server):
-    """Browsers send text/plain across sites without asking first."""
+def test_a_page_of_another_site_cannot_send_requests(server):
+    """Browsers send text/plain to other sites without a CORS preflight."""
     error(httpx.post(f"{server.url}/v1/completions", content=b'{"model": "a", "prompt": "b"}'), 400)

@@ -1,7 +1,5 @@
-"""Bundles whose chat templates know calls of functions and thoughts, as those of Qwen, Llama 3 and
-Mistral do.
-
-They show the names of functions only, because the tiny models have little context."""
+"""Bundles with chat templates for function calls and thoughts, like those of Qwen, Llama 3 and
+Mistral, but short: of tools they write the names only."""
 
 from __future__ import annotations
 
@@ -50,12 +48,12 @@ MISTRAL = """
 TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "thinking": THINKING}
 PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]")
-"""Marks that are tokens, as in the tokenizers of these families; the latter are special ones."""
+"""Texts that are tokens in the tokenizers of these families; those of SPECIAL are special tokens."""
 
 
 def with_template(bundle: Path, output: Path, template: str) -> Path:
-    """A copy of a tiny bundle with another chat template, in which the last words are the marks in
-    place of what they were."""
+    """Return a copy of a tiny bundle with another chat template, in which PLAIN and SPECIAL replace
+    the last tokens of the vocabulary."""
     shutil.copytree(bundle, output)
     (output / "chat_template.jinja").write_text(template, encoding="utf-8")
     path = output / "tokenizer.json"
@@ -78,23 +76,14 @@ def with_template(bundle: Path, output: Path, template: str) -> Path:
 
 
 def tool(name: str, **properties: object) -> dict:
-    """A function all of whose arguments are required."""
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {
-        "type": "function",
-        "function": {"name": name, "description": f"{name}.", "parameters": parameters},
-    }
+    """Return a function all of whose arguments are required."""
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    parameters |= {"additionalProperties": False}
+    function = {"name": name, "description": f"{name}.", "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
-WEATHER = tool(
-    "weather",
-    city={"enum": ["Paris", "Rome"]},
-    days={"type": "integer", "minimum": 1, "maximum": 9},
-)
+DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
+WEATHER = tool("weather", city={"enum": ["Paris", "Rome"]}, days=DAYS)
 CLOCK = tool("clock", utc={"type": "boolean"})
 TOOLS = [WEATHER, CLOCK]

@@ -1,5 +1,4 @@
-"""NVIDIA's tritonserver in a process of its own, as scripts/install_triton.sh installs it, and its
-own gRPC client."""
+"""NVIDIA's tritonserver, as scripts/install_triton.sh installs it, and its gRPC client."""
 
 from __future__ import annotations
 
@@ -27,13 +26,8 @@ from pass_server.triton.config import inputs
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(os.environ.get("PASS_TRITON", ROOT / "build" / "triton")).absolute()
 DTYPES = {field.name: field.dtype for tokens in (False, True) for field in inputs(tokens=tokens)}
-NUMPY = {
-    "BOOL": np.bool_,
-    "INT32": np.int32,
-    "UINT64": np.uint64,
-    "FP32": np.float32,
-    "STRING": np.object_,
-}
+NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64}
+NUMPY |= {"FP32": np.float32, "STRING": np.object_}
 SLOW = """
 
 import time
@@ -49,12 +43,12 @@ def after(*args):
 
 Backend.run = after
 """
-"""Appended to model.py: makes passes slow, since a tiny model would be done before anybody can
-cancel."""
+"""Appended to model.py: makes passes slow, since a tiny model would be done before a test can
+cancel a request."""
 
 
 def require_triton() -> None:
-    """Skips where it is not installed. Its client is importable then."""
+    """Skip the test if Triton is not installed; else make its client importable."""
     if not (INSTALLED / "tritonserver").exists():
         pytest.skip("no Triton: run scripts/install_triton.sh")
     client = str(INSTALLED / "client")
@@ -63,7 +57,7 @@ def require_triton() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """All at once, so that they differ."""
+    """Return different free ports: all are bound at the same time."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -78,39 +72,25 @@ class Triton(Metered):
         self.log = log
         self._shared = f"pass_tests_{os.getpid()}_{time.monotonic_ns()}"
         http, grpc, metrics = free_ports(3)
-        self.http, self.grpc, self.metrics_url = (
-            f"http://127.0.0.1:{http}",
-            f"127.0.0.1:{grpc}",
-            f"http://127.0.0.1:{metrics}",
-        )
-        line = [
-            str(INSTALLED / "tritonserver"),
-            f"--model-repository={repository}",
-            "--log-info=true",
-        ]
-        line += [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
-        line += [
-            f"--http-port={http}",
-            f"--grpc-port={grpc}",
-            f"--metrics-port={metrics}",
-            *arguments,
-        ]
+        self.http, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        self.metrics_url = f"http://127.0.0.1:{metrics}"
+        line = [str(INSTALLED / "tritonserver"), f"--model-repository={repository}"]
+        line += ["--log-info=true", *arguments]
+        for kind, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
+            line += [f"--{kind}-address=127.0.0.1", f"--{kind}-port={port}"]
         line += [f"--backend-config=python,shm-region-prefix-name={self._shared}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                line,
-                stdout=file,
-                stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
+                line, stdout=file, stderr=file, env=environment, start_new_session=True
             )
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while not self.ready:
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
+            assert self.process.poll() is None, self.log_text
+            assert time.monotonic() < deadline, self.log_text
             time.sleep(0.05)
 
     def __enter__(self) -> Triton:
@@ -120,13 +100,13 @@ class Triton(Metered):
         with suppress(ProcessLookupError):
             os.killpg(
                 self.process.pid, signal.SIGKILL
-            )  # SIGTERM may take Triton all of its exit time-out
+            )  # SIGTERM may take as long as --exit-timeout
         self.process.wait()
-        for left in Path("/dev/shm").glob(f"{self._shared}*"):  # a killed stub cleans nothing up
-            left.unlink(missing_ok=True)
+        for file in Path("/dev/shm").glob(f"{self._shared}*"):  # killed stubs leave their files
+            file.unlink(missing_ok=True)
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     @property
@@ -136,25 +116,25 @@ class Triton(Metered):
         return False
 
     def stubs(self) -> dict[str, psutil.Process]:
-        """The processes that run models, by the models' names (and not those that look at
-        configurations)."""
-        found = {}
+        """Return the processes that run models, by name of the model."""
+        stubs = {}
         for child in psutil.Process(self.process.pid).children():
             line = "" if child.status() == psutil.STATUS_ZOMBIE else " ".join(child.cmdline())
             if model := re.search(r" (\S+)_0_0 \S+$", line):
-                found[model[1]] = child
-        return found
+                stubs[model[1]] = child
+        return stubs
 
     def generate(self, model: str, **fields: object) -> httpx.Response:
         return httpx.post(f"{self.http}/v2/models/{model}/generate", json=fields, timeout=60)
 
     @contextmanager
     def first_response(self, model: str, **fields: object) -> Iterator[None]:
-        """Of a stream, whose client disconnects at the end of the context. (Over HTTP, since 2.51
-        can crash when a gRPC stream is cancelled while a response is sent: here one in 300.)"""
+        """Wait for the first response of a stream; its client disconnects at the end of the
+        context. Over HTTP, since Triton 2.51 can crash if a gRPC stream is cancelled while a
+        response is sent (once in 300 times here)."""
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:
-            lines = response.iter_lines()  # the connection would be closed with it
+            lines = response.iter_lines()  # kept: without it the connection is closed
             assert next(lines).startswith("data: ")
             yield
 
@@ -165,7 +145,7 @@ class Triton(Metered):
 
 
 class Client:
-    """One stream of requests to one server, one at a time."""
+    """Sends requests to a server over one gRPC stream, one at a time."""
 
     def __init__(self, server: Triton) -> None:
         import tritonclient.grpc as grpc
@@ -179,14 +159,13 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A stream whose request has ended is closed and not cancelled: where a stream is cancelled
-        while its last response is written, 2.51 can keep the request, and then never unloads the
-        model."""
+        """Close the stream; cancel it only if its request still runs. If a stream is cancelled
+        while its last response is written, Triton 2.51 may never unload the model."""
         self._end_stream(cancel=self._under_way)
         self._client.close()
 
     def tensor(self, name: str, value: Any, dtype: str | None = None) -> Any:
-        """An input as its field is, or of another type."""
+        """Return an input tensor. dtype: default is that of the model's input."""
         dtype = dtype or DTYPES.get(name, "STRING")
         values = value if isinstance(value, list | tuple) else [value]
         if dtype == "STRING":
@@ -208,7 +187,7 @@ class Client:
         self._client.async_stream_infer(model, tensors, enable_empty_final_response=True)
 
     def responses(self, timeout: float = 60) -> Iterator[dict[str, list[Any]]]:
-        """What comes until the end, which may be a response without outputs."""
+        """Give the outputs of each response up to the last one, which may have none."""
         while True:
             result, error = self._answers.get(timeout=timeout)
             if error is not None:
@@ -227,7 +206,7 @@ class Client:
         return list(self.responses())
 
     def cancel(self) -> None:
-        """What is under way, and its stream."""
+        """Cancel the running request, and close the stream."""
         self._end_stream(cancel=True)
 
     def _end_stream(self, *, cancel: bool) -> None:
