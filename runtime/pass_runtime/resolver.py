@@ -80,7 +80,7 @@ class Resolver:
         )
 
     def _check_tree(self, plan: Plan) -> None:
-        """Raises PassError if this tree of drafts cannot run on the backend."""
+        """Raise PassError if this tree of drafts cannot run on the backend."""
         capabilities = self._backend.capabilities
         if plan.drafts not in capabilities.trees:
             raise PassError(
@@ -96,10 +96,9 @@ class Resolver:
             )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
-        """What `options` do to logits; None if they change none. Raises PassError if the constraint
-        is not valid."""
+        """What `options` do to logits, or None. Raises PassError for an invalid constraint."""
         changes = (
-            *(options.sampling.penalizes, options.constraint, options.min_tokens),
+            *(options.sampling.changes_logits, options.constraint, options.min_tokens),
             *(options.bad_words, options.allowed_token_ids),
         )
         if not any(changes):

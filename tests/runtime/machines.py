@@ -212,15 +212,15 @@ def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
         len(text),
         "auto",
         None,
-        tuner.lookahead,
-        tuner.lookahead,
+        tuner.max_drafts,
+        tuner.max_drafts,
         frozenset(),
     )
     slot, window, at, seconds = Slot(0, SequenceState(request)), None, 0, 0.0
     while at < len(text):
         place = text[at]
         slot.ngram, slot.matched = (7,) * place.drafts, place.matched
-        decided = tuner.next_candidate(tuner.lookahead, 1, [acceptance])
+        decided = tuner.next_candidate(tuner.max_drafts, 1, [acceptance])
         policy = ExpectedRate(tuner, decided, 1)
         found = Situation(decided.cycle, window, 4000, able, [slot], policy).next_pass()
         assert found is not None

@@ -71,7 +71,7 @@ class SamplingParams:
         return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)
 
     @property
-    def penalizes(self) -> bool:
+    def changes_logits(self) -> bool:
         """Whether there are penalties or biases."""
         off = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0, 0, 1)
         return bool(self.logit_bias) or not off

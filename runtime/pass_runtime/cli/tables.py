@@ -192,7 +192,8 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
     """Print on stderr the plans that `auto` compares, best first, and the measurements behind their
     estimates."""
     console = Console(stderr=True, highlight=False)
-    candidates, times = tuner.candidates(tuner.lookahead if depth is None else depth), tuner.times()
+    candidates = tuner.candidates(tuner.max_drafts if depth is None else depth)
+    times = tuner.times()
     plain = next(c for c in candidates if c.cycle.name == "ar")
     table = Table(title="plan auto: expected tokens per second", title_justify="left")
     for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):

@@ -26,12 +26,10 @@ last pass."""
 
 
 class DraftPolicy:
-    """Whether n-gram drafts are worth verifying. This policy, for requests that name a plan,
-    verifies all."""
+    """Which n-gram drafts to verify: all of them, for requests that name a plan."""
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
-        """Whether the n-gram drafts of a slot are better than the drafts that its window of `plan`
-        holds."""
+        """Whether a slot's n-gram drafts are better than those in its window of `plan`."""
         return True
 
     def ngram_count(
@@ -49,8 +47,7 @@ class DraftPolicy:
 
 
 class ExpectedRate(DraftPolicy):
-    """Verifies n-gram drafts if more tokens per second are expected with them than from `candidate`
-    without them."""
+    """Verifies n-gram drafts if that promises more tokens per second than `candidate` does."""
 
     def __init__(self, tuner: Tuner, candidate: Candidate, batch: int) -> None:
         self._tuner, self._candidate, self._batch = tuner, candidate, batch
@@ -170,24 +167,18 @@ class Situation:
 
 
 def choose_drafts(
-    mode: str, lookahead: int, draft: str | None = None
+    mode: str, max_drafts: int, draft: str | None = None
 ) -> tuple[str, Cycle | None, int, int]:
-    """How a request is decoded: the fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts`
-    of `Request`.
+    """The fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts` of a `Request`.
 
-    mode, lookahead: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES
+    mode, max_drafts: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES
     (None: "both" for auto, else "lookahead").
     """
-    if mode == "auto" and lookahead:
-        draft = draft or "both"
-        return (
-            "auto",
-            None,
-            0 if draft == "ngram" else lookahead,
-            0 if draft == "lookahead" else lookahead,
-        )
-    cycle = make_cycle("ar" if mode == "auto" else mode, lookahead)
-    if draft in (None, "lookahead") or lookahead == 0:
+    if mode == "auto" and max_drafts:
+        lookahead_drafts = 0 if draft == "ngram" else max_drafts
+        return "auto", None, lookahead_drafts, 0 if draft == "lookahead" else max_drafts
+    cycle = make_cycle("ar" if mode == "auto" else mode, max_drafts)
+    if draft in (None, "lookahead") or max_drafts == 0:
         return cycle.name, cycle, cycle.depth, 0
     if mode == "ar":
         raise PassError(

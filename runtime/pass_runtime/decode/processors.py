@@ -130,7 +130,7 @@ class Processors:
         if self._processing.bad_words or self._processing.min_tokens:
             state, written = self._word_state, len(tokens) - self._prompt_length
             for row in range(len(drafts) + 1):
-                _restrict(allowed[row : row + 1], ~self._banned(state, written + row))
+                _restrict(allowed[row : row + 1], ~self._forbidden(state, written + row))
                 if row < len(drafts):
                     state = self._follow(state, drafts[row])
         return allowed
@@ -143,15 +143,15 @@ class Processors:
             else self._processing.bad_words.follow(state, token)
         )
 
-    def _banned(self, state: int, written: int) -> Bits:
+    def _forbidden(self, state: int, written: int) -> Bits:
         """[V/32]: the tokens that may not follow a text of `written` tokens with this bad-word
         state."""
         words = self._processing.bad_words
-        banned = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
+        forbidden = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
-            banned = banned.copy()
-            _set(banned, self._processing.end_tokens)
-        return banned
+            forbidden = forbidden.copy()
+            _set(forbidden, self._processing.end_tokens)
+        return forbidden
 
     def _changes(
         self, drafts: Sequence[int], rows: int, size: int

@@ -32,15 +32,15 @@ Drafts = tuple[int, ...]
 @dataclass(frozen=True)
 class StepResult:
     """What a pass did for one sequence. drafted: how many drafts followed one another in its
-    window; of a tree, its depth. source: where the drafts came from. tokens: those that were
-    emitted. chain: how many drafts were accepted before the first one that was a second or later
-    choice (in a tree). last_row: the row of the last accepted draft."""
+    window; of a tree, its depth. source: what proposed the drafts. tokens: what the pass
+    emitted. accepted_first_choices: how many drafts were accepted before the first one that was a
+    second or later choice (in a tree). last_row: the row of the last accepted draft."""
 
     sequence: SequenceState
     drafted: int
     source: TokenSource
     tokens: tuple[Token, ...]
-    chain: int
+    accepted_first_choices: int
     last_row: int
 
 
@@ -50,10 +50,8 @@ class Runner:
     def __init__(
         self, backend: Backend, *, processed_logprobs: bool = False, prefix_cache: bool = True
     ) -> None:
-        """processed_logprobs: log-probabilities are those after the logits processors, not the
-        model's own.
-        prefix_cache: reuse K/V of other sequences, on engines with which that changes no bit of the
-        results."""
+        """processed_logprobs: log-probabilities are taken after the logits processors, not before.
+        prefix_cache: reuse K/V of other sequences, if that changes no bit of the results."""
         self.backend, self.processed_logprobs = backend, processed_logprobs
         used = prefix_cache and backend.capabilities.same_entries
         self._store = PrefixStore(backend.cache, backend.memory) if used else None
@@ -77,23 +75,17 @@ class Runner:
 
     @property
     def room(self) -> int:
-        """Tokens of KV capacity left after the longest sequence, once the cache has grown to its
-        full size."""
-        return self.backend.capabilities.max_capacity - max(
-            (slot.cached for slot in self.busy), default=0
-        )
+        """Tokens left after the longest sequence, in a cache of the full KV capacity."""
+        longest = max((slot.cached for slot in self.busy), default=0)
+        return self.backend.capabilities.max_capacity - longest
 
     def fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt leaves room for the first pass, which writes the K/V of the prompt's
-        last token."""
-        return (
-            prompt_tokens - 1 + self.backend.capabilities.padded_width(1)
-            <= self.backend.capabilities.max_capacity
-        )
+        """Whether a prompt leaves room for the first pass, whose root is its last token."""
+        capabilities = self.backend.capabilities
+        return prompt_tokens - 1 + capabilities.padded_width(1) <= capabilities.max_capacity
 
     def admit(self, sequence: SequenceState) -> bool:
-        """Give `sequence` the free slot that holds most of its prompt already. Returns False if no
-        slot is free."""
+        """Give `sequence` the free slot with the most K/V of its prompt. False if none is free."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return False
@@ -104,11 +96,9 @@ class Runner:
         self._shrink(len(prompt) + 1, slot, keep)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
         slot.sequence, slot.prompt, slot.salt = sequence, prompt, sequence.request.cache_salt
-        slot.kept, sequence.cached, slot.exact_prefix_len = (
-            [],
-            keep,
-            min(slot.exact_prefix_len, keep),
-        )
+        slot.kept = []
+        sequence.cached = keep
+        slot.exact_prefix_len = min(slot.exact_prefix_len, keep)
         slot.num_drafts, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
         sequence.admission_number = self._admitted
@@ -117,14 +107,12 @@ class Runner:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Free the slot of a finished sequence. Its K/V stay, for a later sequence with the same
-        prefix."""
+        """Free the slot of a finished sequence. Its K/V stay, for sequences with its prefix."""
         self._set_kept(slot, slot.current.tokens[: slot.cached])
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """If another slot, or a saved prefix, has more K/V of the prompt than `slot` itself, copy
-        them into `slot`."""
+        """Copy K/V of the prompt from another slot or a saved prefix, if those have more."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
         counts = [self._reusable(other, sequence.request) for other in others]
@@ -145,8 +133,7 @@ class Runner:
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, max_rows: int | None = None) -> int:
-        """Prefill one chunk of the prompt, of at most `max_rows` rows. Returns the number of tokens
-        in it."""
+        """Prefill a chunk of the prompt, of at most `max_rows` rows. Returns its tokens' number."""
         sequence, started = slot.current, time.perf_counter()
         prompt = sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, max_rows)
@@ -168,9 +155,8 @@ class Runner:
         needs it. A pass also writes into free slots, after their kept tokens, which are dropped if
         they leave no room for the window."""
         width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
-        self._reserve(
-            max((slot.cached for slot in slots if slot.sequence is not None), default=0) + width
-        )
+        longest = max((slot.cached for slot in slots if slot.sequence is not None), default=0)
+        self._reserve(longest + width)
         for slot in slots:
             if slot.cached + width > self.backend.capacity:
                 self._set_kept(slot, slot.kept[: self.backend.capacity - width])
@@ -182,9 +168,8 @@ class Runner:
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
-            self.staged_plan = (
-                None  # the windows lack the draft probabilities that this sampler's tail needs
-            )
+            # the windows lack the draft probabilities that this sampler's tail needs
+            self.staged_plan = None
         self._sampler = kind.sampler
         self._stage(plan, active, drafts, kind.batch)
         if kind.touched:
@@ -203,8 +188,7 @@ class Runner:
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
             if slot.exact_prefix_len == result.sequence.cached:
-                chain_only = result.chain == len(result.tokens) - 1
-                slot.exact_prefix_len += len(result.tokens) if chain_only else 1 + result.chain
+                slot.exact_prefix_len += 1 + result.accepted_first_choices
             result.sequence.cached += len(result.tokens)
             result.sequence.stats.engine_seconds = (
                 self._engine_seconds - result.sequence.engine_seconds_before
@@ -245,19 +229,14 @@ class Runner:
             self._mask(slot)
 
     def compact(self) -> list[Slot]:
-        """Move sequences to lower free slots if that makes the batch smaller. Returns the decoding
-        slots."""
-        capabilities = self.backend.capabilities
+        """Move sequences to lower free slots if the batch shrinks. Returns the decoding slots."""
+        batch_size = self.backend.capabilities.batch_size
         while active := self.decoding:
             source = active[-1]
-            target = next(
-                (slot for slot in self.slots[: source.number] if slot.sequence is None), None
-            )
-            if target is None or capabilities.batch_size(len(active)) == capabilities.batch_size(
-                source.number + 1
-            ):
+            lower = [slot for slot in self.slots[: source.number] if slot.sequence is None]
+            if not lower or batch_size(len(active)) == batch_size(source.number + 1):
                 break
-            self._move(source, target)
+            self._move(source, lower[0])
         return active
 
     def batch(self, active: Sequence[Slot]) -> int:
@@ -265,41 +244,30 @@ class Runner:
         return self.backend.capabilities.batch_size(active[-1].number + 1)
 
     def sampler(self, active: Sequence[Slot]) -> Sampler:
-        """The cheapest sampler that serves all of `active`: each of SAMPLERS also computes what
-        those before it do."""
+        """The cheapest sampler for all of `active`: each does what those before it do, too."""
         return max((slot.current.request.sampling.sampler for slot in active), key=SAMPLERS.index)
 
     def _kind(self, plan: Plan, active: Sequence[Slot]) -> PassKind:
         logprobs = any(slot.current.request.logprobs is not None for slot in active)
         list_size = max(slot.current.list_size(plan.drafts) for slot in active)
-        return PassKind(
-            plan,
-            self.batch(active),
-            self.sampler(active),
-            logprobs,
-            list_size,
-            self.processed_logprobs,
-        )
+        batch, sampler = self.batch(active), self.sampler(active)
+        return PassKind(plan, batch, sampler, logprobs, list_size, self.processed_logprobs)
 
     def _process(self, kind: PassKind, active: Sequence[Slot]) -> None:
         """Set what the logits processors do in a pass whose windows are staged."""
         drafts = self.backend.drafts(kind.plan, kind.batch)
-        nothing = no_processing(
-            self.backend.capabilities.vocab_size, kind.plan.drafts + 1, kind.touched
-        )
+        vocab_size = self.backend.capabilities.vocab_size
+        nothing = no_processing(vocab_size, kind.plan.drafts + 1, kind.touched)
         for slot in self.slots[: kind.batch]:
-            rows = (
-                slot.current.processor_rows(drafts[slot.number], kind.touched)
-                if slot in active
-                else None
-            )
+            rows = None
+            if slot in active:
+                rows = slot.current.processor_rows(drafts[slot.number], kind.touched)
             self.backend.set_processors(slot.number, nothing if rows is None else rows)
 
     def _stage(
         self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int
     ) -> None:
-        """Write the windows that differ from those on the device, and mask the slots that take no
-        part."""
+        """Write the windows that differ from the device's, and mask slots without one."""
         for slot in self.slots[:batch]:
             if slot not in active and not slot.masked:
                 self._mask(slot)
@@ -321,20 +289,12 @@ class Runner:
         """The result of a pass for the sequence of a slot. Changes nothing."""
         sequence, ids = slot.current, emitted.tokens
         # row i holds the first choice at depth i
-        chain = sum(row == i for i, row in enumerate(emitted.rows)) - 1
+        first_choices = sum(row == i for i, row in enumerate(emitted.rows)) - 1
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
-        if logprobs is None:
-            tokens = tuple(map(Token, ids, sources))
-        else:
-            tokens = tuple(
-                map(
-                    Token,
-                    ids,
-                    sources,
-                    _logprobs(logprobs, slot.number, ids, sequence.request.logprobs),
-                )
-            )
-        return StepResult(sequence, slot.num_drafts, slot.source, tokens, chain, emitted.rows[-1])
+        listed = _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)
+        tokens = tuple(map(Token, ids, sources, listed))
+        last_row = emitted.rows[-1]
+        return StepResult(sequence, slot.num_drafts, slot.source, tokens, first_choices, last_row)
 
     def _reserve(self, tokens: int) -> None:
         """Grow the KV capacity to at least `tokens`."""
@@ -419,11 +379,10 @@ class Runner:
 
 
 def _logprobs(
-    logprobs: Logprobs, slot: int, ids: Sequence[int], count: int | None
+    logprobs: Logprobs | None, slot: int, ids: Sequence[int], count: int | None
 ) -> list[TokenLogprobs | None]:
-    """The log-probabilities of every token of a slot, each with the `count` likeliest; all None
-    without count."""
-    if count is None:
+    """By token of a slot, its log-probabilities, with the `count` likeliest; None without count."""
+    if logprobs is None or count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()
     pairs = zip(

@@ -75,9 +75,8 @@ class Scheduler:
         self.waiting: deque[SequenceState] = deque()
         self._max_queue = max_queue
         self._reserved = 0
-        self._added = weakref.WeakSet[
-            SequenceState
-        ]()  # not ended, or ended and still referenced by a reader
+        # not ended, or ended and still referenced by a reader
+        self._added = weakref.WeakSet[SequenceState]()
 
     @property
     def idle(self) -> bool:
@@ -161,8 +160,7 @@ class Scheduler:
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Prefill chunks of the oldest sequences, up to MAX_PROMPT_TOKENS; if none decodes, one
-        chunk of any width."""
+        """Prefill up to MAX_PROMPT_TOKENS, oldest first; one chunk of any width if none decodes."""
         prefilling = [slot for slot in self.runner.busy if not slot.current.prefilled]
         if not prefilling:
             return
@@ -311,7 +309,7 @@ def _observe(
     """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
     tuner.observe(plan, batch, seconds)
     for result, slot in zip(results, slots, strict=True):
-        accepted = result.chain
+        accepted = result.accepted_first_choices
         if not result.drafted:
             continue
         if result.source != "lookahead":

@@ -1,5 +1,4 @@
-"""A request and its state: the tokens so far, the slot that it is decoded in, and the pieces for
-its reader."""
+"""A request and its state: its tokens so far, its slot, and the pieces for its reader."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from pass_runtime.tuning.estimates import FORCED_MATCH, ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
-"""Where a token came from: the model alone (the bonus token), or an accepted draft of this
-source."""
+"""Where a token came from: the model alone (the bonus token), or an accepted draft."""
 MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
 """The lengths of the n-grams that are indexed; the longest one that matches is used."""
 
@@ -63,8 +61,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class End:
-    """The last event of a sequence. stop: the token or string that ended it. error: what its reader
-    raises."""
+    """The last event of a sequence. stop: what ended the text. error: what its reader raises."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -86,10 +83,8 @@ class Request:
     """What to generate, and how; it never changes.
 
     prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests
-    with the same salt share K/V. mode: its name in statistics. cycle: the plans to decode with;
-    None for the fastest.
-    lookahead_drafts, ngram_drafts: the most look-ahead drafts of a pass, and the most n-gram
-    drafts.
+    with the same salt share K/V. mode: the plan's name in statistics. cycle: the plans to decode
+    with; None for the fastest. lookahead_drafts, ngram_drafts: the most of each kind in a pass.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each
     token; None reports no log-probabilities. processing: what is done to logits; None for nothing.
     shown_special_tokens: special tokens that have a text.
@@ -113,8 +108,7 @@ class Request:
 
 @dataclass(eq=False)
 class SequenceState:
-    """A request that waits or decodes. The runner sets `cached`. A reader learns of progress
-    through `events` alone."""
+    """A request that waits or decodes. Its reader learns of progress through `events` alone."""
 
     request: Request
     text_reader: TextReader | None = None
@@ -133,12 +127,12 @@ class SequenceState:
     ngram_index: NgramIndex | None = None
     queued: bool = True
     admission_number: int = 0
-    """Its place in the order in which sequences got their slots, from 1."""
+    """1 for the first sequence that got a slot, 2 for the next, ..."""
     submitted: float = field(default_factory=time.perf_counter)
     decoding_since: float | None = None
     """`time.perf_counter` at the start of its first pass."""
     engine_seconds_before: float = 0.0
-    """Seconds that the engine had spent in passes of all sequences before its first pass."""
+    """The seconds of all passes of the engine before the first pass of this sequence."""
     lookahead_acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
     ngram_acceptance: dict[int, ConditionalAcceptance] = field(default_factory=dict)
@@ -179,8 +173,7 @@ class SequenceState:
         return ()
 
     def list_size(self, drafts: int) -> int:
-        """The length of its processors' lists of tokens in a pass with so many draft rows; 0
-        without processors."""
+        """The length of the processors' token lists with so many draft rows; 0 without any."""
         if self.processors is None:
             return 0
         with self._keeping_errors():
@@ -188,8 +181,8 @@ class SequenceState:
         return self.processors.list_size(drafts)
 
     def processor_rows(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
-        """What its processors do in a pass with these `drafts` (the id V stands for no draft); None
-        if it has none, or they failed. size: the length of their lists of tokens."""
+        """What the processors do in a pass with these `drafts` (V is no draft); None without any
+        or after an error. size: the length of their token lists."""
         if self.processors is not None and self.processors_error is None:
             with self._keeping_errors():
                 return self.processors.rows(self.tokens, drafts, size)
@@ -197,21 +190,19 @@ class SequenceState:
 
     @contextmanager
     def _keeping_errors(self) -> Iterator[None]:
-        """Store an error of its processors instead of raising it, as it must end this sequence
-        alone, not the pass."""
+        """Store an error of the processors, which must end this sequence alone, not the pass."""
         try:
             yield
         except PassError as error:
             self.processors_error = self.processors_error or error
 
     def leave_queue(self) -> None:
-        """Record the time that it waited, now that it has a slot, or has ended without one."""
+        """Record how long the sequence waited until it got a slot, or ended without one."""
         if self.queued:
             self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """Append the tokens of a pass. The sequence ends at a stop or the limit; tokens after it
-        are dropped."""
+        """Append the tokens of a pass, up to a stop or the limit, which ends the sequence."""
         kept: list[Token] = []
         end: End | None = None
         for token in tokens:
@@ -236,17 +227,13 @@ class SequenceState:
             self.finish(end)
 
     def finish(self, end: End) -> None:
-        """End the sequence. Text that was held back as a possible stop string comes before the last
-        event."""
+        """End the sequence, after the text that was held back as a possible stop string."""
         if self.finished is not None:
             return
         self.leave_queue()
         self.finished = end
-        if (
-            self.text_reader is not None
-            and not isinstance(end.stop, str)
-            and (rest := self.text_reader.flush())
-        ):
+        reader = None if isinstance(end.stop, str) else self.text_reader
+        if reader is not None and (rest := reader.flush()):
             self._put(Piece(rest, ()))
         self._put(end)
         self.ended.set()
@@ -320,12 +307,8 @@ class Slot:
 
 
 class NgramIndex:
-    """Every n-gram of a growing token sequence, with the index of the token that followed its
-    newest occurrence.
-
-    It proposes n-gram drafts (prompt lookup): what followed the newest earlier occurrence of the
-    last tokens.
-    """
+    """Proposes n-gram drafts (prompt lookup): what followed the newest earlier occurrence of the
+    last tokens. For this it has every n-gram of a growing token sequence."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []

@@ -7,34 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STATISTICS = (
-    *(
-        "plan",
-        "lookahead",
-        "prompt_tokens",
-        "cached_tokens",
-        "generated_tokens",
-        "passes",
-        "tau",
-        "steps",
-        "drafted",
-    ),
-    *("accepted", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"),
-    *(
-        "acceptance_per_position",
-        "queue_seconds",
-        "prefill_seconds",
-        "decode_seconds",
-        "engine_seconds",
-    ),
-    "decode_tokens_per_second",
+    *("plan", "lookahead", "prompt_tokens", "cached_tokens", "generated_tokens", "passes", "tau"),
+    *("steps", "drafted", "accepted", "mean_acceptance_length", "draft_acceptance_rate"),
+    *("acceptance_histogram", "acceptance_per_position", "queue_seconds", "prefill_seconds"),
+    *("decode_seconds", "engine_seconds", "decode_tokens_per_second"),
 )
 """The statistics in JSON, in this order."""
 
 
 @dataclass
 class Stats:
-    """Counts of one generation. `steps` counts passes that verified drafts, `passes` all of
-    them."""
+    """Counts of one generation. passes: all of them. steps: those that verified drafts. lookahead:
+    the most drafts of a pass, n-gram drafts included."""
 
     plan: str = "ar"
     lookahead: int = 0

@@ -214,8 +214,7 @@ class Worker:
         self._end_all(End("error", error=failure), failure)
 
     def _more(self) -> bool:
-        """Whether there is work. Otherwise the thread ends, and the next request starts another
-        one."""
+        """Whether there is work. If not, the thread ends; the next request starts another."""
         if self.closed:
             self._end_all(End("cancelled"), _closed())
         with self._lock:
@@ -245,8 +244,7 @@ _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close every worker before the process ends: a pass that still runs then can crash the
-    process."""
+    """Close every worker before the process ends, which a running pass could crash."""
     for worker in list(_live_workers):
         worker.close()
 

@@ -34,18 +34,15 @@ from pass_runtime.tuning.estimates import (
 )
 
 DRAFT_COUNTS = (1, 2, 3, 4, 6)
-"""Numbers of drafts of the two-pass and fused plans in the menu, which also has plans with all L
-drafts."""
+"""The numbers of drafts of two-pass and fused plans in the menu, beside all L drafts."""
 LATER_CHOICE_SHARES = (0.30, 0.12, 0.07, 0.048, 0.036)
 """The probability that the second, third, ... likeliest token is right if the likeliest is wrong.
 Measured with SmolLM2-135M: means over depths 1 and 2, greedy and at temperature 0.8 (0.23 to 0.37
 for the second)."""
 AFTER_LATER_RATIO = 0.75
-"""The acceptance of a first choice that follows a second or later choice, relative to one that
-follows a first."""
+"""The acceptance of a first choice after a later choice, relative to one after a first choice."""
 NUM_SQUARINGS = 9
-"""How often the transition matrix of draft depths is squared: after 2^9 windows the distribution is
-stationary."""
+"""Squarings of the transition matrix of draft depths: it is stationary after 2^9 windows."""
 
 
 @cache
@@ -143,9 +140,8 @@ DECISION_INTERVAL_PASSES = 12
 DECISION_TIME_SHARE = 0.005
 """The largest share of decoding time that decisions may take."""
 SWITCH_MARGIN = 1.03
-"""Switch cycles only if the expected rate is at least this many times the current cycle's. Switch
-to plain decoding if the current cycle's expected rate is less than this many times that of plain
-decoding."""
+"""A cycle with drafts is kept only if its expected rate is at least this many times plain
+decoding's, and left only for one whose rate is at least this many times its own."""
 IDLE_PASSES, TRIAL_PASSES = 2000, 4
 """After a decision, a cycle that did not run in the last IDLE_PASSES is run for TRIAL_PASSES if its
 expected rate is at least that of the cycle in use. Plain decoding, which all are compared with, is
@@ -157,15 +153,13 @@ NGRAM_PRIOR = 0.6
 FORCED_PRIOR = 0.98
 """The initial acceptance rate of drafts that a grammar forces."""
 NGRAM_PRIOR_PASSES = 2.0
-"""A new sequence starts with the rates of all sequences, which count for so many of its passes.
-Few, because texts differ: n-gram drafts that fail in one text are given up after a few passes,
-however well they do in others."""
+"""A new sequence starts with the rates of all sequences, which count for so many of its passes:
+few, because n-gram drafts that fail in one text may do well in others."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cycle of plans, with its expected tokens and seconds per pass, for each sequence of a
-    batch."""
+    """A cycle, with its expected tokens and seconds per pass, for each sequence of a batch."""
 
     cycle: Cycle
     tokens: float
@@ -184,29 +178,28 @@ class Tuner:
     def __init__(
         self,
         times: PassTimes,
-        lookahead: int,
+        max_drafts: int,
         acceptance: Sequence[float],
         capabilities: Capabilities | None = None,
     ) -> None:
-        """acceptance: the cumulative acceptance by position that the bundle states for this sampler
-        (`LookaheadInfo`); empty if it states none. capabilities: as for `menu`."""
+        """max_drafts: L of the bundle. acceptance: the cumulative acceptance by position that the
+        bundle states for this sampler; empty if it states none. capabilities: as for `menu`."""
         rates = [
             after / before if before else 0.0 for before, after in pairwise([1.0, *acceptance])
         ]
-        prior = [*rates, *[DEFAULT_ACCEPTANCE] * lookahead][:lookahead]
+        prior = [*rates, *[DEFAULT_ACCEPTANCE] * max_drafts][:max_drafts]
         self.times_by_batch = {1: times}
-        self.lookahead = lookahead
+        self.max_drafts = max_drafts
         self._capabilities = capabilities
         self.lookahead_acceptance = ConditionalAcceptance(prior)
         self.ngram_acceptance: dict[int, ConditionalAcceptance] = {}
-        # the candidate that the last decision chose; at first plain decoding
+        # what the last decision chose; at first plain decoding
         [self.decided] = self.candidates(0)
         # By depth limit and batch: the decided candidate, the one on trial, and the pass that ends
         # the trial.
         self._decisions: dict[tuple[int, int], tuple[Candidate, Candidate, int]] = {}
-        self._ran: dict[
-            tuple[Plan, int], int
-        ] = {}  # by plan and batch: the number of its last pass
+        # by plan and batch: the number of its last pass
+        self._ran: dict[tuple[Plan, int], int] = {}
         self._passes, self._decided_at = 0, 0  # number of passes so far; at the last decision
         # Seconds of all passes so far, and how many there must be before decisions have a share of
         # them again.
@@ -235,7 +228,7 @@ class Tuner:
         sequence, by `matched`; None for all sequences together."""
         if matched not in self.ngram_acceptance:
             prior = FORCED_PRIOR if matched == FORCED_MATCH else NGRAM_PRIOR
-            self.ngram_acceptance[matched] = ConditionalAcceptance([prior] * self.lookahead)
+            self.ngram_acceptance[matched] = ConditionalAcceptance([prior] * self.max_drafts)
         if own is None:
             return self.ngram_acceptance[matched]
         if matched not in own:
@@ -257,19 +250,15 @@ class Tuner:
         cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of
         all sequences so far.
         """
-        cumulative = (
-            cumulative_acceptance(self.lookahead_acceptance.rates)
-            if cumulative is None
-            else cumulative
-        )
+        if cumulative is None:
+            cumulative = cumulative_acceptance(self.lookahead_acceptance.rates)
         widest = self.times_by_batch[1].rows[-1]
         found = []
         for cycle in menu(depth, self._capabilities):
             if cycle.plans[0].width <= widest:
-                seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans) / len(
-                    cycle.plans
-                )
-                found.append(Candidate(cycle, expected_tokens(cycle, cumulative), seconds))
+                seconds = sum(self.plan_seconds(plan, batch) for plan in cycle.plans)
+                tokens = expected_tokens(cycle, cumulative)
+                found.append(Candidate(cycle, tokens, seconds / len(cycle.plans)))
         return sorted(found, key=lambda candidate: -candidate.rate)
 
     def next_candidate(
@@ -327,8 +316,7 @@ IdlePass = Callable[[PassKind], tuple[float, float]]
 (`pass_runtime.decode.runner.Runner.idle_pass`)."""
 
 SAMPLED_ACCEPTANCE_RATIO = 0.6
-"""The acceptance rate of sampled drafts relative to greedy ones, if a bundle states only the greedy
-rates."""
+"""The acceptance of sampled drafts relative to greedy ones, if only that of these is stated."""
 
 
 def stated_acceptance(lookahead: LookaheadInfo, sampler: Sampler) -> tuple[float, ...]:

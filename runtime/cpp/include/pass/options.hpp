@@ -36,7 +36,7 @@ struct PASS_API SamplingParams {
     // A copy with a seed: if none was given, one from the system, or 0 if temperature is 0.
     SamplingParams seeded() const;
     // Whether there are biases or penalties.
-    bool penalizes() const;
+    bool changes_logits() const;
     // The cheapest tail that computes these parameters.
     Sampler sampler() const;
 };

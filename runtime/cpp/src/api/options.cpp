@@ -55,7 +55,7 @@ void SamplingParams::check() const {
     }
 }
 
-bool SamplingParams::penalizes() const {
+bool SamplingParams::changes_logits() const {
     return !logit_bias.empty() || presence_penalty != 0 || frequency_penalty != 0 ||
            repetition_penalty != 1;
 }

@@ -45,7 +45,7 @@ bool ends_before_last(std::span<const std::int64_t> text, const std::vector<std:
 }  // namespace
 
 bool Processing::changes_logits() const {
-    return sampling.penalizes() || allowed_tokens || min_tokens > 0 || !bad_words.empty() ||
+    return sampling.changes_logits() || allowed_tokens || min_tokens > 0 || !bad_words.empty() ||
            !allowed_token_ids.empty();
 }
 
@@ -122,15 +122,15 @@ Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
         for (std::int64_t token : processing_.allowed_token_ids) set_bit(listed, token);
         keep_listed(result, listed);
     }
-    Bits banned(every.size(), 0);
+    Bits forbidden(every.size(), 0);
     for (const std::vector<std::int64_t>& word : processing_.bad_words) {
-        if (ends_before_last(text, word)) set_bit(banned, word.back());
+        if (ends_before_last(text, word)) set_bit(forbidden, word.back());
     }
     if (static_cast<std::int64_t>(text.size()) < processing_.min_tokens) {
-        for (std::int64_t token : processing_.end_tokens) set_bit(banned, token);
+        for (std::int64_t token : processing_.end_tokens) set_bit(forbidden, token);
     }
-    for (std::uint32_t& word : banned) word = ~word;
-    keep_listed(result, banned);
+    for (std::uint32_t& word : forbidden) word = ~word;
+    keep_listed(result, forbidden);
     return result;
 }
 

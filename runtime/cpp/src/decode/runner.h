@@ -39,7 +39,8 @@ struct StepResult {
     std::shared_ptr<SequenceState> sequence;
     int drafted = 0;                              // drafts in its window; of a tree, its depth
     TokenSource source = TokenSource::lookahead;  // of the drafts
-    int chain = 0;     // accepted drafts before the first that is not a first choice (in a tree)
+    // accepted drafts that are first choices, before the first other choice of a tree
+    int accepted_first_choices = 0;
     int last_row = 0;  // the row of the last accepted draft
     std::vector<Token> tokens;
 };

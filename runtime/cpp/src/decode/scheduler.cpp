@@ -32,7 +32,7 @@ void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
     bool drafted = false;
     for (std::size_t i = 0; i < results.size(); ++i) {
         const StepResult& result = results[i];
-        const int accepted = result.chain;
+        const int accepted = result.accepted_first_choices;
         if (result.drafted == 0) continue;
         drafted = true;
         if (result.source == TokenSource::ngram) {

@@ -210,19 +210,19 @@ void OrtBackend::run_tails(const PassKind& kind) {
         run_bound(bound_tails_.get(
             {plan, processors_graph, kind.batch, kind.touched_count}, [&](int graph_id) {
                 return bind(
-                    graph_id, tail_graph(processors()),
+                    graph_id, tail_session(processors()),
                     bindings_.processors(processors(), kind.plan, kind.batch, kind.touched_count));
             }));
     }
     const bool processed = kind.touched_count > 0;
     run_bound(bound_tails_.get(
         {plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
-            return bind(graph_id, tail_graph(bindings_.tail_graph(kind.plan, kind.sampler)),
+            return bind(graph_id, tail_session(bindings_.tail_graph(kind.plan, kind.sampler)),
                         bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
         }));
     if (!kind.logprobs) return;
     run_bound(bound_tails_.get({plan, logprobs_graph, kind.batch, 0}, [&](int graph_id) {
-        return bind(graph_id, tail_graph(manifest_.logprobs),
+        return bind(graph_id, tail_session(manifest_.logprobs),
                     bindings_.logprobs(kind.plan, kind.batch));
     }));
 }
@@ -274,7 +274,7 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
 
 // Opens a tail with one thread, because a second thread pool would spin on the cores that the
 // trunk's next pass needs.
-const OrtGraph& OrtBackend::tail_graph(const Graph& graph) {
+const OrtGraph& OrtBackend::tail_session(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {
         auto opened = std::make_unique<OrtGraph>(engine_.library, engine_.device,

@@ -57,7 +57,7 @@ class OrtBackend : public Backend {
                     const std::vector<BoundTensor>& present = {});
     BoundGraph bind_trunk(int graph_id, const Plan& plan, int batch, int slot = 0,
                           bool prefill = false);
-    const OrtGraph& tail_graph(const Graph& graph);
+    const OrtGraph& tail_session(const Graph& graph);
 
     std::filesystem::path bundle_;
     Engine engine_;
