@@ -1,5 +1,4 @@
-"""PassError, which commands turn into a line on stderr and exit status 2, and a check that raises
-it after a fork."""
+"""PassError, of which commands make a line on stderr and exit status 2, and a check for forks."""
 
 import os
 
@@ -9,7 +8,7 @@ class PassError(Exception):
 
 
 def check_process(pid: int) -> None:
-    """Raises PassError if this is not the process `pid`, which opened the session: a fork has none
+    """Raise PassError if this is not the process `pid`, which opened the session: a fork has none
     of its threads."""
     if os.getpid() != pid:
         raise PassError(

@@ -1,5 +1,4 @@
-"""Files that a user names: reading text and lines of JSON, replacing a file in one step, and file
-locks."""
+"""Files that a user names: reads text and lines of JSON, replaces a file in one step, locks."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from pass_runtime.errors import PassError
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises PassError if it cannot be read or
-    is not UTF-8."""
+    """The text of a UTF-8 file, without a byte order mark. Raises PassError on failure."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -30,8 +28,7 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file `path` in one step: readers find the old content or the new one. Raises
-    PassError on failure."""
+    """Replace the file `path` in one step, as `replacing` does. Raises PassError on failure."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -120,8 +117,7 @@ def to_json(value: object, indent: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a .jsonl file that is not blank. number: its number in the file, from 1, blank
-    lines counted."""
+    """A line of a .jsonl file that is not blank. number: counted from 1, with blank lines."""
 
     number: int
     text: str

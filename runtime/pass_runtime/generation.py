@@ -107,7 +107,7 @@ class Stream(Generic[T]):
 
     def as_dict(self) -> dict[str, Any]:
         """The result of a finished request, for JSON."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "prompt_ids": self.prompt_ids,
             "token_ids": self.token_ids,
             "text": self.text,
@@ -117,7 +117,7 @@ class Stream(Generic[T]):
             "stats": self.stats.as_dict(),
         }
         if self._sequence.request.logprobs is not None:
-            found["logprobs"] = [
+            fields["logprobs"] = [
                 {
                     "token": token.id,
                     "logprob": logprobs.logprob,
@@ -126,7 +126,7 @@ class Stream(Generic[T]):
                 for token in self.tokens
                 if (logprobs := token.logprobs) is not None
             ]
-        return found
+        return fields
 
     def __iter__(self) -> Iterator[T]:
         if self._read_to_end:
@@ -272,8 +272,7 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
 
 
 def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:
-    """An asyncio.Event of the running loop. From now on it is set whenever one of these streams
-    gets an event."""
+    """An asyncio.Event of the running loop, set whenever one of these streams gets an event."""
     signal, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def notify() -> None:

@@ -27,7 +27,7 @@ MAX_BAD_WORD_BYTES = 1 << 14
 MAX_STOPS, MAX_STOP_BYTES = 64, 1 << 12
 """The most strings that `stop` may have, and the most bytes of all of them together."""
 MAX_SLOTS = 1024
-"""The largest `max_batch_size`."""
+"""The largest `max_batch_size`. The server and Triton take the same values."""
 DEFAULT_MAX_QUEUE = 1024
 """The default of `LoadOptions.max_queue`."""
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
@@ -38,19 +38,18 @@ MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 class GenerateOptions:
     """The options of a request.
 
-    plan: "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8" or "tree-16" (a tree of so many
-    drafts), "auto" (the fastest), "fused:4,3,2,2,1" or "tree:2,2,1,0" (how many look-ahead rows
-    follow the root, and each draft). A pass has one plan for all sequences: that of the oldest
-    request that names one; a tree only if all name a tree or "auto".
-    lookahead: the most look-ahead drafts of a pass, at most the bundle's L (None: L; 0: plain
-    decoding).
+    plan: "auto" (the fastest), "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8" or "tree-16"
+    (a tree of so many drafts), "fused:4,3,2,2,1" or "tree:2,2,1,0" (how many look-ahead rows follow
+    the root, and each draft). All sequences of a pass have the same plan: that of the oldest
+    request that names one. A tree becomes a chain unless all requests name a tree or "auto".
+    lookahead: look-ahead drafts per pass, 0 (plain decoding) to L of the bundle (None: L).
     draft: where drafts come from, one of `request_fields.DRAFT_SOURCES` (None: "both" for auto,
     else "lookahead").
-    stop: strings that end the text and are not part of it (one string is one stop), at most
-    MAX_STOPS of MAX_STOP_BYTES together. stop_token_ids: tokens that end it, too. ignore_eos: the
-    model's own end tokens do not end it.
+    stop: strings that end the text and are not part of it, at most MAX_STOPS, of MAX_STOP_BYTES in
+    total. A single string may be given without a list. stop_token_ids: tokens that also end the
+    text. ignore_eos: the model's own end tokens do not end the text.
     reuse_prefix: reuse K/V of an earlier request of the session that begins with the same tokens,
-    even if `LoadOptions.prefix_cache` does not. Their last bits may differ from those of a prefill.
+    even if `LoadOptions.prefix_cache` is off, and even if reuse may change bits of the results.
     cache_salt: K/V are shared only among requests with the same salt.
     logprobs: report with every token its log-probability, and those of this many of the likeliest
     tokens (0 to 20).
@@ -62,9 +61,9 @@ class GenerateOptions:
     bad_words: strings that the text does not contain: a token that would complete one is not drawn.
     The prompt is not part of the text, and special tokens have no text. allowed_token_ids: only
     these tokens are drawn; empty allows all.
-    shown_special_tokens: special tokens whose names are part of the text; the others are not shown.
-    min_tokens, bad_words or allowed_token_ids is not applied at a position where it would leave no
-    token.
+    shown_special_tokens: ids of the special tokens whose names the text shows.
+    At a position where min_tokens, bad_words or allowed_token_ids would leave no token, it is not
+    applied.
     """
 
     max_new_tokens: int = 128
@@ -98,7 +97,7 @@ class GenerateOptions:
             raise PassError("a constraint ends the text with an end token: leave out ignore-eos")
 
     def _check_types(self) -> None:
-        """Raises PassError if a field has the wrong type. numpy's numbers become Python's."""
+        """Raise PassError if a field has the wrong type. numpy's numbers become Python's."""
         # a frozen dataclass sets its own fields like this
         set_field = partial(object.__setattr__, self)
         for each in DECODING_FIELDS:
@@ -130,7 +129,7 @@ class GenerateOptions:
             raise PassError("bad_words must be a list of strings")
         if not all(isinstance(word, str) and word for word in words) or len(words) > MAX_BAD_WORDS:
             raise PassError(
-                f"bad_words must be at most {MAX_BAD_WORDS} strings, none empty, not these "
+                f"bad_words must be at most {MAX_BAD_WORDS} strings, none of them empty; there are "
                 f"{len(words)}"
             )
         if _total_bytes(words) > MAX_BAD_WORD_BYTES:
@@ -163,8 +162,8 @@ class LoadOptions:
     """How a bundle is loaded.
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto:
-    the bundle's engines if they fit this machine, else ONNX Runtime on CUDA if it has that and
-    there is a GPU, else on the CPU. "cuda:1" is the second GPU.
+    the bundle's engines if they fit this machine, else cuda if ONNX Runtime and the machine have
+    CUDA, else cpu. "cuda:1" is the second GPU.
     threads: CPU threads, 0 for ONNX Runtime's choice. max_batch_size: the most sequences that
     decode together (None: as many as the engines were built for, else
     `backends.base.DEFAULT_BATCH`). max_queue: the most sequences that may wait. capacity: the KV
@@ -212,7 +211,7 @@ class LoadOptions:
             object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
         if not 0 <= self.threads <= MAX_THREADS:
             raise PassError(
-                f"threads must be 0 (the engine's choice) to {MAX_THREADS}, not {self.threads}"
+                f"threads must be 0 (ONNX Runtime's choice) to {MAX_THREADS}, not {self.threads}"
             )
         if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:
             raise PassError(f"max-batch-size must be 1 to {MAX_SLOTS}, not {self.max_batch_size}")

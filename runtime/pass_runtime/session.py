@@ -45,8 +45,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """One model, and as many sequences at a time as its backend has slots. Any thread may call its
-    methods."""
+    """A model, and as many sequences at a time as it has slots. Any thread may call it."""
 
     def __init__(
         self,
@@ -72,8 +71,7 @@ class Session:
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
     def close(self) -> None:
-        """Cancel all requests and free the device's memory. The session cannot be used
-        afterwards."""
+        """Cancel all requests and free the device's memory. Afterwards no call works."""
         self._finalizer()
         self._resolver.grammars.close()
         if self.chat_template is not None:
@@ -222,8 +220,7 @@ class Session:
         return stream
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run
-        it."""
+        """The request for `options`, without its prompt. Raises PassError if it cannot run."""
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
@@ -271,14 +268,12 @@ class Session:
             self._worker.call(self.backend.save_kernels)
 
     def call(self, task: Callable[[Runner], T]) -> T:
-        """Run `task(runner)` on the thread that owns the runner, between two steps of the
-        scheduler; for benches."""
+        """Run `task(runner)` on the thread that owns the runner, between two steps; for benches."""
         return self._worker.call(lambda: task(self._scheduler.runner))
 
     @property
     def closed(self) -> bool:
-        """Whether the session takes no more requests: it was closed, or its worker or its device
-        has failed."""
+        """Whether the session was closed, or its worker or its device has failed."""
         return self._worker.closed or self.backend.failure is not None
 
     def usage(self) -> Usage:
@@ -292,8 +287,7 @@ def _token_ids(prompt: object) -> tuple[int, ...]:
 
 
 def _checked_text(text: str) -> str:
-    """`text`. Raises PassError if it has lone surrogates, which Python makes of command lines that
-    are not UTF-8."""
+    """`text`. Raises PassError for lone surrogates (a command line that is not UTF-8)."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -302,8 +296,7 @@ def _checked_text(text: str) -> str:
 
 
 def read_tokenizer(bundle: Path) -> Tokenizer:
-    """The tokenizer of a bundle, without the truncation and padding that older exports kept from
-    the model's file."""
+    """The tokenizer of a bundle, without truncation and padding, which older exports kept."""
     path = bundle / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))

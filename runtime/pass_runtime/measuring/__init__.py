@@ -1,2 +1,1 @@
-"""What benches, exports and training share: comparing texts, finding loops, counting passes, timing
-in turns."""
+"""What benches, exports and training share: comparing texts, counting passes, timing in turns."""

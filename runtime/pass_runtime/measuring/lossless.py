@@ -21,8 +21,7 @@ from pass_runtime.session import Session
 
 MAX_PERIOD_TOKENS = 48
 LOOP_REPEATS, END_LOOP_REPEATS = 3, 2
-"""The fewest times in a row that the period of a loop occurs: within a text, and at its end, which
-may cut it off."""
+"""The fewest repeats of a loop's period: within a text, and at its end, which may cut it off."""
 MIN_LOOP_TOKENS = 24
 """The fewest tokens of a loop, all repeats together: "no, no, no" is not a loop."""
 
@@ -57,14 +56,12 @@ def _repeats(tokens: Sequence[int], period: int) -> int | None:
 
 
 MARGIN_TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.8}
-"""Scores (logits / temperature, plus noise) closer than this are a near-tie, by the model's
-dtype."""
+"""By dtype: scores (logits / temperature, plus noise) closer than this are a near-tie."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two token sequences, and the margin between the scores of the two
-    tokens there."""
+    """The first difference of two token sequences, and the margin of the two scores there."""
 
     index: int
     tokens: tuple[int | None, int | None]
@@ -119,8 +116,7 @@ def first_difference(
 def token_scores(
     session: Session, prefix: Sequence[int], options: GenerateOptions
 ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """[V] scores of the token after `prefix`, from a plain autoregressive pass; the token drawn is
-    their argmax."""
+    """[V] scores of the token after `prefix` in plain decoding, which draws their argmax."""
     one_token = GenerateOptions(
         max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True
     )

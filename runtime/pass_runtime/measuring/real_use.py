@@ -72,13 +72,11 @@ CORE_KINDS = ("chat", "text", "code")
 """The kinds that the runtime's scripts measure unless they are told otherwise."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
 CONTINUED_KINDS = ("text", "code")
-"""The kinds whose prompts the model continues as plain text. Prompts of other kinds are chat
-messages."""
+"""The kinds whose prompts the model continues. Prompts of other kinds are chat messages."""
 ALL_KINDS = "all"
 """The name of all kinds together, in results."""
 EXTRA_TOKENS = MAX_LOOKAHEAD + 1
-"""Tokens to generate after the counted ones, so that the last pass that begins among the counted
-ones is complete."""
+"""Tokens to generate after the counted ones, so that the last counted pass is complete."""
 
 
 @dataclass(frozen=True)

@@ -74,16 +74,13 @@ class TokenIndex:
         self._sizes = np.array([len(text) for text in texts])
         self.longest = int(self._sizes.max(initial=0))
         self._ends = np.cumsum(self._sizes)  # by id, where its bytes end in `_bytes`
-        self._token = np.repeat(
-            np.arange(len(texts), dtype=np.int32), self._sizes
-        )  # by place in `_bytes`, the id
-        self._bytes = np.frombuffer(
-            b"".join(texts) + b"\0", np.uint8
-        )  # the last byte has a pair, too
+        # by place in `_bytes`, the id
+        self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)
+        # the last byte has a pair, too
+        self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
-        self._places = np.argsort(pairs, kind="stable").astype(
-            np.int32
-        )  # in `_bytes`, sorted by the pairs there
+        # in `_bytes`, sorted by the pairs there
+        self._places = np.argsort(pairs, kind="stable").astype(np.int32)
         self._first = np.append(
             np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)
         ).tolist()
@@ -158,9 +155,8 @@ class BadWords:
             state = self._automaton.shorter[state]
         taken = 0
         for first, end in sorted(ranges, key=lambda tokens: (tokens[0], -tokens[1])):
-            if (
-                first >= taken
-            ):  # else it lies within the one before: ranges are apart, or one within the other
+            # else it lies within the one before: ranges are apart, or one within the other
+            if first >= taken:
                 mask[self._index.order[first:end]] = True
                 taken = end
         return np.packbits(mask, bitorder="little").view("<u4").astype(np.uint32)

@@ -1,5 +1,4 @@
-"""Chat templates, rendered as Hugging Face's transformers renders them, and the messages that they
-take."""
+"""Chat templates, rendered as transformers renders them, and the messages that they take."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ templates write it as it is."""
 RENDER_LIMITS = Limits(cpu_seconds=5.0, memory_bytes=512 << 20)
 """Limits of rendering one prompt. Usual chat templates take milliseconds and few MiB."""
 MAX_CHILDREN = 2
-"""How many prompts may be rendered at a time: as many as the server has threads that read
-prompts."""
+"""The most prompts rendered at a time: as many as the server has threads that read prompts."""
 
 
 class ChatTemplate:
@@ -82,8 +80,7 @@ class ChatTemplate:
             self._call({"template": CHAT_TEMPLATE_FILES[name], "messages": None})
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt for the assistant's next turn. Raises PassError if the template refuses the
-        messages or exceeds its limits."""
+        """The prompt for the assistant's next turn. Raises PassError if the template fails."""
         return self.render_at(time.time(), messages, variables)
 
     def render_at(
@@ -126,8 +123,7 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """`value` with mappings as dicts and sequences as lists. Raises TypeError if JSON cannot hold
-    it."""
+    """`value` as dicts, lists and plain values. Raises TypeError if JSON cannot hold it."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):

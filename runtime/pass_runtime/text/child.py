@@ -54,8 +54,7 @@ CHILD_PROGRAM = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call. memory_bytes: beyond the address space that the process has after its
-    set-up."""
+    """Limits of one call. memory_bytes: what the set-up takes is not counted."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -115,14 +114,9 @@ class _Child:
         self._limits = limits
         # may be missing in sys.path with an editable install
         package = str(Path(__file__).parents[2])
+        program = CHILD_PROGRAM.format(path=[*sys.path, package], target=target)
         self._process = subprocess.Popen(
-            [
-                interpreter(),
-                "-I",
-                "-S",
-                "-c",
-                CHILD_PROGRAM.format(path=[*sys.path, package], target=target),
-            ],
+            [interpreter(), "-I", "-S", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -229,8 +223,7 @@ def interpreter() -> str:
 
 
 def serve(target: str) -> None:
-    """The child's main function: serves calls of `target` until the parent closes standard
-    input."""
+    """The child's main function: serves calls of `target` until standard input is closed."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between messages
     setup, seconds, memory, stack, forks = _next_message(source)

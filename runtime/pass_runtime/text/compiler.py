@@ -103,8 +103,7 @@ class PlainTokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that adds nothing before or after a text, and encodes the text of added tokens as
-    plain text."""
+    """A tokenizer that adds no tokens and encodes the text of added tokens as plain text."""
     written = json.loads(tokenizer.to_str())
     written |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     for name in ("normalizer", "pre_tokenizer"):
@@ -113,8 +112,7 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_prefix(step: Any) -> Any:
-    """`step`, a normalizer or pre-tokenizer, without adding a space before a text; None if nothing
-    is left of it."""
+    """A normalizer or pre-tokenizer that adds no space before a text; None if it does no more."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
@@ -133,8 +131,7 @@ STEP_LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-"""Limits of llguidance: two for one mask (about 10 ms), one for the states of a grammar's lexer (2
-to 7 KB each)."""
+"""llguidance's limits: two for a mask (about 10 ms), one for lexer states (2 to 7 KB each)."""
 NO_TOKEN = "NoExtension"
 """The beginning of llguidance's error if no token can follow and the text is not complete."""
 
@@ -188,8 +185,7 @@ def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _try(matcher: Any) -> None:
-    """Take the tokens that are forced at the beginning, and one more token. The caller checks
-    `is_error`."""
+    """Take the first forced tokens and one more token. The caller checks `is_error`."""
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if not matcher.is_error() and mask:

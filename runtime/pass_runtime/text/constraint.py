@@ -85,8 +85,7 @@ class Constraint:
         return self.json_schema if isinstance(self.json_schema, str) else ""
 
     def lark(self, name: str) -> str:
-        """The constraint as rules in llguidance's variant of Lark, to put into a grammar. The first
-        rule is `name`."""
+        """The constraint as rules in llguidance's variant of Lark. The first rule is `name`."""
         if self.json_object or self.schema:
             schema = json.loads(self.schema or '{"type": "object"}')
             if isinstance(schema, bool):

@@ -17,25 +17,12 @@ from urllib.parse import unquote, urldefrag, urljoin
 MAX_NAMES, MAX_NAME_BYTES = 64, 256
 """A pattern with more names, or longer ones, stays a pattern."""
 MAX_STEPS = 100_000
-"""How many parts of a schema are looked at, counting each time. Schemas can refer to one another
-without bound."""
+"""The most looks at parts of a schema, as schemas can refer to one another without bound."""
 PARTS = ("properties", "patternProperties", "$defs", "definitions")
-SINGLE = (
-    *(
-        "additionalProperties",
-        "additionalItems",
-        "items",
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "propertyNames",
-    ),
-)
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 OPTIONAL = ("additionalProperties", "additionalItems", "items")
-"""Keywords whose schema need not be met by anything."""
+"""Keywords whose schema no value need meet."""
+SINGLE = (*OPTIONAL, "not", "if", "then", "else", "contains", "propertyNames")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
 def without_dead_ends(schema: Any) -> Any:
@@ -145,8 +132,7 @@ def _text(schema: Any, name: str) -> str:
 
 
 def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """The keywords of an array's first items, one by one, and of the others: those of JSON Schema
-    2019, or 2020."""
+    """The keywords of an array's first items and of its others, in JSON Schema 2019 or 2020."""
     return (
         ("items", "additionalItems")
         if isinstance(schema.get("items"), list)

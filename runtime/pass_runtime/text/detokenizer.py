@@ -26,8 +26,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.bad_words import ROOT, Automaton
 
 MAX_UNBATCHED_LENGTH = 1 << 10
-"""Up to this many characters or tokens, the call that holds the GIL takes less time than its batch
-version."""
+"""Up to this many characters or tokens, the batch version takes longer than the other one."""
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -170,8 +169,7 @@ _PARTIAL_CHARACTER = re.compile(
     rb"(?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|\xed[\x80-\x9f]?|[\xe1-\xec\xee\xef][\x80-\xbf]?"
     rb"|\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2})\Z"
 )
-"""The last bytes of a text if they are the beginning of a character (table 3-7 of the Unicode
-standard)."""
+"""The last bytes of a text if they begin a character (table 3-7 of the Unicode standard)."""
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:

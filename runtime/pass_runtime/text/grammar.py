@@ -105,8 +105,7 @@ class GrammarState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count the CPU time of a `with` block. Raises ConstraintStopped if the budget is
-        exceeded."""
+        """Count a block's CPU time. Raises ConstraintStopped if the budget is exceeded."""
         started = time.thread_time()
         yield
         spent = time.thread_time() - started
@@ -126,8 +125,7 @@ QUICK_LIMITS = Limits(0.25, 256 * MIB, CHILD_STACK_BYTES)
 LONG_LIMITS = Limits(2.0, 256 * MIB, CHILD_STACK_BYTES)
 """What the two children may take for a constraint."""
 THREAD_STACK_BYTES = 8 * CHILD_STACK_BYTES
-"""The stack of the thread that compiles after a child has. It is larger, so that it suffices if the
-child's did."""
+"""The stack of the thread that compiles after a child: larger, so that it suffices as well."""
 MAX_QUICK_JOBS, MAX_LONG_JOBS = 128, 16
 """The most constraints in the queues of the two children."""
 MAX_GRAMMARS, MAX_CACHE_BYTES = 64, 128 * MIB

@@ -27,16 +27,13 @@ from pass_runtime.errors import PassError
 MAX_BYTES = 1 << 25
 """The most bytes of UTF-8 that a template may write: more than any model reads."""
 WRITTEN_ARGUMENTS = "written_arguments"
-"""The field of a called function that may stand in place of `arguments`: templates get
-`WrittenArguments` for it."""
+"""A called function's field in place of `arguments`. Templates get it as `WrittenArguments`."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of the field with a message's reasoning. A message that has one of them gets the first
-two."""
+"""A message's reasoning is in one of these fields. Templates get it in the first two."""
 
 
 class Renderer:
-    """The templates of a model. setup: `sources`, by file, and `tokens`, the special tokens by
-    variable."""
+    """The templates of a model. setup: `sources` by file, special `tokens` by variable."""
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]
@@ -94,8 +91,7 @@ class Renderer:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Plain JSON; jinja's own filter escapes it for HTML. `WrittenArguments` are written as
-        they are."""
+        """JSON without jinja's escapes for HTML. `WrittenArguments` are not changed."""
         found: dict[str, WrittenArguments] = {}
         if self._written:
             x = _without_written(x, found)
@@ -173,8 +169,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:
-    """`value` with stand-ins in place of `WrittenArguments`, which are added to `found`, by their
-    stand-ins."""
+    """`value` with stand-ins for `WrittenArguments`, which are added to `found`."""
     if isinstance(value, WrittenArguments):
         found[stand_in := secrets.token_hex(16)] = value
         return stand_in
@@ -188,8 +183,7 @@ def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:
 
 
 class _Generation(Extension):
-    """The tag `{% generation %}`, which marks the assistant's text for training. Only its content
-    is rendered."""
+    """The tag `{% generation %}`, which marks text for training: its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the name is jinja's
 
