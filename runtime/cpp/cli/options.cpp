@@ -106,8 +106,7 @@ SamplingParams SamplingFlags::params() const {
 
 namespace {
 
-// What is wrong with a value, if anything. Rewrites 010 as 10, because CLI11 would read it as
-// octal.
+// What is wrong with `value`, or "". Rewrites 010 as 10, because CLI11 would read it as octal.
 std::string problem(std::string& value, const std::string& type) {
     const std::string is_not = "'" + value + "' is not ";
     const char* first = value.data() + (value.starts_with('+') ? 1 : 0);

@@ -112,8 +112,7 @@ struct PASS_API LoadOptions {
     bool prefix_cache = true;
     // If more sequences than this decode at a time, none of them drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, the one that the build found, or the loader's
-    // choice.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else that of the build, else the loader's.
     std::filesystem::path onnxruntime;
     // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT,
     // $PASS_TENSORRT_RTX, or the loader's search.

@@ -84,8 +84,7 @@ class Backend {
     // The error with which the device was lost; null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
-    // Change the KV capacity, and keep lengths[slot] entries of every slot; or throw, changing
-    // nothing.
+    // Change the KV capacity, keeping lengths[slot] entries of every slot. If it throws, all stays.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);

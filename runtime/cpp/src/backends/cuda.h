@@ -61,8 +61,7 @@ struct Gpu {
     std::string target;
 };
 
-// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is above 0 and does not
-// exist.
+// GPU `ordinal`; none if it cannot be used. Throws Error without such a GPU, if it is not GPU 0.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 // A message about why `find_gpu` found none: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);

@@ -68,8 +68,7 @@ struct PlanConstants {
     std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees the other
     std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
     std::vector<std::int64_t> lookahead_rows;  // [A] the last rows of the window
-    // [D+1,depth] of a fused plan, else empty. Entry (a, j) is row j of the group after row a, or
-    // 0.
+    // [D+1,depth], empty unless fused. Entry (a, j) is row j of the group after row a, or 0.
     std::vector<std::int64_t> draft_rows;
     std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
@@ -96,8 +95,7 @@ struct Cycle {
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of
 // every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 always gives
-// `ar`, and "fused:" ignores all others. trees: the bundle's. Throws Error if there is no such
-// mode.
+// `ar`, and "fused:" ignores others. trees: the bundle's. Throws Error without such a mode.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

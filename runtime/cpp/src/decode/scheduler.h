@@ -31,8 +31,7 @@ class Scheduler {
 
     // Put a sequence at the end of the queue.
     void add(std::shared_ptr<SequenceState> sequence);
-    // Drop cancelled requests, admit, prefill, run one pass. Returns whether a sequence runs or
-    // waits.
+    // Drop cancelled requests, admit, prefill, run a pass. Returns whether sequences are left.
     bool step();
     // Finish every sequence, waiting ones too.
     void end_all(const End& end) noexcept;

@@ -65,8 +65,8 @@ class Line {
 };
 
 // Seconds of a pass by its shape: an estimate from timed passes (the sum of four lines), times a
-// correction for this shape, times the slowness of all passes, as on a busy machine or in a longer
-// text.
+// correction for this shape, times the slowness of all passes (on a busy machine, in a longer
+// text).
 class PassTimes {
    public:
     // like: the times for another sampler; with it, few shapes need be timed. The trunk's times are

@@ -60,8 +60,7 @@ class Tuner {
     // look-ahead or batch size. acceptances: of look-ahead drafts in each sequence that runs.
     Candidate next_candidate(int lookahead, int batch,
                              const std::vector<const ConditionalAcceptance*>& acceptances);
-    // The menu, the fastest first, without drafts deeper than `lookahead` and windows wider than
-    // timed.
+    // The menu, the fastest first, without deeper drafts and windows wider than those timed.
     std::vector<Candidate> candidates(int lookahead, int batch,
                                       const std::vector<double>& cumulative) const;
 

@@ -1,5 +1,5 @@
-// For tests/cpp: text BUNDLE reads lines of JSON. For a text it writes the ids; for {"ids": [...],
-// "stop": [...]}, with optional "prompt" and "min_tokens", the pieces and rest of the text, and the
+// For tests/cpp: text BUNDLE reads lines of JSON. For a text it writes the ids; for an object with
+// "ids", "stop" and perhaps "prompt" and "min_tokens", the pieces and rest of the text, and the
 // stop string.
 
 #include <iostream>

@@ -1,5 +1,4 @@
-// What the backend calls of TensorRT. nvinfer.cpp implements it with NVIDIA's headers, tests a
-// fake.
+// What the backend calls of TensorRT. nvinfer.cpp implements it; tests have a fake.
 #pragma once
 
 #include <cstddef>

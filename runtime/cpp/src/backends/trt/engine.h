@@ -49,15 +49,13 @@ class TrtScratch {
 // a captured CUDA graph is valid only while its context keeps profile, shapes and addresses.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded, or does not fit
-    // them.
+    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded or differs.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
               const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The first profile that admits `sizes` (symbolic dimension -> size). Throws Error if none
-    // does.
+    // The first profile that admits `sizes` (by symbolic dimension). Throws Error if none does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Put one run on the stream. Throws Error if the library refuses it.
     void enqueue(const EngineCall& call);
