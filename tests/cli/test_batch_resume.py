@@ -61,19 +61,20 @@ def test_a_killed_batch_continues(tiny_bundle: Path, requests: Path, whole: Path
 
 
 @pytest.mark.parametrize(
-    ("complete", "torn"),
+    ("kept", "torn"),
     [(4, 1), (4, 40), (4, -1), (0, 60)],
     ids=["one byte", "40 bytes", "all but the line feed", "the first line"],
 )
 def test_an_incomplete_last_line_is_done_again(
-    tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, complete: int, torn: int
+    tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, kept: int, torn: int
 ):
+    """kept: how many whole lines come before it. torn: where it is cut off."""
     lines = whole.read_bytes().splitlines(keepends=True)
     results = tmp_path / "out.jsonl"
-    results.write_bytes(b"".join(lines[:complete]) + lines[complete][:torn])
+    results.write_bytes(b"".join(lines[:kept]) + lines[kept][:torn])
     message = run(tiny_bundle, requests, results)
-    assert not complete or f"continuing after line {complete} of 8" in message
-    assert results.read_bytes().startswith(b"".join(lines[:complete]))
+    assert not kept or f"continuing after line {kept} of 8" in message
+    assert results.read_bytes().startswith(b"".join(lines[:kept]))
     assert content(results) == content(whole)
 
 

@@ -38,7 +38,7 @@ def add_nvidia_smi(checkout: Checkout, answer: str, status: int = 0) -> None:
     checkout.program(checkout.root / "bin/nvidia-smi", program)
 
 
-def used(checkout: Checkout, *flags: str, **environment: str) -> tuple[str, list[str]]:
+def run_demo(checkout: Checkout, *flags: str, **environment: str) -> tuple[str, list[str]]:
     """Run the script. Return the environment and package that pip got, and the calls of the
     toolkit up to the device. STATUS_OF_STDIN=0: the driver counts a GPU."""
     environment = {"STATUS_OF_STDIN": "1"} | environment
@@ -53,12 +53,12 @@ def used(checkout: Checkout, *flags: str, **environment: str) -> tuple[str, list
 def test_a_gpu_that_nvidia_smi_shows_is_used(checkout: Checkout):
     """It gets its own virtual environment, with the extra gpu."""
     add_nvidia_smi(checkout, SMI)
-    assert used(checkout) == (".venv-gpu .[export,gpu]", ON_GPU)
+    assert run_demo(checkout) == (".venv-gpu .[export,gpu]", ON_GPU)
 
 
 def test_a_gpu_that_the_driver_counts_is_used(checkout: Checkout):
     """A container may have no nvidia-smi."""
-    assert used(checkout, STATUS_OF_STDIN="0") == (".venv-gpu .[export,gpu]", ON_GPU)
+    assert run_demo(checkout, STATUS_OF_STDIN="0") == (".venv-gpu .[export,gpu]", ON_GPU)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_the_cpu_is_used_otherwise(
     checkout: Checkout, answer: str, status: int, flags: list[str], environment: dict[str, str]
 ):
     add_nvidia_smi(checkout, answer, status)
-    assert used(checkout, *flags, **environment) == (".venv .[cpu,export]", ON_CPU)
+    assert run_demo(checkout, *flags, **environment) == (".venv .[cpu,export]", ON_CPU)
 
 
 def test_without_nvidia_smi_the_chosen_model_runs_on_the_cpu(checkout: Checkout):
-    where, calls = used(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4")
+    where, calls = run_demo(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4")
     assert where == ".venv .[cpu,export]"
     names = ("smollm2-135m", "qwen2.5-coder-0.5b")
     assert calls == [call.replace(*names).replace("w8a8", "int4") for call in ON_CPU]
@@ -88,7 +88,7 @@ def test_without_nvidia_smi_the_chosen_model_runs_on_the_cpu(checkout: Checkout)
 def test_a_second_run_exports_nothing(checkout: Checkout):
     add_nvidia_smi(checkout, SMI)
     checkout.program(checkout.root / "build/smollm2-135m-fp16/pass_config.json", "{}")
-    assert used(checkout)[1] == ON_GPU[1:]
+    assert run_demo(checkout)[1] == ON_GPU[1:]
 
 
 @pytest.mark.parametrize("flags", [["--gpu"], ["--model"]])

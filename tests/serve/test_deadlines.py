@@ -119,7 +119,7 @@ def test_prompts_that_are_tokenized_take_places_in_the_queue(session, released):
     async def main() -> None:
         service = service_of(session, max_queue=2)
         slots = session.backend.capabilities.slots
-        reading = asyncio.create_task(
+        tokenizing = asyncio.create_task(
             service.parse(REQUEST.model_copy(update={"prompt": ["a" * 200] * (slots + 2)}))
         )
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ def test_prompts_that_are_tokenized_take_places_in_the_queue(session, released):
             await service.parse(REQUEST)
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
         released.set()
-        with (await reading).places, pytest.raises(ApiError):  # kept until the request begins
+        with (await tokenizing).places, pytest.raises(ApiError):  # which the request keeps
             await service.parse(REQUEST)
         assert await service.parse(REQUEST)
 

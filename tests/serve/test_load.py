@@ -45,9 +45,9 @@ def test_sixteen_clients(server, session):
     before = server.metric("vllm:request_success_total")
     aborted = server.metric("vllm:request_success_total", finished_reason="abort")
 
-    def work(number: int, places: range) -> list[str | None]:
+    def work(number: int, indices: range) -> list[str | None]:
         with httpx.Client(base_url=server.url, timeout=120) as client:
-            return [send(client, server, place, requests_of(number)[place]) for place in places]
+            return [send(client, server, index, requests_of(number)[index]) for index in indices]
 
     def load(first: int, last: int) -> list[list[str | None]]:
         texts = list(pool.map(lambda number: work(number, range(first, last)), range(CLIENTS)))
