@@ -68,7 +68,7 @@ def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
     tensors = _tensors(module)
     tied: dict[int, str] = {}
     shapes = [
-        (name, t.shape[name == "lookahead" :], t.dtype, tied.setdefault(id(t), name))
+        (name, t.shape[name == "lookahead_embeddings" :], t.dtype, tied.setdefault(id(t), name))
         for name, t in tensors.items()
     ]
     adapted = None if module.adapter is None else module.adapter.names

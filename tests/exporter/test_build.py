@@ -1,5 +1,4 @@
-"""pass-export build: what it refuses, what it says, and that it loses nothing when it is cut
-off."""
+"""pass-export build: its choices, its refusals, and builds that are interrupted or run together."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ class Stopping(SilentProgress):
         return step
 
 
-def test_an_interrupted_build_goes_on_where_it_was(bundle: Path):
+def test_an_interrupted_build_continues_with_the_next_engine(bundle: Path):
     before = (bundle / FILE_NAME).read_bytes()
     with pytest.raises(KeyboardInterrupt):
         build_engines(bundle, CONFIG, Stopping("tails", 4))
@@ -87,14 +86,14 @@ def test_an_interrupted_build_goes_on_where_it_was(bundle: Path):
 
 @pytest.fixture
 def any_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what becomes of engines: the library takes seconds to make a set of them."""
+    """Make engines without the library, which takes seconds."""
     monkeypatch.setattr(
         EngineBuilder, "build", lambda _self, source, _step: repr(source.profiles).encode()
     )
 
 
 @pytest.mark.usefixtures("any_engines")
-def test_engines_are_replaced_only_when_asked_for(bundle: Path):
+def test_engines_are_replaced_with_force_only(bundle: Path):
     first = build_engines(bundle, CONFIG, SilentProgress()).engines
     with pytest.raises(PassError, match=r"already; use --force"):
         build_engines(bundle, CONFIG, SilentProgress())
@@ -109,7 +108,7 @@ def test_engines_are_replaced_only_when_asked_for(bundle: Path):
     assert read_manifest(bundle).engines == (second, other)
 
 
-def test_a_set_is_made_by_one_build_at_a_time(bundle: Path):
+def test_only_one_build_at_a_time_makes_a_set(bundle: Path):
     with engine_staging.staging(bundle, "of-one-gpu"):
         with (
             pytest.raises(
@@ -128,10 +127,10 @@ def test_a_set_is_made_by_one_build_at_a_time(bundle: Path):
 
 
 @pytest.mark.usefixtures("any_engines")
-def test_the_manifest_is_changed_by_one_build_at_a_time(
+def test_only_one_build_at_a_time_changes_the_manifest(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two that end together would each list their own set alone."""
+    """Otherwise the manifest would list the engines of one of two builds that end together."""
 
     def read(path: Path) -> Manifest:
         with pytest.raises(BlockingIOError):
@@ -144,7 +143,7 @@ def test_the_manifest_is_changed_by_one_build_at_a_time(
 
 
 def source_of(node: onnx.NodeProto, dtype: str = "float32") -> Source:
-    """A graph of one node that takes x [n] and gives y [n]."""
+    """Return a graph of one node with the input x [n] and the output y [n]."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
@@ -163,8 +162,7 @@ def build_one(source: Source) -> bytes:
 def test_engines_that_compile_kernels_allocate_nothing_while_they_run(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A CUDA graph could not hold that. An engine whose operators need it is refused by the library
-    itself."""
+    """A CUDA graph cannot allocate. The library refuses operators that need to."""
     import tensorrt_rtx as trt
 
     made, config = [], EngineBuilder._config
@@ -187,14 +185,11 @@ def test_engines_that_compile_kernels_allocate_nothing_while_they_run(
         (4160, (512, 2048, 4160)),
     ],
 )
-def test_no_number_of_columns_is_hardly_less_than_the_capacity(
-    capacity: int, columns: tuple[int, ...]
-):
-    """As --max-seq-len 512 and 2048 would have them, with a window beside."""
+def test_columns_just_below_the_capacity_are_left_out(capacity: int, columns: tuple[int, ...]):
     assert column_steps(capacity) == columns
 
 
-def test_an_unsupported_operator_is_named_with_what_to_do():
+def test_an_unsupported_operator_is_refused_by_name():
     node = helper.make_node("Bernoulli", ["x"], ["y"], name="toss")
     with pytest.raises(
         PassError, match=r"g\.onnx: .* node 'toss' \(Bernoulli\): .*Reducing a failing graph"
@@ -202,7 +197,7 @@ def test_an_unsupported_operator_is_named_with_what_to_do():
         build_one(source_of(node))
 
 
-def test_a_graph_that_is_not_the_manifests_is_refused():
+def test_a_graph_with_other_tensors_than_the_manifest_is_refused():
     node = helper.make_node("Neg", ["x"], ["y"])
     assert build_one(source_of(node))
     with pytest.raises(
@@ -286,12 +281,10 @@ def test_capacity(manifest: Manifest, options, expected):
         choose_capacity(config.capacity, config.max_seq_len, manifest)
 
 
-def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
+def test_an_engine_that_needs_too_much_memory_is_refused(tiny_bundle: Path, manifest: Manifest):
     profiles = graph_sources(tiny_bundle, manifest, (512,))[-1].profiles
     small, large = (estimate(tiny_bundle, manifest, profiles, 512, batch, 0) for batch in (1, 8))
-    cache = (
-        2 * 2 * 2 * 16 * 512 * 4
-    )  # keys and values, layers, KV heads, head size, columns, float32
+    cache = 2 * 2 * 2 * 16 * 512 * 4  # keys and values, layers, KV heads, head size, columns, fp32
     assert (small.kv_cache, large.kv_cache) == (cache, 8 * cache)
     assert small.weights == sum(
         (tiny_bundle / name).stat().st_size for name in ("trunk.onnx", "trunk.onnx.data")
@@ -302,9 +295,9 @@ def test_memory_is_estimated_and_refused(tiny_bundle: Path, manifest: Manifest):
         check_fits(small, small.total - 1, 512)
 
 
-def test_chunks_of_prompts(tiny_bundle: Path, manifest: Manifest):
-    """Wide ones where the cache has room and a chunk's rows need no more than a GiB; the estimate
-    knows of them."""
+def test_prefill_widths(tiny_bundle: Path, manifest: Manifest):
+    """They are limited by the capacity and by a GiB for the rows; the estimate of memory includes
+    them."""
     columns = (512, 2048, 4160)
     large = manifest.model_copy(update={"model": manifest.model.model_copy(update={"heads": 64})})
 
@@ -339,83 +332,32 @@ def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
     assert len(EngineBuilder(RTX, ("sm89",)).build(trunk, lambda _done, _steps: None))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx"],
-            "no GPU is visible; name the target: --compute-capability "
-            "sm75|sm80|sm86|sm89|sm120|sm121, or make it visible: cuda",
-        ),
-        (["build", "{bundle}", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
-        (["build", "{bundle}", "--engine", "abacus"], "'abacus' is not one of"),
-        (["build", "/nowhere", "--engine", "tensorrt-rtx"], "is not a bundle"),
-        (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--compute-capability", "9.0"],
-            "has no target sm90",
-        ),
-        (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--max-batch-size", "0"],
-            "must be 1 to 256",
-        ),
-        (["build", "{bundle}", "--engine", "tensorrt-rtx", "--workspace", "0"], "at least 1 MiB"),
-        (
-            [
-                "build",
-                "{bundle}",
-                "--engine",
-                "tensorrt-rtx",
-                "--compute-capability",
-                "8.9",
-                "--device-memory",
-                "0.1",
-            ],
-            "the GPU has 0.10 GiB",
-        ),
-        (
-            [
-                "build",
-                "{bundle}",
-                "--engine",
-                "tensorrt-rtx",
-                "--compute-capability",
-                "8.9",
-                "--verify",
-            ],
-            "--verify runs the engines and no GPU is visible",
-        ),
-        (
-            [
-                "build",
-                "{bundle}",
-                "--engine",
-                "tensorrt-rtx",
-                "--compute-capability",
-                "8.9",
-                "--timing-cache",
-                "x",
-            ],
-            "leave out --timing-cache",
-        ),
-        (
-            ["build", "{bundle}", "--engine", "tensorrt-rtx", "--prefill-widths", "9,x"],
-            "for '--prefill-widths': give integers separated by commas, such as 1024,256, not "
-            "'9,x'",
-        ),
-        (["--model", "x", "--capacity", "512"], "--capacity is about engines: add --engine"),
-        (
-            ["--force", "build", "{bundle}", "--engine", "tensorrt"],
-            "put --force after `build`, or leave it out",
-        ),
-        (["--lookahead", "4"], "name the model"),
-        (["--model", "x", "--engine", "tensorrt"], "pip install 'pass-toolkit[tensorrt]'"),
-    ],
-)
-def test_what_a_user_can_mend_is_one_line(tiny_bundle: Path, arguments, message):
-    result = CliRunner().invoke(
-        main, [part.replace("{bundle}", str(tiny_bundle)) for part in arguments]
-    )
+BUILD = "build {bundle} --engine tensorrt-rtx"
+REFUSED_LINES = {
+    BUILD: "no GPU is visible; name the target: --compute-capability "
+    "sm75|sm80|sm86|sm89|sm120|sm121, or make it visible: cuda",
+    "build {bundle} --engine tensorrt": "pip install 'pass-toolkit[tensorrt]'",
+    "build {bundle} --engine abacus": "'abacus' is not one of",
+    "build /nowhere --engine tensorrt-rtx": "is not a bundle",
+    f"{BUILD} --compute-capability 9.0": "has no target sm90",
+    f"{BUILD} --max-batch-size 0": "must be 1 to 256",
+    f"{BUILD} --workspace 0": "at least 1 MiB",
+    f"{BUILD} --compute-capability 8.9 --device-memory 0.1": "the GPU has 0.10 GiB",
+    f"{BUILD} --compute-capability 8.9 --verify": "--verify runs the engines and no GPU is visible",
+    f"{BUILD} --compute-capability 8.9 --timing-cache x": "leave out --timing-cache",
+    f"{BUILD} --prefill-widths 9,x": "for '--prefill-widths': give integers separated by commas, "
+    "such as 1024,256, not '9,x'",
+    "--model x --capacity 512": "--capacity is about engines: add --engine",
+    "--force build {bundle} --engine tensorrt": "put --force after `build`, or leave it out",
+    "--lookahead 4": "name the model",
+    "--model x --engine tensorrt": "pip install 'pass-toolkit[tensorrt]'",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED_LINES)
+def test_a_refusal_is_one_line(tiny_bundle: Path, line: str):
+    result = CliRunner().invoke(main, [part.format(bundle=tiny_bundle) for part in line.split()])
     assert result.exit_code == 2
-    lines = result.stderr.strip().splitlines()
-    assert message in " ".join(lines[-1].split())
-    assert lines[-1].lower().startswith("error: ")
+    last = result.stderr.strip().splitlines()[-1]
+    assert REFUSED_LINES[line] in " ".join(last.split())
+    assert last.lower().startswith("error: ")

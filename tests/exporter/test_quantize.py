@@ -1,5 +1,4 @@
-"""Quantized weights: how far rounding moves them, what is stored, and what a quantized bundle
-holds."""
+"""Quantized weights: the errors of rounding, the weights of a quantized bundle, and the options."""
 
 from __future__ import annotations
 
@@ -7,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from export_process import command, error_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trunk_graphs import count, optimized_graph
 
 from conftest import export_bundle
 from pass_exporter.config import ExportConfig
@@ -99,8 +98,8 @@ def test_zero_points_are_nearer_to_weights_that_are_not_symmetric():
     assert errors[0] < errors[1] / 2
 
 
-def test_rows_are_rounded_alone():
-    """Large weights are rounded a part at a time."""
+def test_a_row_is_rounded_without_the_others():
+    """So large weights can be rounded in parts."""
     weight = torch.randn(300, 1024, generator=torch.Generator().manual_seed(0))
     for scheme in (*SCHEMES.values(), FP8):
         whole, last = round_to(scheme, weight), round_to(scheme, weight[299:])
@@ -123,7 +122,7 @@ def free_bundle(in_format: Callable[[str], Path]) -> Path:
 
 
 def weight_kinds(bundle: Path) -> dict[int, int]:
-    """How many MatMuls have a weight of which ONNX data type."""
+    """Return the number of products by the ONNX data type of their weights."""
     graph = onnx.load(bundle / "trunk.onnx", load_external_data=False).graph
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     by_output = {node.output[0]: node for node in graph.node}
@@ -152,13 +151,8 @@ def test_onnx_runtime_fuses_every_quantized_product(
     int4_bundle: Path, free_bundle: Path, tmp_path: Path
 ):
     for bundle in (int4_bundle, free_bundle):
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-        ort.InferenceSession(bundle / "trunk.onnx", options, providers=["CPUExecutionProvider"])
-        nodes = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
-        kinds = [node.op_type for node in nodes]
-        assert kinds.count("MatMulNBits") == 15 and "DequantizeLinear" not in kinds
+        graph = optimized_graph(bundle / "trunk.onnx", tmp_path)
+        assert count(graph, "MatMulNBits") == 15 and not count(graph, "DequantizeLinear")
 
 
 def test_manifest_says_how_weights_are_quantized(
@@ -175,7 +169,7 @@ def test_manifest_says_how_weights_are_quantized(
         check_formats(read_manifest(free_bundle), ["sm89"])
 
 
-def test_zero_points_are_for_integers(tiny_model: Path, tmp_path: Path):
+def test_zero_points_are_refused_for_fp8_and_for_engines(tiny_model: Path, tmp_path: Path):
     flags = ("--model", tiny_model, "--zero-points", "-o", tmp_path / "bundle")
     assert "--zero-points is for --weights int4 and int8" in error_line(
         command(*flags, "--weights", "fp8")
@@ -190,23 +184,7 @@ def test_int4_has_zero_points_where_cpus_run_it():
         assert ExportConfig("model", weights="int4", **options).spec.scheme == INT4
 
 
-def test_calibration_is_for_int4(tiny_model: Path, tmp_path: Path):
-    (tmp_path / "short.txt").write_text("too short")
-    flags = (
-        "--model",
-        tiny_model,
-        "--lookahead",
-        1,
-        "-o",
-        tmp_path / "bundle",
-        "--calibrate",
-        tmp_path / "short.txt",
-    )
-    assert "--calibrate is for --weights int4" in error_line(command(*flags, "--weights", "int8"))
-    assert "give one of at least 512" in error_line(command(*flags, "--weights", "int4"))
-
-
-def test_tied_embeddings_stay_exact(tmp_path: Path):
+def test_tied_embeddings_are_not_quantized(tmp_path: Path):
     from conftest import make_model
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
@@ -236,36 +214,16 @@ def test_verify_reports_quality(tiny_model: Path, tmp_path: Path):
     assert full.split()[1].rstrip(",") == full.split()[6]  # of the bundle, of torch
 
 
-def test_verify_needs_text(tiny_model: Path, tmp_path: Path):
-    (tmp_path / "short.txt").write_text("too short")
-    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--verify")
-    assert "at least 256" in error_line(command(*flags, tmp_path / "short.txt"))
-    assert "No such file" in error_line(command(*flags, tmp_path / "none.txt"))
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_int4_without_text(tiny_model: Path, tmp_path: Path):
-    """Rounded to the nearest codes, in the same schemes as with text: q, k and v in int8."""
-    bundles = {
-        str(text): read_manifest(
-            export_bundle(tiny_model, tmp_path / str(text), weights="int4", calibrate=text)
-        )
-        for text in (None, Path("none"))
-    }
-    with_text, nearest = (bundles[name].model.quantization for name in ("None", "none"))
+def test_int4_without_text_has_the_schemes_of_int4_with_text(
+    tiny_model: Path, free_bundle: Path, tmp_path: Path
+):
+    options = {"weights": "int4", "calibrate": Path("none")}
+    rounded = export_bundle(tiny_model, tmp_path / "rounded", **options)
+    with_text, nearest = (read_manifest(b).model.quantization for b in (free_bundle, rounded))
     assert with_text is not None and nearest is not None
     assert (with_text.calibration, nearest.calibration) == ("the model's own text", None)
     assert nearest.layers == with_text.layers and nearest.lm_head == with_text.lm_head
-    flags = (
-        "--model",
-        tiny_model,
-        "--lookahead",
-        1,
-        "-o",
-        tmp_path / "bundle",
-        "--calibrate",
-        "none",
-    )
+    flags = ("--model", tiny_model, "-o", tmp_path / "bundle", "--calibrate", "none")
     assert "w8a8 cannot do without text" in error_line(command(*flags, "--weights", "w8a8"))
 
 

@@ -1,5 +1,4 @@
-"""pass-export triton: a model that appears whole or not at all, in a repository that may have
-others."""
+"""pass-export triton writes whole models into a repository, and refuses what cannot be served."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 
 
 def run(*arguments: object) -> str:
-    """What it prints; its one line on stderr where it fails."""
+    """Return what the command prints: the model, or the one line of its error."""
     done = CliRunner().invoke(main, ["triton", *map(str, arguments)])
     if done.exit_code == 0:
         return done.stdout.strip()
@@ -32,11 +31,8 @@ def parameters(config: str) -> dict[str, str]:
 
 
 def test_a_model_refers_to_its_bundle(tiny_bundle: Path, tmp_path: Path):
-    model = Path(
-        run(
-            tiny_bundle, "-o", tmp_path / "new" / "models", "--max-batch-size", 3, "--device", "cpu"
-        )
-    )
+    flags = ("--max-batch-size", 3, "--device", "cpu")
+    model = Path(run(tiny_bundle, "-o", tmp_path / "new" / "models", *flags))
     assert model == tmp_path / "new" / "models" / "tiny-llama"
     config = (model / "config.pbtxt").read_text()
     assert parameters(config) == {
@@ -52,20 +48,11 @@ def test_a_model_refers_to_its_bundle(tiny_bundle: Path, tmp_path: Path):
     assert "output_ids" not in config
 
 
-def test_another_is_put_beside_it_with_its_bundle(tiny_bundle: Path, tmp_path: Path):
+def test_a_second_model_copies_its_bundle(tiny_bundle: Path, tmp_path: Path):
     run(tiny_bundle, "-o", tmp_path)
-    more = (
-        "--tokens",
-        "--copy",
-        "--instances",
-        2,
-        "--device",
-        "cuda",
-        "--reuse-prefix",
-        "--no-prefix-cache",
-    )
-    more = (*more, "--speculative-max-concurrency", 0)
-    model = Path(run(tiny_bundle, "-o", tmp_path, *more))
+    flags = "--tokens --copy --instances 2 --device cuda --reuse-prefix --no-prefix-cache"
+    flags = f"{flags} --speculative-max-concurrency 0"
+    model = Path(run(tiny_bundle, "-o", tmp_path, *flags.split()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-llama", "tiny-llama-tokens"]
     config = (model / "config.pbtxt").read_text()
     assert "count: 2 kind: KIND_GPU" in config
@@ -77,12 +64,11 @@ def test_another_is_put_beside_it_with_its_bundle(tiny_bundle: Path, tmp_path: P
     assert "text_input" not in config
 
 
-def test_an_old_model_is_replaced_only_when_that_is_said(tiny_bundle: Path, tmp_path: Path):
+def test_a_model_is_replaced_with_force_only(tiny_bundle: Path, tmp_path: Path):
     model = Path(run(tiny_bundle, "-o", tmp_path))
     (model / "note").write_text("mine")
-    told = run(tiny_bundle, "-o", tmp_path)
-    assert "--force" in told
-    assert "--served-model-name" in told
+    error = run(tiny_bundle, "-o", tmp_path)
+    assert "--force" in error and "--served-model-name" in error
     assert (model / "note").exists()
     run(tiny_bundle, "-o", tmp_path, "--force")
     assert sorted(path.name for path in model.iterdir()) == ["1", "config.pbtxt"]
@@ -120,7 +106,7 @@ def test_a_failure_leaves_nothing(
         (["--capacity", 100_000], "more than the 768 tokens of the model"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_wrong_options_are_refused(
     tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str
 ):
     assert message in run(tiny_bundle, "-o", tmp_path / "models", *arguments)
@@ -143,7 +129,7 @@ def bf16_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
-def test_what_onnx_runtime_does_not_run_is_refused(bf16_bundle: Path, tmp_path: Path, device: str):
+def test_bf16_without_engines_is_refused(bf16_bundle: Path, tmp_path: Path, device: str):
     said = run(bf16_bundle, "-o", tmp_path / "models", "--device", device)
     assert (
         f"run pass-export build {bf16_bundle} --engine tensorrt; for ONNX Runtime export with "
@@ -156,38 +142,20 @@ def test_what_onnx_runtime_does_not_run_is_refused(bf16_bundle: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("current", [True, False])
-def test_engines_of_the_present_graphs_are_enough(bf16_bundle: Path, tmp_path: Path, current: bool):
-    """Whether they fit the machine that Triton will run on cannot be known here."""
+def test_engines_must_be_of_the_graphs_of_the_bundle(
+    bf16_bundle: Path, tmp_path: Path, current: bool
+):
     shutil.copytree(bf16_bundle, tmp_path / "bundle")
     manifest = read_manifest(bf16_bundle)
-    sizes = {
-        "lookahead": 1,
-        "max_batch_size": 1,
-        "capacities": (64,),
-        "prefill_widths": (),
-        "engines": (),
-    }
+    sizes = {"lookahead": 1, "max_batch_size": 1, "capacities": (64,)}
     content = manifest.content if current else "0" * 64
-    made = EngineSet(
-        directory="x",
-        library="tensorrt",
-        version="10.16",
-        targets=("sm90",),
-        bundle=content,
-        **sizes,
-    )
+    built = {"library": "tensorrt", "version": "10.16", "targets": ("sm90",), "bundle": content}
+    made = EngineSet(directory="x", prefill_widths=(), engines=(), **built, **sizes)
     changed = manifest.model_copy(update={"engines": (made,)})
     (tmp_path / "bundle" / FILE_NAME).write_text(changed.model_dump_json())
     for device in ("tensorrt", "auto"):
-        said = run(
-            tmp_path / "bundle",
-            "-o",
-            tmp_path / "models",
-            "--served-model-name",
-            device,
-            "--device",
-            device,
-        )
+        flags = ("-o", tmp_path / "models", "--served-model-name", device, "--device", device)
+        said = run(tmp_path / "bundle", *flags)
         if current:
             assert said == str(tmp_path / "models" / device)
         else:
@@ -197,7 +165,7 @@ def test_engines_of_the_present_graphs_are_enough(bf16_bundle: Path, tmp_path: P
             )
 
 
-def test_wrong_places_are_refused(tiny_bundle: Path, tmp_path: Path):
+def test_wrong_paths_are_refused(tiny_bundle: Path, tmp_path: Path):
     model = run(tiny_bundle, "-o", tmp_path / "models")
     assert "name the repository" in run(tiny_bundle, "-o", model)
     (tmp_path / "file").write_text("")

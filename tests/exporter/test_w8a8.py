@@ -1,5 +1,4 @@
-"""Static 8-bit activations: folding, calibration, what the graph holds, and what is left of the
-text."""
+"""Static 8-bit activations: smoothing, calibration, graphs, checks and texts."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import copy
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from conftest import SilentProgress, export_bundle, make_model, write_random_wei
 from pass_exporter.checks.cases import torch_cases
 from pass_exporter.checks.rounded import FILE_PREFIX, with_torch_codes
 from pass_exporter.checks.verify import Limits, check_trunk
+from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import LookaheadWeights, read_lookahead
 from pass_exporter.model.registry import resolve
@@ -40,11 +41,12 @@ from pass_exporter.quantize.smooth import smooth
 from pass_exporter.quantize.spec import INT8_BY_OUTPUT, SPECS
 from pass_exporter.quantize.text import file_ids, own_ids
 from pass_runtime import GenerateOptions, PassError, SamplingParams, read_manifest
-from pass_runtime.measuring.lossless import first_difference, run_tokens
+from pass_runtime.measuring.lossless import run_tokens
 from pass_runtime.options import LoadOptions
 from pass_runtime.session import load_verified
+from same_text import assert_same_text
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma3_text", "olmo2"]
+FAMILIES = SUPPORTED_FAMILIES
 Loaded = tuple[LoadedModel, LookaheadWeights]
 
 
@@ -237,7 +239,7 @@ def test_the_predicted_loss_is_near_the_real_one(families):
     assert predicted / 3 < divergence < predicted * 3
 
 
-def test_the_worst_are_left_out_until_the_rest_fits():
+def test_the_points_with_the_largest_losses_stay_weight_only():
     points = points_of(8)
     found = {
         point: StaticScale(1.0, loss)
@@ -257,7 +259,7 @@ def points_of(count: int):
 
 
 @pytest.mark.parametrize("factor", [1.02, 4.0])
-def test_a_wrong_scale_of_one_layer_is_found_out(
+def test_the_check_finds_a_wrong_scale_of_one_layer(
     w8a8_bundle: Path, tiny_model: Path, adapter_weights: Path, tmp_path: Path, factor: float
 ):
     loaded, lookahead_weights = load_tiny((tiny_model, adapter_weights), 4)
@@ -286,7 +288,7 @@ def test_a_wrong_scale_of_one_layer_is_found_out(
 
 @pytest.mark.parametrize("portable", [True, False], ids=["portable", "derived"])
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (0.9, 0, 1.0), (0.9, 40, 0.9)], ids=str)
-def test_plans_write_the_same_text(
+def test_every_plan_is_plain_decoding(
     w8a8_bundle: Path, values: tuple[float, int, float], portable: bool
 ):
     manifest = read_manifest(w8a8_bundle)
@@ -297,31 +299,33 @@ def test_plans_write_the_same_text(
     prompt = session.encode("def add(a, b):\n    return a + b\ndef add(a")
     for seed in (0, 5):
         sampling = SamplingParams(*values, seed)
-        plain = run_tokens(
-            session, prompt, GenerateOptions(48, sampling, "ar", ignore_eos=True)
-        ).token_ids
+        plain = GenerateOptions(48, sampling, "ar", ignore_eos=True)
+        text = run_tokens(session, prompt, plain).token_ids
         for plan in ("two-pass", "fused", "fused:2,1,0", "auto"):
-            options = GenerateOptions(48, sampling, plan, ignore_eos=True)
-            tokens = run_tokens(session, prompt, options).token_ids
-            difference = first_difference(session, prompt, options, plain, tokens)
-            assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
+            assert_same_text(session, prompt, replace(plain, plan=plan), text)
 
 
-def test_calibration_text(tiny_model: Path, tmp_path: Path):
-    loaded = load_model(resolve(str(tiny_model)), "fp32")
+def test_a_file_is_cut_into_sequences_for_calibration(tiny_model: Path):
     text = "The quick brown fox jumps over the lazy dog. " * 1000
-    assert file_ids(loaded.tokenizer, text).shape == (24, 256)
+    assert file_ids(load_model(resolve(str(tiny_model)), "fp32").tokenizer, text).shape == (24, 256)
+
+
+@pytest.mark.parametrize(
+    ("file", "weights", "error"),
+    [
+        ("short.txt", "w8a8", "at least 512"),
+        ("short.txt", "int4", "give one of at least 512"),
+        ("empty.txt", "w8a8", "--calibrate needs text"),
+        ("none.txt", "w8a8", "No such file"),
+        ("short.txt", "full", "--calibrate is for --weights int4 and w8a8"),
+        ("short.txt", "int8", "--calibrate is for --weights int4 and w8a8"),
+    ],
+)
+def test_unusable_text_for_calibration_is_refused(
+    tiny_model: Path, tmp_path: Path, file: str, weights: str, error: str
+):
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty.txt").write_text("\n")
-    flags = ("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle", "--calibrate")
-    assert "at least 512" in error_line(
-        command(*flags, tmp_path / "short.txt", "--weights", "w8a8")
-    )
-    assert "--calibrate needs text" in error_line(
-        command(*flags, tmp_path / "empty.txt", "--weights", "w8a8")
-    )
-    assert "No such file" in error_line(command(*flags, tmp_path / "none.txt", "--weights", "w8a8"))
-    assert "--calibrate is for --weights int4 and w8a8" in error_line(
-        command(*flags, tmp_path / "short.txt")
-    )
+    flags = ("--model", tiny_model, "--weights", weights, "-o", tmp_path / "bundle", "--calibrate")
+    assert error in error_line(command(*flags, tmp_path / file))
     assert not (tmp_path / "bundle").exists()
