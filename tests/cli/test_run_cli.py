@@ -147,7 +147,10 @@ REFUSED_FLAGS = {
     "no tokens": (["--max-new-tokens", "0"], "max-new-tokens"),
     "unknown device": (["--device", "abacus"], "abacus"),
     "negative threads": (["--threads", "-1"], "threads must be 0"),
-    "threads without end": (["--threads", "100000"], "threads must be 0 (the engine's choice) to "),
+    "threads without end": (
+        ["--threads", "100000"],
+        "threads must be 0 (ONNX Runtime's choice) to ",
+    ),
     "system message without chat": (["--system", "Be brief."], "add --chat"),
     "newline of a prompt that is given": (["--keep-newline"], "--keep-newline"),
     "two prompts": (["--prompt-file", "x"], "not both"),

@@ -179,7 +179,7 @@ TEST_CASE("a long prompt is kept while short requests take its slot", "[prefix]"
         for (std::int64_t turn = 0; turn < 3; ++turn) {
             const auto length = static_cast<std::int64_t>(conversation.size());
             conversation.push_back(turn);
-            CHECK(machine.cached(machine.submit(conversation)) == whole_blocks(length - 1));
+            CHECK(machine.cached(machine.submit(conversation)) == rounded_to_blocks(length - 1));
             machine.cached(machine.submit({12, 13}));
         }
     }

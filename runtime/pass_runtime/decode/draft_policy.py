@@ -1,5 +1,4 @@
-"""Which pass comes next: a plan of the cycle (plans that passes use in turn), or one that verifies
-n-gram drafts.
+"""Which pass comes next: the next plan of the cycle, or a plan that verifies n-gram drafts.
 
 Nothing here can change the text: the model verifies every draft.
 """
@@ -38,10 +37,10 @@ class DraftPolicy:
         next_plan: Plan | None,
         plans: Sequence[Plan],
     ) -> int:
-        """How many n-gram drafts of each slot to verify in a separate pass; 0 for none. plans[i]
-        verifies i + 1.
+        """Return how many n-gram drafts of each slot to verify in a separate pass; 0: no such pass.
 
-        next_plan: the next plan of the cycle if it can verify some of them, too; None if it cannot.
+        plans: plans[i] verifies i + 1 drafts. next_plan: the next plan of the cycle, if it can
+        verify drafts.
         """
         return len(plans) if next_plan is None else 0
 
@@ -69,7 +68,7 @@ class ExpectedRate(DraftPolicy):
         if best >= SWITCH_MARGIN * rate:
             return count
         for slot in slots:
-            # not verified: their rates drift back, so that n-gram drafts are tried again
+            # The drafts are not verified now, but must be tried again later.
             if slot.ngram:
                 for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.matched)):
                     acceptance.forget()
@@ -79,8 +78,8 @@ class ExpectedRate(DraftPolicy):
         return self._tuner.ngram(slot.matched, slot.current.ngram_acceptance)
 
     def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
-        """The highest expected tokens per second of `plans`, which verify 1, 2, ... n-gram drafts,
-        and how many drafts that plan verifies."""
+        """Return the highest expected tokens per second of `plans` (plans[i] verifies i + 1 n-gram
+        drafts), and how many drafts that plan verifies."""
         matching = [
             (cumulative_acceptance(self._acceptance(s).rates), len(s.ngram))
             for s in slots
@@ -91,7 +90,7 @@ class ExpectedRate(DraftPolicy):
             tokens = sum(
                 cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching
             )
-            tokens += len(slots) - len(matching)  # a sequence without a match writes one token
+            tokens += len(slots) - len(matching)  # one token for each sequence without a match
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
         best = max(rates, default=0.0)
         return best, rates.index(best) + 1 if rates else 0
@@ -99,9 +98,9 @@ class ExpectedRate(DraftPolicy):
 
 @dataclass(frozen=True)
 class Situation:
-    """What the next pass over the sequences in `slots` is chosen from.
+    """What decides about the next pass over the sequences in `slots`.
 
-    staged_plan: the plan whose windows are on the device; None if there is none. room: tokens of KV
+    staged_plan: the plan of the windows on the device, if there are any. room: tokens of KV
     capacity left after the longest sequence.
     """
 
@@ -113,14 +112,14 @@ class Situation:
     policy: DraftPolicy
 
     def next_pass(self) -> NextPass | None:
-        """The next pass; None if not even a plain one fits."""
+        """Return the next pass; None if not even a plain one fits."""
         found = self._with_ngrams() if any(slot.ngram for slot in self.slots) else None
         return found or self._from_cycle()
 
     def _with_ngrams(self) -> NextPass | None:
-        """A pass that verifies n-gram drafts; None if the policy wants none. Its plan is the next
-        one of the cycle. If that has no draft rows or no room, or if the policy wants more drafts
-        than it holds, it is a plan that only verifies."""
+        """Return a pass that verifies n-gram drafts; None if the policy wants none. Its plan is the
+        next one of the cycle, or a plan that only verifies, if the next one of the cycle has no
+        draft rows, does not fit, or verifies fewer drafts than the policy wants."""
         slots, policy, plan = self.slots, self.policy, self._verifying_plan()
         longest = min(
             max(len(slot.ngram) for slot in slots),
@@ -141,7 +140,7 @@ class Situation:
         return (plan, drafts) if any(drafts) else None
 
     def _verifying_plan(self) -> Plan | None:
-        """The next plan of the cycle, if it verifies drafts and fits the room."""
+        """Return the next plan of the cycle, if it verifies drafts and fits."""
         if self.staged_plan in self.cycle.plans and self.staged_plan.drafts:
             plan = self.staged_plan
         else:
@@ -149,9 +148,8 @@ class Situation:
         return plan if plan.drafts and self._fits(plan.width) else None
 
     def _from_cycle(self) -> NextPass | None:
-        """The plan whose windows are on the device, or the first plan of the cycle. If the windows
-        of the cycle do not fit the room, it is a plan of a narrower cycle; None if not even a plain
-        pass fits."""
+        """Return a pass with the plan whose windows are on the device, or else with the first plan
+        of the cycle. If neither fits, take a narrower cycle; None if not even a plain pass fits."""
         cycle = self.cycle
         while True:
             for plan in (self.staged_plan, cycle.plans[0]):

@@ -19,9 +19,9 @@ MAX_SAVED_BYTES = 512 << 20
 MAX_SAVED_PREFIXES = 64
 """The most copies: a prompt is compared with each of them."""
 BLOCK_TOKENS = 16
-"""Prefixes are shared in blocks of this many tokens. The time of a prefill tells a client whether
-another prompt began with the same block, so to learn a prompt it must guess a whole block at once,
-and not token by token."""
+"""Prefixes are shared in blocks of this many tokens. This protects prompts: a short prefill tells a
+client that the prompt of another client began alike, and with blocks it has to guess this many
+tokens at once, not one after the other."""
 MIN_SAVED_TOKENS = 32
 """The shortest prefix that is copied, in tokens: prefilling fewer again costs a pass or two."""
 COMPARED_TOKENS = 64
@@ -30,7 +30,8 @@ COMPARED_TOKENS = 64
 
 @dataclass(frozen=True, eq=False)
 class SavedPrefix:
-    """A copy of the K/V of `tokens`, `size` bytes at `address`, for requests with this salt."""
+    """A copy of the K/V of `tokens`: `size` bytes at `address`. Only requests with the same
+    `cache_salt` use it."""
 
     salt: str
     tokens: tuple[int, ...]
@@ -52,8 +53,8 @@ class PrefixStore:
         return sum(saved.size for saved in self._saved)
 
     def save(self, slot: int, tokens: Sequence[int], salt: str) -> None:
-        """Copy the K/V of `tokens`, the first ones of `slot`. Does nothing if they are too few, do
-        not fit the budget or the memory, or if an older copy begins with them."""
+        """Copy the K/V of `tokens`, the first ones of `slot`. Do nothing if they are too few, if
+        there is no room for them, or if an older copy begins with them."""
         size = self._cache.saved_bytes(len(tokens))
         if len(tokens) < MIN_SAVED_TOKENS or size > self._budget:
             return
@@ -65,7 +66,7 @@ class PrefixStore:
         for saved in [
             each for each in same_salt if common_prefix(each.tokens, tokens) == len(each.tokens)
         ]:
-            self._drop(saved)  # the new copy begins with it
+            self._drop(saved)  # The new copy begins with these tokens.
         while self.used + size > self._budget or len(self._saved) >= MAX_SAVED_PREFIXES:
             self._drop(self._saved[0])
         try:
@@ -76,8 +77,8 @@ class PrefixStore:
         self._saved.append(SavedPrefix(salt, tuple(tokens), address, size))
 
     def match(self, tokens: Sequence[int], salt: str) -> tuple[SavedPrefix | None, int]:
-        """The copy with this salt that has the longest prefix in common with `tokens`, and that
-        prefix's length."""
+        """Return the copy with this salt that has the longest prefix in common with `tokens`, and
+        the length of that prefix."""
         counts = [
             common_prefix(saved.tokens, tokens) if saved.salt == salt else 0
             for saved in self._saved
@@ -100,16 +101,16 @@ class PrefixStore:
         self._memory.free(saved.address)
 
 
-def whole_blocks(count: int) -> int:
-    """`count` tokens, rounded down to whole blocks."""
+def rounded_to_blocks(count: int) -> int:
+    """Return `count` tokens, rounded down to whole blocks."""
     return count - count % BLOCK_TOKENS
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length in tokens of the longest prefix that two sequences have in common."""
-    most, count = min(len(a), len(b)), 0
-    while count < most and list(a[count : count + COMPARED_TOKENS]) == list(
+    """Return the length in tokens of the longest prefix that two sequences have in common."""
+    longest, count = min(len(a), len(b)), 0
+    while count < longest and list(a[count : count + COMPARED_TOKENS]) == list(
         b[count : count + COMPARED_TOKENS]
     ):
         count += COMPARED_TOKENS
-    return next((i for i in range(count, most) if a[i] != b[i]), most)
+    return next((i for i in range(count, longest) if a[i] != b[i]), longest)

@@ -1,9 +1,8 @@
-"""The slots of a backend and what each holds: which sequence, how much of it is cached, which
-window.
+"""Runs passes over the slots of a backend, and knows what each slot holds: a sequence, how much of
+it is cached, and a window.
 
-Only what changed is written to the device. If a pass or an allocation fails or is interrupted, the
-host's state stays as it was before, and all windows are staged (written to the device) again from
-it.
+A window is staged (written to the device) only if it differs from the one there. If a pass or an
+allocation fails, the host's state is as before, and all windows are staged again from it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,12 @@ from dataclasses import dataclass
 from pass_runtime.backends.base import Backend, Emitted, Logprobs, PassKind
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
-from pass_runtime.decode.prefix_cache import PrefixStore, SavedPrefix, common_prefix, whole_blocks
+from pass_runtime.decode.prefix_cache import (
+    PrefixStore,
+    SavedPrefix,
+    common_prefix,
+    rounded_to_blocks,
+)
 from pass_runtime.decode.processors import no_processing
 from pass_runtime.decode.sequence import (
     Request,
@@ -151,9 +155,8 @@ class Runner:
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
-        """Make room for windows of `plan` in the first `batch` slots. The cache grows if a sequence
-        needs it. A pass also writes into free slots, after their kept tokens, which are dropped if
-        they leave no room for the window."""
+        """Make room for windows of `plan` in the first `batch` slots: grow the cache if a sequence
+        needs it, and drop tokens that free slots keep, since a pass writes a window there, too."""
         width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
         longest = max((slot.cached for slot in slots if slot.sequence is not None), default=0)
         self._reserve(longest + width)
@@ -162,9 +165,12 @@ class Runner:
                 self._set_kept(slot, slot.kept[: self.backend.capacity - width])
 
     def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[StepResult], float]:
-        """Run one pass over every decoding slot; `make_room` comes first. drafts: for each of these
-        slots the n-gram drafts that replace those in its window. Returns the result of each
-        sequence, and the seconds of the pass."""
+        """Run one pass over every decoding slot, after `make_room`. Return the result of each
+        sequence, and the seconds of the pass.
+
+        drafts: for each of these slots, the n-gram drafts that replace the drafts in its window, or
+        None to keep these.
+        """
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
@@ -174,7 +180,7 @@ class Runner:
         self._stage(plan, active, drafts, kind.batch)
         if kind.touched:
             self._process(kind, active)
-        self.staged_plan = None  # until the pass is done
+        self.staged_plan = None  # If the pass fails, all windows are staged again.
         started = time.perf_counter()
         for sequence in (slot.current for slot in active):
             if sequence.decoding_since is None:
@@ -183,8 +189,7 @@ class Runner:
         emitted = self.backend.run(kind)
         self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
-        # All results are computed before any is counted: if one fails, the state is as it was
-        # before the pass.
+        # All results are computed first: if one fails, no state has changed.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
             if slot.exact_prefix_len == result.sequence.cached:
@@ -198,8 +203,8 @@ class Runner:
         return results, seconds
 
     def idle_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-        """Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
-        tail: whether to run the tail; a prefill runs none."""
+        """Run a pass with every slot masked, which changes no sequence, and return the seconds of
+        trunk and tail. tail: whether to run the tail, too."""
         self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
@@ -302,9 +307,9 @@ class Runner:
             self.resize(self.backend.capabilities.capacity(tokens))
 
     def _shrink(self, tokens: int, slot: Slot, keep: int) -> None:
-        """Shrink a cache that is longer than all sequences need, as every pass pays for its length.
-        tokens: the length of a sequence that joins in `slot` and reuses `keep` tokens there. Kept
-        tokens that do not fit are dropped."""
+        """Shrink a cache that is longer than all sequences need, as its length costs time in every
+        pass. tokens: the length of a sequence that joins in `slot` and reuses `keep` tokens there.
+        Kept tokens that do not fit are dropped."""
         self._set_kept(slot, slot.kept[:keep])
         busy = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
         fitting = self.backend.capabilities.capacity(
@@ -316,9 +321,9 @@ class Runner:
             self.resize(fitting)
 
     def _set_kept(self, slot: Slot, tokens: list[int]) -> None:
-        """Set the tokens that a free slot keeps. If some are dropped, the first `exact_prefix_len`
-        are saved. The slot must be staged or masked again before the next pass, which would
-        otherwise write at the old length."""
+        """Set the tokens that a free slot keeps. If some are dropped, save the first
+        `exact_prefix_len`. The slot must be staged or masked again before the next pass, which
+        would otherwise write its window after the old length."""
         if self._store and len(tokens) < len(slot.kept):
             self._store.save(slot.number, slot.kept[: slot.exact_prefix_len], slot.salt)
         slot.kept, slot.staged, slot.masked = tokens, False, False
@@ -328,10 +333,10 @@ class Runner:
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _reusable(self, slot: Slot, request: Request) -> int:
-        """How many tokens of the prompt of `request` have K/V in `slot` that it may use. On an
-        engine with `same_entries` they must be bit-identical to a prefill's. Requests that hold the
-        same prompt object share all of it. Others share whole blocks, if there is a prefix store or
-        `request` has `reuse_prefix`."""
+        """Return for how many tokens of its prompt `request` may use the K/V in `slot`. On engines
+        with `same_entries` they must be bit-identical to a prefill's. Requests with the same prompt
+        object share all of it. Others share whole blocks, if there is a prefix store or `request`
+        has `reuse_prefix`."""
         if slot.salt != request.cache_salt:
             return 0
         exact = self.backend.capabilities.same_entries
@@ -340,15 +345,15 @@ class Runner:
             return min(usable, len(request.prompt_ids) - 1)
         if not self._store and not request.reuse_prefix:
             return 0
-        return whole_blocks(min(usable, common_prefix(slot.held, request.prompt_ids[:-1])))
+        return rounded_to_blocks(min(usable, common_prefix(slot.held, request.prompt_ids[:-1])))
 
     def _saved_prefix(self, request: Request) -> tuple[SavedPrefix | None, int]:
-        """The saved prefix with the most tokens of the prompt of `request`, and their number, in
-        whole blocks."""
+        """Return the saved prefix that has most of the prompt of `request`, and for how many tokens
+        it serves, in whole blocks."""
         if not self._store:
             return None, 0
         saved, count = self._store.match(request.prompt_ids[:-1], request.cache_salt)
-        return saved, whole_blocks(count)
+        return saved, rounded_to_blocks(count)
 
     def _move(self, source: Slot, target: Slot) -> None:
         sequence = source.current
@@ -359,13 +364,15 @@ class Runner:
         target.prompt = source.prompt
         target.salt = source.salt
         target.exact_prefix_len = source.exact_prefix_len
-        target.num_drafts = 0  # its drafts were in the window that it left
+        target.num_drafts = 0  # Its drafts were in the window of `source`.
         self._set_kept(source, [])
 
     def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
-        """(prompt tokens of the next chunk, rows of its window). The window is the narrowest that
-        has room for the rest of the prompt if that fills three quarters of it, or if all narrower
-        windows have one row. Otherwise it is the widest that the rest fills."""
+        """Return how many prompt tokens the next chunk has, and how many rows its window.
+
+        A padded row costs as much as a token. So the window is the narrowest that holds the rest of
+        the prompt only if at most a quarter of it is padding, or if narrower ones have one row.
+        Otherwise it is the widest that the rest fills."""
         remaining = stop - start
         offered = self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[

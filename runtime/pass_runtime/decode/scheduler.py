@@ -22,15 +22,16 @@ from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 MAX_PROMPT_TOKENS = 64
-"""While other sequences decode, a step begins no chunk after this many prompt tokens, and none with
-more rows."""
+"""While other sequences decode, a step prefills about this many prompt tokens, in chunks of at most
+this many rows."""
 
 
 class QueueFull(PassError):
-    """Slots and queue have no place for more requests."""
+    """All slots and all places in the queue are taken."""
 
     def __init__(self, waiting: int, max_queue: int, count: int) -> None:
-        self.reason = (  # the message without the advice
+        # The message without the advice.
+        self.reason = (
             f"{waiting} requests are waiting already, and the queue holds {max_queue}: no room "
             f"for {count} more"
         )
@@ -123,9 +124,7 @@ class Scheduler:
         try:
             if active := self.runner.compact():
                 self._decode(active)
-        except (
-            Exception
-        ) as error:  # a pass runs all sequences together, so it fails for all of them
+        except Exception as error:  # A pass fails for all sequences in it.
             for slot in self.runner.busy:
                 if slot.current in decoding:
                     self._finish(slot, _error_end(error))
@@ -168,7 +167,7 @@ class Scheduler:
         read = 0
         for slot in sorted(prefilling, key=lambda slot: slot.current.admission_number):
             try:
-                # an older sequence may have prefilled the same prompt by now
+                # An older sequence may have prefilled the same prompt by now.
                 self.runner.share(slot)
                 while not slot.current.prefilled:
                     if read and (limit is None or read >= limit):
@@ -199,9 +198,9 @@ class Scheduler:
     def _choose_pass(
         self, active: Sequence[Slot], tuner: Tuner | None, batch: int, *, may_draft: bool
     ) -> NextPass | None:
-        """The next pass. It runs one plan for all: that of the oldest request that names one, else
-        the fastest. A tree becomes a chain (one draft at each depth) if one of the requests does
-        not allow trees."""
+        """Return the next pass, which has one plan for all sequences: that of the oldest request
+        that names one, else the fastest. A tree is replaced by a chain of the same depth if one of
+        the requests does not allow trees."""
         sequences = sorted(
             (slot.current for slot in active), key=lambda sequence: sequence.admission_number
         )
@@ -240,11 +239,9 @@ class Scheduler:
         return situation.next_pass()
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> Tuner | None:
-        """The tuner for these sequences; None if all of them name plans, or if they are to be
-        decoded plainly.
-
-        Sequences are decoded plainly until passes are timed: timing waits until each of them has
-        its first token, and until the KV cache has room for it.
+        """Return the tuner for these sequences; None if all of them name plans, or if passes are
+        not timed yet. Timing waits until each sequence has its first token, and until the KV cache
+        has room for the timed windows; until then sequences are decoded plainly.
         """
         sequences = [slot.current for slot in active]
         if all(sequence.request.cycle is not None for sequence in sequences):
@@ -288,8 +285,8 @@ class Scheduler:
 
 def _allows_tree(request: Request) -> bool:
     """Whether a request may be decoded with trees, whose second choices round differently from a
-    chain: it names a tree or "auto", and has no log-probabilities or processors, whose graphs read
-    the rows of a chain."""
+    chain: it names a tree or "auto", and has neither log-probabilities nor logits processors, whose
+    graphs read the rows of a chain."""
     asked = request.cycle is None or request.cycle.is_tree
     return asked and request.logprobs is None and request.processing is None
 

@@ -27,8 +27,10 @@ MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, before temperature and truncation: of the token written,
-    and of the likeliest ones as pairs (id, log-probability)."""
+    """Natural log-probabilities at one position, before temperature and truncation.
+
+    logprob: of the token written. top: of the likeliest tokens, as pairs (id, log-probability).
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -80,14 +82,14 @@ class TextReader(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate, and how; it never changes.
+    """What to generate, and how. It never changes.
 
     prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests
     with the same salt share K/V. mode: the plan's name in statistics. cycle: the plans to decode
     with; None for the fastest. lookahead_drafts, ngram_drafts: the most of each kind in a pass.
     stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each
-    token; None reports no log-probabilities. processing: what is done to logits; None for nothing.
-    shown_special_tokens: special tokens that have a text.
+    token; None reports no log-probabilities. processing: what logits processors do; None: nothing.
+    shown_special_tokens: ids of special tokens that are part of the text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -120,8 +122,8 @@ class SequenceState:
     finished: End | None = None
     events: queue.SimpleQueue[Piece | End] = field(default_factory=queue.SimpleQueue)
     ended: threading.Event = field(default_factory=threading.Event)
-    """Set after the last event. A reader that only wants the end waits for this: waking it at every
-    event would slow decoding down."""
+    """Set after the last event, for readers that only wait for the end: waking them at every event
+    would slow decoding down."""
     on_event: Callable[[], None] | None = None
     """Called after every event, from the thread that decodes."""
     ngram_index: NgramIndex | None = None
@@ -165,7 +167,7 @@ class SequenceState:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that a grammar forces next; () if it forces none, or there is no grammar."""
+        """Return the tokens that a grammar forces next; () if there are none."""
         if self.processors is not None and self.processors_error is None:
             with self._keeping_errors():
                 self.processors.read(self.tokens)
@@ -248,14 +250,13 @@ class SequenceState:
 class Slot:
     """One row of the batch.
 
-    kept: of a free slot, the tokens whose K/V are still in the cache. prompt and salt: those of the
-    slot's present or last sequence; the cache begins with the K/V of that prompt. exact_prefix_len:
-    how many of the first K/V entries are bit-identical to those of a prefill. It may exceed
-    `cached`, as it is not lowered if fewer tokens are kept.
-    num_drafts: drafts in its window, which came from `source`. staged: whether its window is on the
-    device. masked: whether the device leaves the slot out of passes. ngram: drafts for the next
-    pass that need no model, from an n-gram match or a grammar. matched: how many tokens match, or
-    FORCED_MATCH.
+    kept: the tokens of a free slot whose K/V are still in the cache. prompt, salt: those of its
+    present or last sequence; the cache begins with the K/V of that prompt. exact_prefix_len: how
+    many of the first K/V entries are bit-identical to a prefill's; it may exceed `cached`.
+    num_drafts, source: how many drafts are in its window, and where they came from. staged: whether
+    its window is on the device. masked: whether passes change nothing in the slot. ngram: drafts
+    for the next pass from an n-gram match or a grammar. matched: the length of the match in tokens,
+    or FORCED_MATCH.
     """
 
     number: int
@@ -288,7 +289,7 @@ class Slot:
         return len(self.kept) if self.sequence is None else self.sequence.cached
 
     def propose(self, *, ngrams: bool) -> None:
-        """Look up the drafts for the next pass that need no model; none if `ngrams` is false."""
+        """Set `ngram` and `matched` for the next pass. ngrams: whether drafts are wanted."""
         self.ngram, self.matched = (), 0
         if not ngrams or (sequence := self.sequence) is None:
             return
@@ -313,9 +314,8 @@ class NgramIndex:
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
         self._following: dict[tuple[int, ...], int] = {}
-        self._match = (
-            0  # the index after the newest earlier occurrence of the last tokens; 0 for none
-        )
+        # The index after the newest earlier occurrence of the last tokens; 0 for none.
+        self._match = 0
         self.matched = 0
         """The length of the present match in tokens, 0 for none."""
         self.extend(tokens)
@@ -338,12 +338,8 @@ class NgramIndex:
             self._following[gram] = end
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """`count` tokens that followed the longest match, the newest one of that length; () without
-        a match.
-
-        If the match is closer to the end than `count`, the tokens after it are repeated, as in a
-        text that loops.
-        """
+        """Return `count` tokens that followed the longest match; () without a match. If fewer
+        follow it, they are repeated, as in a text that loops."""
         if not self._match or count < 1:
             return ()
         period = len(self._tokens) - self._match

@@ -16,10 +16,10 @@ Floats = npt.NDArray[np.float64]
 AVERAGED_PASSES = 200.0
 """Passes that an acceptance rate is averaged over."""
 PRIOR_PASSES = 10.0
-"""The default of `weight`: how many passes the initial rates (`prior`) count for."""
+"""How many passes the initial rates of a `ConditionalAcceptance` count for."""
 
 FORCED_MATCH = -1
-"""The length of a match, if a grammar forces the drafts and there is no match."""
+"""Stands for the length of the n-gram match if a grammar forces the drafts."""
 
 
 def cumulative_acceptance(rates: Sequence[float]) -> Floats:
@@ -53,8 +53,8 @@ class ConditionalAcceptance:
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
-        """Count a pass without these drafts: the rates drift slowly back to the initial ones, so
-        that drafts are tried again."""
+        """Count a pass that verified none of these drafts: the rates drift back to the initial
+        ones, so that such drafts are tried again."""
         for i, rate in enumerate(self._prior):
             self._pull(i, rate, 1 / (8 * AVERAGED_PASSES))
 
@@ -66,13 +66,13 @@ class ConditionalAcceptance:
 AGREEMENT_RATIO = 1.1
 """A pass is timed until its second shortest time is at most this many times its shortest."""
 TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
-"""The most timings of a pass, and of one with more than WIDE_WINDOW_ROWS rows, which takes long and
-matters little."""
+"""How often a plan is timed at most; plans with more than WIDE_WINDOW_ROWS rows take long and are
+seldom the fastest."""
 MAX_TIMED_ROWS = 64
 """Passes with more rows, of all slots together, are not timed: they were faster nowhere."""
 TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
-"""Group sizes of the fused windows with 8 and 16 rows, which are timed because processors multiply
-in tiles of so many rows: one more row takes another tile."""
+"""Group sizes of the fused windows with 8 and 16 rows. They are timed because CPUs and GPUs
+multiply matrices in tiles of 8 or 16 rows: a wider window takes one more tile."""
 
 LATEST_PASSES, SHAPE_PASSES = 4, 32
 """How many passes two moving averages span: the slowness of all passes, and the ratio of one shape
@@ -80,7 +80,8 @@ to the others."""
 MAX_RATIO = 1.2
 """A pass counts as at most so much slower or faster than expected, as pauses do not repeat."""
 MIN_PASS_SECONDS = 1e-9
-FAR_ROWS = 1_000_000  # how far a line is extended beyond the last point
+FAR_ROWS = 1_000_000
+"""How far a line is extended beyond its last point."""
 
 TimePass = Callable[[Plan], tuple[float, float]]
 """Times one pass with a plan; returns the seconds of trunk and tail."""
@@ -116,8 +117,8 @@ def _line(points: Mapping[int, float], *, flat: bool = False) -> Callable[[int],
 
 
 class PassTimes:
-    """Seconds of a pass by its shape: an estimate from timed passes, times a correction for this
-    shape, times the slowness that all passes have in common, on a busy machine or in a longer text.
+    """Seconds of a pass by its shape: an estimate from timed passes, times the ratio of this shape
+    to its estimate, times the slowness of all passes (on a busy machine, or in a longer text).
 
     The estimate is the sum of four piecewise linear functions: the trunk by rows, its extra time
     with look-ahead rows, the tail by sampled rows, and its extra time by drafts.
@@ -126,9 +127,9 @@ class PassTimes:
     def __init__(
         self, timed: Mapping[PassShape, tuple[float, float]], other_sampler: PassTimes | None = None
     ) -> None:
-        """timed: seconds of trunk and tail by shape. other_sampler: the times for another one, from
-        which the trunk's are taken, times a factor, as the machine's speed may have changed. Few
-        shapes need be timed then."""
+        """timed: seconds of trunk and tail by shape. other_sampler: the times for another sampler,
+        if there are some: its estimate of the trunk is used, scaled by how fast the trunk is now,
+        so that `timed` needs few shapes."""
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
         self.slowness = 1.0
@@ -136,24 +137,26 @@ class PassTimes:
         self._expected = dict[PassShape, float]()
         self.passes: dict[PassShape, int] = {}  # how many ran
         if other_sampler is None:
-            self.rows = sorted({shape.rows for shape in timed})
-            rows = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
-            more = {
-                s.rows: max(t - rows[s.rows], 0.0)
+            self.timed_widths = sorted({shape.rows for shape in timed})
+            trunks = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
+            adapter_seconds = {
+                s.rows: max(t - trunks[s.rows], 0.0)
                 for s, (t, _) in drafting.items()
-                if s.rows in rows
+                if s.rows in trunks
             }
             # extra seconds of a trunk with look-ahead rows
-            self._adapter = _line(more or {0: 0.0}, flat=True)
-            rows = {
+            self._adapter = _line(adapter_seconds or {0: 0.0}, flat=True)
+            trunks = {
                 shape.rows: trunk - self._adapter(shape.rows)
                 for shape, (trunk, _) in drafting.items()
-            } | rows
+            } | trunks
             # If one width alone was timed, half of its time counts as due to its rows: more rows
             # must not look free.
-            self._trunk = _line(rows if len(rows) > 1 else {0: sum(rows.values()) / 2, **rows})
+            self._trunk = _line(
+                trunks if len(trunks) > 1 else {0: sum(trunks.values()) / 2, **trunks}
+            )
         else:
-            self.rows, self._trunk = other_sampler.rows, other_sampler._trunk
+            self.timed_widths, self._trunk = other_sampler.timed_widths, other_sampler._trunk
             self._adapter, self._ratios = other_sampler._adapter, dict(other_sampler._ratios)
             self.slowness = sum(trunk for trunk, _ in timed.values()) / sum(
                 map(self._trunk_seconds, timed)
@@ -161,11 +164,11 @@ class PassTimes:
         self._tail = _line(
             {shape.sampled: tail / self.slowness for shape, (_, tail) in plain.items()}
         )
-        more = {
+        draft_seconds = {
             shape.drafts: tail / self.slowness - self._tail(shape.sampled)
             for shape, (_, tail) in drafting.items()
         }
-        self._drafts = _line({0: 0.0, **more})
+        self._drafts = _line({0: 0.0, **draft_seconds})
 
     def _trunk_seconds(self, shape: PassShape) -> float:
         return self._trunk(shape.rows) + (self._adapter(shape.rows) if shape.drafts else 0.0)
@@ -178,8 +181,9 @@ class PassTimes:
         return self._expected[shape] * self._ratios.get(shape, 1.0) * self.slowness
 
     def record(self, shape: PassShape, seconds: float) -> None:
-        """Correct the estimate by a pass that took `seconds`: in the first passes of a shape mostly
-        its ratio, relative to the other shapes that ran, and later mostly the slowness of all."""
+        """Correct the estimate by a pass that took `seconds`. The first passes of a shape correct
+        mostly its ratio, later passes mostly the slowness of all shapes. The product of all ratios
+        is kept at 1: what they have in common belongs to the slowness."""
         deviation = min(max(seconds / self.seconds(shape), 1 / MAX_RATIO), MAX_RATIO) - 1.0
         self.passes[shape] = self.passes.get(shape, 0) + 1
         change = 1.0 + deviation / min(self.passes[shape] + LATEST_PASSES - 1, SHAPE_PASSES)
@@ -197,7 +201,7 @@ def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
     lengths, tiles = ([1, 4, lookahead] if wide else [1, lookahead]), TILE_GROUPS[wide:]
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
     widest = [plan for plan in fused if plan.width * batch <= MAX_TIMED_ROWS][-1:]
-    shapes = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
+    tile_plans = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_plan, (1, lookahead))
     plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *shapes, *widest]
     limit = max(MAX_TIMED_ROWS, batch)  # plain passes are always timed
@@ -205,8 +209,7 @@ def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
 
 
 def measure(time_pass: TimePass, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float]]:
-    """Time passes with each of `plans` in turns; returns the seconds of trunk and tail of each
-    plan.
+    """Time passes with each of `plans`, in turns. Return each plan's seconds of trunk and tail.
 
     The shortest time of each plan counts, since disturbances only make a pass slower. A plan whose
     two shortest times agree is not timed again. So passes in use take up to a tenth longer: about

@@ -1,8 +1,8 @@
-"""--plan auto: the cycle with the most expected tokens per second, from measured passes and
-observed acceptance.
+"""The mode `auto`: choose the cycle with the most expected tokens per second, by the measured times
+of passes and the acceptance of drafts so far.
 
-`menu` lists the cycles to choose from, and `expected_tokens` says what their passes write. A
-session has a tuner for each sampler, as the tails differ by sampler.
+`menu` lists the cycles, and `expected_tokens` says what their passes write. A session has a tuner
+for each sampler, as the tails differ by sampler.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ NUM_SQUARINGS = 9
 
 @cache
 def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, ...]:
-    """Plain decoding, which comes first, and the cycles whose passes accept at most `depth` drafts.
+    """Return plain decoding, and then the cycles whose passes accept at most `depth` drafts.
 
-    Fused plans and trees have groups with as many rows as the drafts are deep, or with fewer rows
-    after deeper drafts.
-    capabilities: those of the engines; None allows every plan but trees.
+    Fused plans and trees are listed twice: with full groups, and with groups that have fewer rows
+    the deeper the draft before them is. capabilities: None allows every plan but trees.
     """
     if capabilities is not None and capabilities.fixed_lookahead is not None:
         depth = min(depth, capabilities.fixed_lookahead)
@@ -74,13 +73,12 @@ def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, .
 
 
 def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
-    """The expected tokens per pass of one sequence, if drafts of different passes are independent.
+    """Return the expected tokens per pass of one sequence, if passes are independent.
     cumulative [L+1]: the probabilities that the first i drafts of a chain are all accepted.
 
-    How many rows a window's drafts are deep depends on the pass before: that pass made as many as
-    the group of its last accepted row holds. So the depth g is a Markov chain, of which the
-    stationary distribution is computed; a token is written for each accepted draft at that depth,
-    and one more.
+    A window has as many drafts in a row (its depth g) as the group of the last accepted row in the
+    pass before has rows. So g is a Markov chain over passes, and its stationary distribution is
+    computed. A pass writes the drafts that are accepted at its depth, and one more token.
     """
     plan = cycle.plans[0]
     if not plan.is_fused:
@@ -107,9 +105,9 @@ def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
 
 @cache
 def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
-    """in_depth [depth+1,D+1]: 1 at [g, a] if row a is at most g deep, so that a window of depth g
-    has it. parents [D]: the row that each draft follows. next_depth [D+1,depth+1]: 1 at [a, g] if
-    group a has g rows."""
+    """Return three arrays. in_depth [depth+1,D+1]: 1 at [g, a] if a window of depth g has row a.
+    parents [D]: the row that each draft follows. next_depth [D+1,depth+1]: 1 at [a, g] if group a
+    has g rows, so that the next window is g deep if row a is the last accepted one."""
     depths = np.arange(plan.depth + 1)
     in_depth = plan.row_position[: plan.drafts + 1] <= depths[:, None]
     next_depth = np.equal.outer(np.array(plan.groups), depths)
@@ -121,7 +119,7 @@ def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
 
 
 def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
-    """[D]: the probability that each draft of a tree is accepted, in the order of its rows."""
+    """Return [D]: the probability that each draft of a tree is accepted, by its row."""
     found, rates = [], cumulative[1:] / np.maximum(cumulative[:-1], 1e-9)
     # node: for every step from the root, the rank of the choice
     for node in tree_nodes(plan.drafts, plan.depth):
@@ -143,9 +141,9 @@ SWITCH_MARGIN = 1.03
 """A cycle with drafts is kept only if its expected rate is at least this many times plain
 decoding's, and left only for one whose rate is at least this many times its own."""
 IDLE_PASSES, TRIAL_PASSES = 2000, 4
-"""After a decision, a cycle that did not run in the last IDLE_PASSES is run for TRIAL_PASSES if its
-expected rate is at least that of the cycle in use. Plain decoding, which all are compared with, is
-run whatever its rate."""
+"""After a decision, a cycle that did not run in the last IDLE_PASSES is tried for TRIAL_PASSES if
+its expected rate is at least that of the cycle in use. Plain decoding is tried whatever its rate,
+since all cycles are compared with it."""
 DEFAULT_ACCEPTANCE = 0.1
 """The initial acceptance rate of each look-ahead draft, if the bundle states none."""
 NGRAM_PRIOR = 0.6
@@ -206,8 +204,8 @@ class Tuner:
         self._decoding_seconds, self._next_decision_seconds = 0.0, 0.0
 
     def times(self, batch: int = 1) -> PassTimes:
-        """The times of passes over `batch` slots; those of one slot if this batch size was not
-        timed: a pass is then estimated as one window with as many rows."""
+        """Return the times of passes over `batch` slots. If this batch size was not timed, return
+        those of one slot: a pass is then estimated as one window with as many rows."""
         return self.times_by_batch.get(batch, self.times_by_batch[1])
 
     def plan_seconds(self, plan: Plan, batch: int = 1) -> float:
@@ -224,8 +222,8 @@ class Tuner:
     def ngram(
         self, matched: int, own: dict[int, ConditionalAcceptance] | None = None
     ) -> ConditionalAcceptance:
-        """The acceptance of n-gram drafts after a match of `matched` tokens. own: those of one
-        sequence, by `matched`; None for all sequences together."""
+        """Return the acceptance of n-gram drafts after a match of `matched` tokens. own: the
+        acceptances of one sequence, by `matched`; None for all sequences together."""
         if matched not in self.ngram_acceptance:
             prior = FORCED_PRIOR if matched == FORCED_MATCH else NGRAM_PRIOR
             self.ngram_acceptance[matched] = ConditionalAcceptance([prior] * self.max_drafts)
@@ -244,11 +242,11 @@ class Tuner:
     def candidates(
         self, depth: int, batch: int = 1, cumulative: Floats | None = None
     ) -> list[Candidate]:
-        """The menu, with drafts at most `depth` deep and windows not wider than those that were
-        timed; best first.
+        """Return the candidates of the menu for `depth` whose windows are not wider than the timed
+        ones, the fastest first.
 
-        cumulative: the mean cumulative acceptance of the sequences in the batch; None for that of
-        all sequences so far.
+        cumulative: the mean cumulative acceptance of the sequences in the batch; None: the
+        acceptance of all sequences so far.
         """
         if cumulative is None:
             cumulative = cumulative_acceptance(self.lookahead_acceptance.rates)
@@ -264,10 +262,10 @@ class Tuner:
     def next_candidate(
         self, depth: int, batch: int, acceptances: Sequence[ConditionalAcceptance]
     ) -> Candidate:
-        """The candidate for the next pass, with drafts at most `depth` deep. It is decided anew
-        from time to time, and at once for a new depth or batch size. Decisions take at most the
-        share DECISION_TIME_SHARE of decoding time.
-        acceptances: of look-ahead drafts, in each sequence of the batch."""
+        """Return the candidate for the next pass, with drafts at most `depth` deep. It is decided
+        anew from time to time, and at once for a new depth or batch size. All decisions together
+        take at most the share DECISION_TIME_SHARE of decoding time.
+        acceptances: how often look-ahead drafts are accepted in each sequence of the batch."""
         key, started = (depth, batch), time.perf_counter()
         self.decided, *_ = self._decisions.get(key, (self.decided,))
         passes_enough = self._passes - self._decided_at >= DECISION_INTERVAL_PASSES
@@ -285,9 +283,9 @@ class Tuner:
     def decide(
         self, depth: int, batch: int = 1, acceptances: Sequence[ConditionalAcceptance] = ()
     ) -> Candidate:
-        """The best candidate, or the one in use if the best is not SWITCH_MARGIN times as fast. If
-        the one in use is not SWITCH_MARGIN times as fast as plain decoding, plain decoding counts
-        as the one in use."""
+        """Return the fastest candidate, or the one in use if the fastest is not SWITCH_MARGIN times
+        as fast. If the one in use is not SWITCH_MARGIN times as fast as plain decoding, plain
+        decoding takes its place in this comparison."""
         cumulative = None
         if acceptances:
             cumulative = np.mean(
@@ -306,7 +304,7 @@ class Tuner:
             if promising and self._passes - last >= IDLE_PASSES:
                 self._trial = candidate
                 break
-        # even if a request's own plan runs instead
+        # It counts as run even if a plan that a request names runs instead.
         self._ran[self._trial.cycle.plans[0], batch] = self._passes
         return self.decided
 
@@ -344,7 +342,7 @@ class Tuners:
         idle_pass: IdlePass,
         room: Callable[[], int],
     ) -> None:
-        """room: returns the tokens of KV capacity that a window may take now."""
+        """room: returns how many tokens of KV capacity a window may take now."""
         self._manifest = manifest
         self._capabilities = capabilities
         self._idle_pass = idle_pass
@@ -353,16 +351,16 @@ class Tuners:
         self._tuners: dict[Sampler, Tuner] = {}
 
     def is_timed(self, sampler: Sampler, batch: int) -> bool:
-        """Whether `get` would have nothing left to time."""
+        """Whether `get` has nothing to time for this sampler and batch size."""
         if sampler not in self._tuners:
             return False
         return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].times_by_batch
 
     def get(self, sampler: Sampler, batch: int = 1) -> Tuner | None:
-        """The tuner for `sampler`, which knows the times of passes over `batch` slots.
+        """Return the tuner for `sampler`, which has the times of passes over `batch` slots.
 
-        None if passes must be timed first, but their windows do not fit into the KV cache after the
-        running sequences. Always None if half the KV capacity has no room for windows of two
+        Return None if passes must be timed first, but the running sequences leave too little room
+        in the KV cache for their windows, or if half the KV capacity has no room for windows of two
         different widths.
         """
         if not self.is_timed(sampler, batch):
@@ -380,7 +378,7 @@ class Tuners:
         return self._tuners[sampler]
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
-        """Time passes; few of them if this batch size was timed for another sampler."""
+        """Time passes; only a few if this batch size was timed for another sampler already."""
         plans = self._plans[batch]
         known = (tuner.times_by_batch.get(batch) for tuner in self._tuners.values())
         other_sampler = next((times for times in known if times is not None), None)
@@ -397,10 +395,9 @@ class Tuners:
         )
 
     def _timed_plans(self, batch: int) -> list[Plan]:
-        """The plans to time over `batch` slots, the narrowest first. Their windows take at most
-        half the capacity, so that texts have the other half. Empty if only one width would be
-        left, from which no other can be estimated: `Tuner.times` then has no times for this
-        batch size."""
+        """Return the plans to time over `batch` slots, the narrowest first. Their windows take at
+        most half the capacity, so that texts have the other half. Return none if only one width
+        is left, since no other width can be estimated from one."""
         plans = probe_plans(self._manifest.lookahead.length, batch)
         half = self._capabilities.max_capacity // 2
         plans = [plan for plan in plans if self._capabilities.padded_width(plan.width) <= half]

@@ -107,7 +107,7 @@ void Slots::share(Slot& slot) {
     }
     PrefixStore::Match stored;
     if (store_) stored = store_->match(all_but_last(sequence.request), sequence.request.cache_salt);
-    stored.count = whole_blocks(stored.count);
+    stored.count = rounded_to_blocks(stored.count);
     if (stored.count > count) {
         count = stored.count;
         reserve(count);
@@ -213,7 +213,7 @@ std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) c
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
     const std::int64_t usable =
         backend_.capabilities().same_entries ? slot.exact_prefix_len : slot.cached();
-    return whole_blocks(std::min(usable, common_prefix(slot.held(), all_but_last(request))));
+    return rounded_to_blocks(std::min(usable, common_prefix(slot.held(), all_but_last(request))));
 }
 
 }  // namespace pass
