@@ -203,7 +203,7 @@ def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
     widest = [plan for plan in fused if plan.width * batch <= MAX_TIMED_ROWS][-1:]
     tile_plans = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_plan, (1, lookahead))
-    plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *shapes, *widest]
+    plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *tile_plans, *widest]
     limit = max(MAX_TIMED_ROWS, batch)  # plain passes are always timed
     return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= limit]
 

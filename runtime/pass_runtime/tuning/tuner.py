@@ -250,7 +250,7 @@ class Tuner:
         """
         if cumulative is None:
             cumulative = cumulative_acceptance(self.lookahead_acceptance.rates)
-        widest = self.times_by_batch[1].rows[-1]
+        widest = self.times_by_batch[1].timed_widths[-1]
         found = []
         for cycle in menu(depth, self._capabilities):
             if cycle.plans[0].width <= widest:

@@ -23,7 +23,9 @@ std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std:
 // another prompt began alike. With blocks, it has to guess a whole block, not token by token.
 constexpr std::int64_t block_tokens = 16;
 // `count` tokens, rounded down to whole blocks.
-constexpr std::int64_t rounded_to_blocks(std::int64_t count) { return count - count % block_tokens; }
+constexpr std::int64_t rounded_to_blocks(std::int64_t count) {
+    return count - count % block_tokens;
+}
 
 // Copies of K/V, the one used last at the end, for one thread at a time. `memory` frees the copies
 // that are left when it is destroyed.
