@@ -53,11 +53,10 @@ from pass_server.tokenizing import add_tokenize_endpoints
 
 M = TypeVar("M", bound=BaseModel)
 SHORT_BODY_BYTES = 1 << 12
-"""Bodies up to this size are parsed in the event loop: handing them to a thread would take
-longer."""
+"""Bodies up to this size are parsed in the event loop, since a thread would take longer."""
 MAX_JSON_NODES = 1 << 16
-"""The most objects, fields and lists in a body, together. No other thread runs while Python creates
-them."""
+"""The most objects, fields and lists in a body, together: while Python creates them, no other
+thread runs."""
 _JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
@@ -74,13 +73,12 @@ class BodyRoute(APIRoute):
             body = await request.body()
             if not _is_json(request.headers.get("content-type", "")):
                 raise ApiError("the body must be a JSON object, sent as application/json")
-            work = partial(parse_body, model, body)
-            service: Service = request.app.state.service
-            parsed = (
-                work()
-                if len(body) <= SHORT_BODY_BYTES
-                else await service.run_in_thread(work, len(body))
-            )
+            if len(body) <= SHORT_BODY_BYTES:
+                parsed = parse_body(model, body)
+            else:
+                service: Service = request.app.state.service
+                work = partial(parse_body, model, body)
+                parsed = await service.run_in_thread(work, len(body))
             response: Response = await self.endpoint(parsed, request)
             return response
 
@@ -89,30 +87,22 @@ class BodyRoute(APIRoute):
 
 def parse_body(model: type[M], body: bytes) -> M:
     """The body as an instance of `model`. Raises ApiError, which names the first invalid field."""
-    if (
-        _count_json_nodes(body) > MAX_JSON_NODES
-        and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES
-    ):
-        raise ApiError(
-            f"the body has more than {MAX_JSON_NODES} objects, fields and lists",
-            code="body_too_large",
-        )
+    # The first count may be too high, because strings may contain `[`, `{` and `:`.
+    if _count_json_nodes(body) > MAX_JSON_NODES < _count_json_nodes(_JSON_STRING.sub(b"", body)):
+        problem = f"the body has more than {MAX_JSON_NODES} objects, fields and lists"
+        raise ApiError(problem, code="body_too_large")
     body = body.removeprefix(codecs.BOM_UTF8)
     if not (encoding := json.detect_encoding(body)).startswith("utf-8"):
-        raise ApiError(
-            f"the body is {encoding.upper()} or binary; send JSON in UTF-8", code="invalid_json"
-        )
+        problem = f"the body is {encoding.upper()} or binary; send JSON in UTF-8"
+        raise ApiError(problem, code="invalid_json")
     try:
-        # Up to five times as fast as `json`: other threads wait less.
+        # Up to five times as fast as `json`, so that other threads wait less.
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        try:
-            body.decode()
-        except UnicodeDecodeError:
-            raise ApiError(
-                "the body is not UTF-8; send JSON in UTF-8", code="invalid_json"
-            ) from None
-        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
+        problem = f"the body is not JSON: {error}"
+        if not _is_utf8(body):
+            problem = "the body is not UTF-8; send JSON in UTF-8"
+        raise ApiError(problem, code="invalid_json") from None
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -120,9 +110,16 @@ def parse_body(model: type[M], body: bytes) -> M:
 
 
 def _count_json_nodes(body: bytes) -> int:
-    """The number of objects, fields and lists; too high if strings with `[`, `{` or `:` have not
-    been removed."""
+    """The number of objects, fields and lists of JSON that has no strings."""
     return body.count(b"[") + body.count(b"{") + body.count(b":")
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_json(content_type: str) -> bool:
@@ -164,8 +161,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
 
 
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
-    """The app over `session`, which the caller opens and closes. Before the server stops, the
-    caller awaits `app.state.service.drain(seconds)`."""
+    """The app that serves `session`, which the caller opens and closes. Before the server stops,
+    the caller awaits `app.state.service.drain(seconds)`."""
     options = options or ServeOptions()
     model = options.model_name or session.manifest.model.name
     sink = PrometheusSink(session, model)
@@ -187,13 +184,12 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app.add_middleware(Options, routes=app.routes)
     app.add_middleware(HeadAsGet)
     if options.cors_origins:
-        methods, headers = ("GET", "HEAD", "POST", "OPTIONS"), ("Retry-After",)
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.cors_origins,
-            allow_methods=methods,
+            allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
             allow_headers=("*",),
-            expose_headers=headers,
+            expose_headers=("Retry-After",),
         )
     app.add_middleware(ResponseLog, model=model, sink=sink)
     app.add_middleware(TrailingSlash)
@@ -212,22 +208,19 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     ) -> Response:
         service.check_model(request.model)
         parsed = await service.parse(request, len(await http.body()), http.state.client)
-        usage = bool(request.stream_options and request.stream_options.include_usage)
-        details = bool(request.pass_details)
         formatter = formatter_class(
             service.model,
             service.texts,
             logprobs=logprobs,
-            include_usage=usage,
-            pass_details=details,
+            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+            pass_details=bool(request.pass_details),
         )
         return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
 
     @app.post("/v1/completions", response_class=Response, responses=RESPONSES)
     async def completions(request: CompletionRequest, http: Request) -> Response:
-        return await generate(
-            request, http, CompletionFormatter, logprobs=request.logprobs is not None
-        )
+        logprobs = request.logprobs is not None
+        return await generate(request, http, CompletionFormatter, logprobs=logprobs)
 
     @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Compressed bodies of requests: gzip and zstd, within a limit on what comes out of them."""
+"""Expands compressed bodies of requests, gzip and zstd, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import zstandard
 from pass_server.api_error import ApiError
 
 MAX_ZSTD_WINDOW = 1 << 23
-"""What a decoder of zstd over HTTP has to support, in bytes (RFC 9659)."""
+"""The largest window, in bytes, that decoders of zstd over HTTP must support (RFC 9659)."""
 
 
 def expanded(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The body behind the Content-Encoding `encoding`, at most `max_bytes`: no more than that is
-    ever held. Raises ApiError if it is longer, is not in this encoding, or the encoding is another
-    one."""
+    """The expanded body; never more than `max_bytes` are in memory. encoding: its Content-Encoding.
+    Raises ApiError if it is longer, is not in this encoding, or the encoding is not supported."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
@@ -30,13 +29,13 @@ def expanded(body: bytes, encoding: str, max_bytes: int) -> bytes:
             headers={"Accept-Encoding": "gzip, zstd"},
         )
     try:
-        found = DECODERS[name](body, max_bytes + 1)
+        content = DECODERS[name](body, max_bytes + 1)
     except (zlib.error, zstandard.ZstdError, EOFError):
         problem = f"the body is not {name}, or is cut off, but its Content-Encoding is {name}"
         raise ApiError(problem, code="invalid_encoding") from None
-    if len(found) > max_bytes:
+    if len(content) > max_bytes:
         raise too_large(max_bytes)
-    return found
+    return content
 
 
 def too_large(max_bytes: int) -> ApiError:
@@ -44,24 +43,24 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
 
 
-def _gzip(body: bytes, most: int) -> bytes:
-    """Up to `most` bytes of all members."""
+def _gzip(body: bytes, max_bytes: int) -> bytes:
+    """Up to `max_bytes` bytes of all members."""
     parts: list[bytes] = []
-    while body and most:
+    while body and max_bytes:
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        parts.append(member.decompress(body, most))
-        most -= len(parts[-1])
-        if most and not member.eof:
+        parts.append(member.decompress(body, max_bytes))
+        max_bytes -= len(parts[-1])
+        if max_bytes and not member.eof:
             raise EOFError
         body = member.unused_data
     return b"".join(parts)
 
 
-def _zstd(body: bytes, most: int) -> bytes:
-    """Up to `most` bytes of all frames."""
+def _zstd(body: bytes, max_bytes: int) -> bytes:
+    """Up to `max_bytes` bytes of all frames."""
     decoder = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
     with decoder.stream_reader(io.BytesIO(body), read_across_frames=True) as frames:
-        return frames.read(most)
+        return frames.read(max_bytes)
 
 
 DECODERS: dict[str, Callable[[bytes, int], bytes]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}

@@ -26,24 +26,22 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class MaxKeys:
-    """Annotates a dict that may have at most `most` keys. They are counted before any is validated,
-    since pydantic collects an error for each key."""
+    """Annotates a dict that may have at most `limit` keys. They are counted before they are
+    validated, since pydantic collects an error for each key."""
 
-    most: int
+    limit: int
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        # For the OpenAPI document.
-        bounded = cast(CoreSchema, {**handler(source), "max_length": self.most})
+        bounded = cast(CoreSchema, {**handler(source), "max_length": self.limit})  # for OpenAPI
         return core_schema.no_info_before_validator_function(self.check, bounded)
 
     def check(self, value: Any) -> Any:
         """The value. Raises PydanticCustomError if it is a dict with more keys."""
-        if isinstance(value, dict) and len(value) > self.most:
-            raise PydanticCustomError(
-                "too_long", "an object may have at most {most} keys here", {"most": self.most}
-            )
+        if isinstance(value, dict) and len(value) > self.limit:
+            message = "an object may have at most {limit} keys here"
+            raise PydanticCustomError("too_long", message, {"limit": self.limit})
         return value
 
 
@@ -65,8 +63,7 @@ class StrictObject(BoundedObject):
 
 
 def only(*neutral: Any) -> Any:
-    """A field that may only be null or one of `neutral`, which change nothing; other values are not
-    supported."""
+    """A field that may only be null or one of `neutral`, the values that change nothing."""
     return Field(None, json_schema_extra={"enum": [None, *neutral]})
 
 

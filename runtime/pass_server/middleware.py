@@ -1,5 +1,5 @@
 """ASGI middleware: paths and methods that mean the same, the log, API keys, the limits on
-connections and bodies. Also errors as responses."""
+connections and bodies. Also the responses of errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pass_server.metrics import HTTP_RESPONSES, MetricSink
 
 
 def as_response(error: ApiError) -> Response:
-    # In ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold.
+    # It is ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold.
     content = json.dumps(error.body)
     return Response(content, error.status, error.headers, media_type="application/json")
 
@@ -51,15 +51,8 @@ KEYLESS_PATHS = ("/", "/health", "/ready", "/metrics", "/openapi.json")
 LOGGED_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
 """Other methods are logged as OTHER."""
 LOGGED_PATHS = (
-    *(
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/models",
-        "/tokenize",
-        "/detokenize",
-    ),
-    *KEYLESS_PATHS,
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models"),
+    *("/tokenize", "/detokenize", *KEYLESS_PATHS),
 )
 """Other paths are logged as "other"."""
 
@@ -79,7 +72,7 @@ class TrailingSlash:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/") and app_path(scope).strip("/"):
-            # In place: the connection's log and limits read it, too.
+            # The scope is changed in place, because the connection's log and limits read it, too.
             scope["path"] = scope["path"].rstrip("/")
             if scope.get("raw_path"):
                 scope["raw_path"] = scope["raw_path"].rstrip(b"/")
@@ -98,26 +91,23 @@ class HeadAsGet:
             return
 
         async def without_body(message: Message) -> None:
-            await send(
-                {**message, "body": b""} if message["type"] == "http.response.body" else message
-            )
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "body": b""} if is_body else message)
 
         await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 class Options:
-    """Answers OPTIONS with the methods of a path. Requests from other origins are
-    `CORSMiddleware`'s."""
+    """Answers OPTIONS with the methods of a path. `CORSMiddleware` answers OPTIONS of other
+    origins."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app, self._routes = app, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
-            found = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
-            methods = {
-                method for route in found for method in getattr(route, "methods", None) or ()
-            }
+            routes = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+            methods = {each for route in routes for each in getattr(route, "methods", None) or ()}
             if methods:
                 allowed = sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))
                 await Response(None, 204, {"Allow": ", ".join(allowed)})(scope, receive, send)
@@ -126,16 +116,15 @@ class Options:
 
 
 CONNECTION = "connection"
-"""The key of a request's connection, a `LimitedConnection`, in its ASGI state. Servers other than
-`server` set none."""
+"""The key of a request's `LimitedConnection` in its ASGI state. Only `server` sets one."""
 
 
 class LimitedConnection(Protocol):
     """What `server.Connection` does for a request."""
 
     def admit(self) -> bool:
-        """Note that the request may use the model. Returns False if there are too many connections
-        for that."""
+        """Note that the request may use the model. Returns False if there are too many
+        connections."""
 
 
 class ResponseLog:
@@ -148,8 +137,8 @@ class ResponseLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Nginx's status if the client disconnects before the response.
-        started, status = (time.perf_counter(), 499)
+        started = time.perf_counter()
+        status = 499  # that of nginx for a client that disconnects before the response
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -171,54 +160,57 @@ class ResponseLog:
 
 
 class Admission:
-    """Lets requests for KEYLESS_PATHS pass: a busy server must answer probes. If the server has
-    keys, refuses others without a valid one, and any if there are too many connections. Adds
-    `client` to the state of the rest: the digest of the key, "" if the server has no keys."""
+    """Refuses requests without a valid key, if the server has keys, and requests beyond the limit
+    of connections. Those for KEYLESS_PATHS always pass: a busy server must answer probes. Adds
+    `client` to the state of the others: the digest of the key, "" if the server has no keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = scope["type"] == "http" and app_path(scope) not in KEYLESS_PATHS
-        key = self._key_digest(scope) if needed else None
-        if needed and self._keys and key is None:
-            error = ApiError(
+        error = None
+        if scope["type"] == "http" and app_path(scope) not in KEYLESS_PATHS:
+            error = self._admit(scope)
+        app: ASGIApp = self._app if error is None else as_response(error)
+        await app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> ApiError | None:
+        """Set `client`, and note the request in its connection. Returns why it is refused, or
+        None."""
+        key_digest = self._key_digest(scope)
+        if self._keys and key_digest is None:
+            return ApiError(
                 "a valid API key is needed: Authorization: Bearer KEY",
                 401,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await as_response(error)(scope, receive, send)
-            return
-        if needed:
-            state = scope.setdefault("state", {})
-            state["client"] = key or ""
-            connection: LimitedConnection | None = state.get(CONNECTION)
-            if connection is not None and not connection.admit():
-                error = ApiError(
-                    "this server has reached its limit of connections: try again later",
-                    503,
-                    code="too_many_connections",
-                    headers={"Retry-After": "1", "Connection": "close"},
-                )
-                await as_response(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        state["client"] = key_digest or ""
+        connection: LimitedConnection | None = state.get(CONNECTION)
+        if connection is None or connection.admit():
+            return None
+        return ApiError(
+            "this server has reached its limit of connections: try again later",
+            503,
+            code="too_many_connections",
+            headers={"Retry-After": "1", "Connection": "close"},
+        )
 
     def _key_digest(self, scope: Scope) -> str | None:
         """The digest of the request's key in hexadecimal; None if the key is not valid."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = header.partition(b" ")
         digest = _digest(key.strip())
-        # Every key, for a constant time.
-        found = [hmac.compare_digest(digest, known) for known in self._keys]
-        return digest.hex() if scheme.lower() == b"bearer" and any(found) else None
+        # All keys are compared, so that the time tells nothing about them.
+        equal = [hmac.compare_digest(digest, known) for known in self._keys]
+        return digest.hex() if scheme.lower() == b"bearer" and any(equal) else None
 
 
 class BodyLimit:
-    """Reads the whole body of a request before the app runs: at most `max_bytes`, within `seconds`.
-    A compressed body is expanded, to at most `max_bytes`."""
+    """Reads the whole body of a request before the app runs: at most `max_bytes`, also after a
+    compressed body is expanded, and within `seconds`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
@@ -234,12 +226,8 @@ class BodyLimit:
             if body and encoding:
                 body = expanded(body, encoding, self._max_bytes)
         except TimeoutError:
-            error = ApiError(
-                "the body did not arrive in time",
-                408,
-                code="timeout",
-                headers={"Connection": "close"},
-            )
+            problem, headers = "the body did not arrive in time", {"Connection": "close"}
+            error = ApiError(problem, 408, code="timeout", headers=headers)
             await as_response(error)(scope, receive, send)
         except ApiError as error:
             await as_response(error)(scope, receive, send)

@@ -35,8 +35,7 @@ ChoiceTexts = Annotated[list[Text], Field(max_length=MAX_LIST_ITEMS, fail_fast=T
 
 
 class NamedSchema(StrictObject):
-    """`json_schema` of a response format. The schema is enforced whether `strict` is true or
-    not."""
+    """`json_schema` of a response format. The schema is enforced, whatever `strict` is."""
 
     name: Name | None = Field(None, description="Not used.")
     description: Text | None = Field(None, description="Not used.")
@@ -84,29 +83,18 @@ def _prompt_tag(prompt: Any) -> str:
     """The member of the union `Prompt` that a prompt is validated as, by its first element."""
     if not isinstance(prompt, list):
         return "str"
-    first = prompt[0] if prompt else 0
-    return (
-        "list[str]"
-        if isinstance(first, str)
-        else "list[list[int]]"
-        if isinstance(first, list)
-        else "list[int]"
-    )
+    if prompt and isinstance(prompt[0], str):
+        return "list[str]"
+    return "list[list[int]]" if prompt and isinstance(prompt[0], list) else "list[int]"
 
 
+_PROMPTS = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+_TOKENS = Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)
 Prompt = Annotated[
     Annotated[Text, Tag("str")]
-    | Annotated[
-        list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True), Tag("list[int]")
-    ]
-    | Annotated[
-        list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("list[str]")
-    ]
-    | Annotated[
-        list[TokenIds],
-        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
-        Tag("list[list[int]]"),
-    ],
+    | Annotated[list[int], _TOKENS, Tag("list[int]")]
+    | Annotated[list[Text], _PROMPTS, Tag("list[str]")]
+    | Annotated[list[TokenIds], _PROMPTS, Tag("list[list[int]]")],
     Discriminator(_prompt_tag),
 ]
 
@@ -125,9 +113,9 @@ KIND_TYPES: dict[str, Any] = {
     "text": str,
     "stops": Stop,
     "ids": TokenIds,
+    "texts": list[NonEmptyName],
 }
 """The type of a value, by `RequestField.kind`."""
-KIND_TYPES["texts"] = list[NonEmptyName]
 
 
 def _http_field(field: RequestField) -> tuple[Any, Any]:

@@ -29,8 +29,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ArgumentsDelta:
-    """The next part of the arguments of the call that began last. All parts together are a JSON
-    object."""
+    """The next part of the arguments, a JSON object, of the call that began last."""
 
     text: str
 
@@ -39,10 +38,10 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`; never all of
-    `marker`."""
-    longest = min(len(text), len(marker) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)
+    """How many characters at the end of `text` may be the beginning of `marker`, but not all of
+    it."""
+    limit = min(len(text), len(marker) - 1)
+    return next((size for size in range(limit, 0, -1) if text.endswith(marker[:size])), 0)
 
 
 REASONING_START, REASONING_END = "<think>", "</think>"
@@ -64,25 +63,24 @@ class SteppedReader(ABC):
 
     @abstractmethod
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """What was held back, once no more text comes. cut: whether the text was cut off, not ended
-        by the model."""
+        """The deltas of the text that was held back. Call it after the last `push`. cut: whether
+        the text ended in the middle of a turn."""
 
     @abstractmethod
     def _step(self, parts: list[TurnDelta]) -> bool:
-        """Read on in `_held`, and add the deltas that are certain to `parts`. Returns whether to
-        call it again."""
+        """Read a part of `_held`, and add the deltas that are certain now to `parts`. Returns
+        whether another step may follow."""
 
 
 class ReasoningReader(SteppedReader):
     """Splits a turn into reasoning and content. White space around the reasoning is dropped.
 
-    in_reasoning: whether the prompt ends with the marker that opens reasoning, so that the turn
-    begins with it.
+    in_reasoning: whether the prompt ends with the marker that opens reasoning.
     """
 
     def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        # "... begins": skip white space.
+        # In a state "... begins", white space is skipped.
         self._state = "reasoning begins" if in_reasoning else "beginning"
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
@@ -134,9 +132,9 @@ class ReasoningReader(SteppedReader):
 
 
 class TurnReader:
-    """Splits a turn into reasoning, content and calls. Each reader may be None: the turn has no
-    such part. only_calls: whether calls alone may follow the reasoning, so that text beside them is
-    a part of the format, never content."""
+    """Splits a turn into reasoning, content and calls. reasoning, calls: None if the turn has no
+    such part. only_calls: whether only calls may follow the reasoning, so that text beside them
+    belongs to their format and is no content."""
 
     def __init__(
         self,
@@ -154,23 +152,23 @@ class TurnReader:
         )
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """What was held back, once no more text comes. cut: whether the text was cut off."""
+        """As `SteppedReader.finish`."""
         parts = self._read_calls([] if self._reasoning is None else self._reasoning.finish(cut=cut))
-        return parts + (
-            [] if self._calls is None else self._without_content(self._calls.finish(cut=cut))
-        )
+        if self._calls is not None:
+            parts += self._without_content(self._calls.finish(cut=cut))
+        return parts
 
     def _read_calls(self, parts: list[TurnDelta]) -> list[TurnDelta]:
+        """`parts`, in which content is split further into content and calls."""
         if self._calls is None:
             return parts
-        found: list[TurnDelta] = []
+        split: list[TurnDelta] = []
         for part in parts:
-            found += (
-                self._without_content(self._calls.push(part.text))
-                if isinstance(part, ContentDelta)
-                else [part]
-            )
-        return found
+            if isinstance(part, ContentDelta):
+                split += self._without_content(self._calls.push(part.text))
+            else:
+                split.append(part)
+        return split
 
     def _without_content(self, parts: list[TurnDelta]) -> list[TurnDelta]:
         return [part for part in parts if not (self._only_calls and isinstance(part, ContentDelta))]

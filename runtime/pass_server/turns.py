@@ -28,32 +28,26 @@ from pass_server.serve_options import ServeOptions
 from pass_server.turn_reader import REASONING_END, REASONING_START, ReasoningReader, TurnReader
 
 RESERVED_VARIABLES = (
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "bos_token",
-    "eos_token",
+    *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
 )
-"""Template variables that clients cannot set. They cannot set those of special tokens either."""
+"""Template variables that clients cannot set, besides those of special tokens."""
 
 
 def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
-    """The messages for the chat template. calls: whether it takes tool calls and their results.
-    Raises ApiError if a message is invalid."""
+    """The messages for the chat template. calls: whether the template takes tool calls and their
+    results. Raises ApiError if a message is invalid."""
     names: dict[str, str] = {}
-    found = []
+    messages = []
     for i, message in enumerate(request.messages):
         path = f"messages.{i}."
         if (name := unsupported_field(message)) is not None:
             raise not_supported(path + name, getattr(message, name))
         if not calls and (isinstance(message, ToolMessage) or _calls(message)):
             param = path + ("role" if isinstance(message, ToolMessage) else "tool_calls")
-            raise ApiError(
-                "this model takes no tool calls", param=param, code="unsupported_parameter"
-            )
-        found.append(_message(message, path, names))
-    return found
+            problem = "this model takes no tool calls"
+            raise ApiError(problem, param=param, code="unsupported_parameter")
+        messages.append(_message(message, path, names))
+    return messages
 
 
 def chat_texts(request: ChatRequest) -> Iterator[str]:
@@ -75,8 +69,8 @@ def _content_texts(message: ChatMessage) -> list[str]:
 
 
 def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """The message for the chat template. names: the functions called so far, by call id; this
-    message's are added."""
+    """The message for the chat template. names: the functions called so far, by call id, to which
+    those of this message are added."""
     for part in message.content if isinstance(message.content, list) else ():
         if part.type != "text" or part.text is None or part.model_extra:
             raise ApiError(
@@ -84,36 +78,33 @@ def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str
                 param=path + "content",
                 code="unsupported_content_part",
             )
-    found: dict[str, Any] = {"role": message.role}
+    fields: dict[str, Any] = {"role": message.role}
     if message.content is not None:
-        found["content"] = "\n".join(_content_texts(message))
+        fields["content"] = "\n".join(_content_texts(message))
     if isinstance(message, UserMessage):
-        found["role"] = "system" if message.role == "developer" else message.role
+        fields["role"] = "system" if message.role == "developer" else message.role
     elif isinstance(message, ToolMessage):
         if message.tool_call_id not in names:
             problem = f"{path}tool_call_id must be the id of a call in an earlier message"
             raise ApiError(problem, param=path + "tool_call_id")
         name = names[message.tool_call_id]
         if message.name not in (None, name):
-            problem = (
-                f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} "
-                f"is one of {name!r}"
-            )
             raise ApiError(
-                f"{problem}: leave name out, or correct tool_call_id", param=path + "name"
+                f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is one of "
+                f"{name!r}: leave name out, or correct tool_call_id",
+                param=path + "name",
             )
-        found |= {"tool_call_id": message.tool_call_id, "name": name}
+        fields |= {"tool_call_id": message.tool_call_id, "name": name}
     else:
         if message.content is None and not message.tool_calls:
-            raise ApiError(
-                f"{path}content: a message needs text or tool_calls", param=path + "content"
-            )
+            problem = f"{path}content: a message needs text or tool_calls"
+            raise ApiError(problem, param=path + "content")
         if message.reasoning_content:
-            found["reasoning_content"] = message.reasoning_content
+            fields["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
-            found["tool_calls"] = [_call(call) for call in message.tool_calls]
+            fields["tool_calls"] = [_call(call) for call in message.tool_calls]
             names |= {call.id: call.function.name for call in message.tool_calls}
-    return found
+    return fields
 
 
 def _calls(message: ChatMessage) -> list[ToolCall]:
@@ -121,30 +112,31 @@ def _calls(message: ChatMessage) -> list[ToolCall]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """A call with its arguments as an object, which is what templates expect. Arguments that are
-    none, such as those of a call that was cut off, stay the text that they are: history never ends
-    a conversation."""
-    given: dict[str, Any]
+    """A call for the chat template, which expects an object as arguments. Text that is no object,
+    such as that of a call that was cut off, is passed as text, so that it does not make every later
+    request of the conversation fail."""
+    function: dict[str, Any] = {"name": call.function.name}
     try:
-        given = {"arguments": from_json(call.function.arguments or "{}", allow_inf_nan=False)}
+        arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
     except (
         ValueError
-    ):  # also if it is nested too deep, or has a number or a character that no template can write
-        given = {"arguments": None}
-    if not isinstance(given["arguments"], dict):
-        given = {"written_arguments": call.function.arguments}
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, **given}}
+    ):  # no JSON, too deep, or with numbers or characters that templates cannot write
+        arguments = None
+    if isinstance(arguments, dict):
+        function["arguments"] = arguments
+    else:
+        function["written_arguments"] = call.function.arguments
+    return {"id": call.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class TurnFormat:
     """How the model's turn is read.
 
-    has_reasoning: whether it may begin with reasoning. in_reasoning: whether the prompt ends with
-    the opening marker.
-    calls: the format of calls of the functions `names`; None if the turn has no calls.
-    marker_tokens: special tokens that are markers. only_calls: whether the turn has nothing but
-    calls after its reasoning.
+    has_reasoning: whether the turn may begin with reasoning. in_reasoning: whether the prompt ends
+    with the marker that opens reasoning. calls: the format of tool calls; None if the turn has no
+    calls. names: the functions that it may call. marker_tokens: special tokens that are markers.
+    only_calls: whether the turn has nothing but calls after its reasoning.
     """
 
     has_reasoning: bool
@@ -168,41 +160,32 @@ class ChatFormat:
         self._session = session
         template = session.chat_template
         sources = [] if template is None else template.sources.values()
-        auto = any(REASONING_START in source for source in sources)
-        self.has_reasoning = (
-            auto if options.reasoning_parser == "auto" else options.reasoning_parser == "think"
-        )
-        with_tools = "" if template is None else template.tool_use_source
-        if options.tool_call_parser == "auto":
-            self.calls = format_of(with_tools)
-        else:
-            self.calls = FORMATS.get(options.tool_call_parser)
+        self.has_reasoning = options.reasoning_parser == "think"
+        if options.reasoning_parser == "auto":
+            self.has_reasoning = any(REASONING_START in source for source in sources)
+        self.calls = FORMATS.get(options.tool_call_parser)
         if template is None or not template.reads("tools"):
             self.calls = None  # the model would not see the tools
+        elif options.tool_call_parser == "auto":
+            self.calls = format_of(template.tool_use_source)
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
-        """The variables of the chat template besides messages. Raises ApiError if one is not
-        supported."""
+        """The variables of the chat template besides messages. Raises ApiError if a variable is
+        not supported."""
         self._check_tools(request)
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
         template = self._session.chat_template
-        reserved = (*RESERVED_VARIABLES, *(template.tokens if template is not None else ()))
-        for name, value in (request.chat_template_kwargs or {}).items():
+        for name, value in variables.items():
             if (
                 template is None
-                or not name.isidentifier()
-                or not template.reads(name)
-                or name in reserved
+                or not (name.isidentifier() and template.reads(name))
+                or name in (*RESERVED_VARIABLES, *template.tokens)
             ):
-                raise not_supported(
-                    "chat_template_kwargs",
-                    value,
-                    f"the model's chat template has no option {name!r}",
-                )
-            found[name] = value
+                why = f"the model's chat template has no option {name!r}"
+                raise not_supported("chat_template_kwargs", value, why)
         if request.tools and request.tool_choice != "none":
-            found["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
-        return found
+            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
+        return variables
 
     def turn_format(self, request: ChatRequest, prompt: Sequence[int]) -> TurnFormat | None:
         """How the turn after `prompt` is read; None if it is only text."""
@@ -215,24 +198,25 @@ class ChatFormat:
             *((REASONING_START, REASONING_END) if self.has_reasoning else ()),
         )
         added = self._session.tokenizer.get_added_tokens_decoder()
-        shown = tuple(
-            number for number, token in added.items() if token.special and token.content in markers
+        return TurnFormat(
+            self.has_reasoning,
+            self.has_reasoning and end.rstrip().endswith(REASONING_START),
+            calls,
+            tuple(tool.function.name for tool in request.tools or ()) if calls else (),
+            tuple(i for i, each in added.items() if each.special and each.content in markers),
+            calls is not None and _requires_call(request),
         )
-        names = tuple(tool.function.name for tool in request.tools or ()) if calls else ()
-        in_reasoning = self.has_reasoning and end.rstrip().endswith(REASONING_START)
-        only_calls = calls is not None and _requires_call(request)
-        return TurnFormat(self.has_reasoning, in_reasoning, calls, names, shown, only_calls)
 
     def constraint(
-        self, request: ChatRequest, turn: TurnFormat | None, wanted: Constraint | None
+        self, request: ChatRequest, turn: TurnFormat | None, requested: Constraint | None
     ) -> Constraint | None:
-        """The constraint of the whole turn. wanted: that of its content, by the fields for
+        """The constraint of the whole turn. requested: that of its content, by the fields for
         structured outputs."""
         if turn is None:
-            return wanted
+            return requested
         terminal = marker_terminals(self._session.tokenizer)
-        rules = [] if wanted is None else [wanted.lark("form")]
-        if turn.calls is not None and (turn.only_calls or wanted is not None):
+        rules = [] if requested is None else [requested.lark("form")]
+        if turn.calls is not None and (turn.only_calls or requested is not None):
             parallel = request.parallel_tool_calls is not False and not isinstance(
                 request.tool_choice, NamedChoice
             )
@@ -277,13 +261,11 @@ def _functions(request: ChatRequest) -> list[Function]:
 
 
 def marker_terminals(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """Maps a marker to its terminal in a Lark grammar: the added token with this text if there is
-    one, or a string."""
-    added = {
-        token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()
-    }
+    """A function that maps a marker to its terminal in a Lark grammar: the added token with this
+    text if there is one, else a string."""
+    ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     return lambda marker: (
-        f"<[{added[marker]}]>" if marker in added else json.dumps(marker, ensure_ascii=False)
+        f"<[{ids[marker]}]>" if marker in ids else json.dumps(marker, ensure_ascii=False)
     )
 
 
@@ -293,9 +275,8 @@ def turn_grammar(
     has_reasoning: bool = False,
     in_reasoning: bool = False,
 ) -> Constraint:
-    """The constraint of a turn that matches one of these Lark rules, after reasoning if
-    has_reasoning. A rule's name is at the beginning of its text. in_reasoning: as in
-    ReasoningReader."""
+    """The constraint of a turn that matches one of these Lark rules (`name: ...`), after reasoning
+    if `has_reasoning`. in_reasoning: as in ReasoningReader."""
     turn = " | ".join(rule.partition(":")[0] for rule in rules)
     lines = [f"turn: {turn}", *rules]
     if not has_reasoning:
