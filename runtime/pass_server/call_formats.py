@@ -24,10 +24,10 @@ class Function:
 
 
 class CallFormat(ABC):
-    """name: what --tool-call-parser calls it. markers: texts around calls, which the reader gets
-    even if they are special tokens. template_signs: texts in every chat template of this format.
-    foreign_signs: texts only in templates of other formats. arguments_key: the key of a call's
-    arguments. parallel: whether a turn may have several calls."""
+    """A format of tool calls. name: its name in --tool-call-parser. markers: texts around calls,
+    which the reader gets even if they are special tokens. template_signs: texts in every chat
+    template of this format. foreign_signs: texts only in templates of other formats.
+    arguments_key: the key of a call's arguments. parallel: whether a turn may have several calls."""
 
     name: str
     markers: tuple[str, ...]
@@ -63,15 +63,14 @@ class CallFormat(ABC):
         for i, function in enumerate(functions):
             begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
             lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
-            # Errors have the title.
+            # The title names the function in errors.
             schema = {"type": "object", **function.parameters, "title": function.name}
             lines.append(Constraint(json_schema=schema).lark(f"arguments{i}"))
         return "\n".join(lines)
 
 
 class Hermes(CallFormat):
-    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of
-    them."""
+    """Hermes and Qwen: any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
     name, markers, template_signs = "hermes", ("<tool_call>", "</tool_call>"), ("<tool_call>",)
     foreign_signs = ("<function=", "<arg_key>")
@@ -86,8 +85,8 @@ class Hermes(CallFormat):
 
 
 class _HermesReader(MarkedReader):
-    """A turn may also begin with calls without markers: small models leave them out (Qwen2.5-Coder
-    does)."""
+    """Reads calls with markers, and calls without them at the beginning of a turn: small models
+    such as Qwen2.5-Coder leave them out."""
 
     marker, closing = Hermes.markers
     _unmarked_allowed = True  # whether the next call may have no markers
@@ -165,11 +164,8 @@ class _MistralReader(MarkedReader):
 class Llama3Json(CallFormat):
     """`{"name": ..., "parameters": {...}}` as the whole turn. More calls after `;` are read too."""
 
-    name, markers, template_signs = (
-        "llama3_json",
-        ("<|python_tag|>",),
-        ('"parameters": ', "<|start_header_id|>"),
-    )
+    name, markers = "llama3_json", ("<|python_tag|>",)
+    template_signs = ('"parameters": ', "<|start_header_id|>")
     arguments_key = "parameters"
     parallel = False
 
@@ -190,8 +186,8 @@ class _Llama3Reader(CallReader):
         return self._begin(self._held.lstrip(" \n;"))
 
     def _begin(self, rest: str) -> bool:
-        """Begin the call at the start of `rest`; without one, `rest` is content. Returns whether to
-        step again."""
+        """Begin the call at the start of `rest`; without a call, `rest` is content. Returns whether
+        another step may follow."""
         call = rest.removeprefix(self.marker).lstrip()
         if not call or self.marker.startswith(rest):
             return False
@@ -213,6 +209,5 @@ FORMATS: Mapping[str, CallFormat] = {
 
 
 def format_of(template: str) -> CallFormat | None:
-    """The format in which a chat template writes tool calls; None if it has no format of
-    FORMATS."""
+    """The format in which a chat template writes tool calls; None if it is none of FORMATS."""
     return next((form for form in FORMATS.values() if form.matches_template(template)), None)

@@ -27,9 +27,9 @@ class CallScanner:
     known and its arguments have begun; from then on the arguments are passed on as the model writes
     them.
 
-    state: what comes next, or "invalid" once the text cannot be a call of one of the functions
-    `names`: a call that has begun ends there. begun: whether the call has begun. raw: all text that
-    was read.
+    names: the functions that may be called. state: what comes next; "invalid" once the text cannot
+    be a call, and where a call that has begun ends. begun: whether the call has begun. raw: all
+    text that was read.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -60,29 +60,26 @@ class CallScanner:
         return self.state in ("done", "invalid")
 
     def push(self, text: str) -> tuple[list[TurnDelta], str]:
-        """(the deltas that are certain now, the text after the object)"""
+        """Read `text`. Returns (the deltas that are certain now, the text after the object)."""
         parts: list[TurnDelta] = []
-        place = 0
-        while place < len(text) and not self.ended:
-            place += self._read(text[place])
-            if (
-                not self.begun
-                and self.state != "invalid"
-                and self._name
-                and (self._arguments or self.state == "done")
-            ):
+        offset = 0
+        while offset < len(text) and not self.ended:
+            offset += self._read(text[offset])
+            begins = self._name and (self._arguments or self.state == "done")
+            if begins and not self.begun and self.state != "invalid":
                 self.begun = True
                 parts.append(ToolCallStart(self._name))
-        self.raw += text[:place]
+        self.raw += text[:offset]
         if self.begun and self.state == "done" and not self._arguments:
             self._unsent = "{}"
         if self.begun and self._unsent:
             parts.append(ArgumentsDelta(self._unsent))
             self._unsent = ""
-        return parts, text[place:]
+        return parts, text[offset:]
 
     def _read(self, character: str) -> int:
-        """Returns how many characters were read: 1, or 0 if only the state changed."""
+        """Read the next character. Returns 1, or 0 if only the state changed and it is to be read
+        again."""
         if self.state == "in key":
             return self._read_key(character)
         if self.state == "in value":
@@ -124,12 +121,8 @@ class CallScanner:
         return 0
 
     def _read_value(self, character: str) -> int:
-        if (
-            not self._quoted
-            and self._depth == 0
-            and self._value
-            and character in ",}]" + JSON_WHITESPACE
-        ):
+        outside = not self._quoted and self._depth == 0
+        if outside and self._value and character in ",}]" + JSON_WHITESPACE:
             self._end_value()
             return 0
         self._value += character
@@ -166,9 +159,8 @@ class CallReader(SteppedReader):
     """Finds calls of the functions `names` in a turn; everything else is content. White space
     beside a call is dropped.
 
-    A subclass knows the markers of its format. It sets `_held`, the text that was not read so far,
-    and `_state`.
-    marker: what calls begin with.
+    A subclass knows the markers of its format, and sets `_held`, the text that was not read so far,
+    and `_state`. marker: what calls begin with.
     """
 
     marker: str
@@ -177,28 +169,26 @@ class CallReader(SteppedReader):
         super().__init__()
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
-        """text: outside of calls. call: in one. after: after one or Mistral's marker. rest: only
-        content follows."""
+        """text: outside of calls. call: in a call. after: after a call or Mistral's marker. rest:
+        only content follows."""
         self._scanner = CallScanner(names)
         self._before = ""
-        """What was read before the object of the call: content if it turns out to be no call."""
-        self._called = False
+        """The text before the object of the call. It is content if there is no call."""
+        self._called = False  # whether a call has begun
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""
         marked = bool(self._before.strip())  # a marker was read
         if self._state == "call" and not self._scanner.begun:
-            held = (
-                ""
-                if cut and (marked or self._scanner.begins_call)
-                else self._before + self._scanner.raw + held
-            )
+            dropped = cut and (marked or self._scanner.begins_call)
+            held = "" if dropped else self._before + self._scanner.raw + held
         elif self._state == "after" and not self._called:
             held = "" if cut and marked else self._before + held
         elif self._state in ("call", "after") or (self._called and (cut or not held.strip())):
             return []
-        if cut and (begun := overlap(held, self.marker + "{")) > 1:  # one character may be anything
-            held = held[:-begun].rstrip()
+        size = overlap(held, self.marker + "{") if cut else 0
+        if size > 1:  # a single character may be the beginning of anything
+            held = held[:-size].rstrip()
         return [ContentDelta(held)] if held else []
 
     def _step(self, parts: list[TurnDelta]) -> bool:
@@ -212,17 +202,13 @@ class CallReader(SteppedReader):
         return False
 
     def _begin_call(self, before: str, held: str) -> None:
-        self._scanner, self._before, self._held, self._state = (
-            CallScanner(self._names),
-            before,
-            held,
-            "call",
-        )
+        self._scanner = CallScanner(self._names)
+        self._before, self._held, self._state = before, held, "call"
 
     def _read_call(self, parts: list[TurnDelta]) -> bool:
         scanner = self._scanner
-        found, self._held = scanner.push(self._held)
-        parts += found
+        deltas, self._held = scanner.push(self._held)
+        parts += deltas
         if not scanner.ended:
             return False
         self._called |= scanner.begun
@@ -241,22 +227,21 @@ class CallReader(SteppedReader):
 
     @abstractmethod
     def _find_call(self, parts: list[TurnDelta]) -> bool:
-        """Look for the next call, and pass on the content before it. Returns whether to step
-        again."""
+        """Look for the next call, and pass on the content before it. Returns whether another step
+        may follow."""
 
     @abstractmethod
     def _read_after_call(self) -> bool:
-        """Read what follows a call. Returns whether to step again."""
+        """Read what follows a call. Returns whether another step may follow."""
 
     @abstractmethod
     def _reject_call(self, parts: list[TurnDelta]) -> None:
-        """Called if `_held` looked like a call but is none: pass on what cannot begin another
+        """`_held` looked like a call and is none: pass on the text that cannot begin another
         call."""
 
 
 class MarkedReader(CallReader):
-    """Reads formats whose calls follow a marker anywhere in a turn. _after_marker: sets the state
-    behind a marker."""
+    """Reads formats whose calls follow a marker anywhere in a turn."""
 
     def _find_call(self, parts: list[TurnDelta]) -> bool:
         at = self._held.find(self.marker)
@@ -266,12 +251,12 @@ class MarkedReader(CallReader):
             self._emit_text(parts, len(shown))
             self._after_marker(self._held[: at - len(shown)] + self.marker, rest)
             return True
-        self._emit_text(
-            parts, len(self._held[: len(self._held) - overlap(self._held, self.marker)].rstrip())
-        )
+        text = self._held[: len(self._held) - overlap(self._held, self.marker)]
+        self._emit_text(parts, len(text.rstrip()))
         return False
 
     def _after_marker(self, before: str, held: str) -> None:
+        """Set the state after a marker. before: the marker and the white space before it."""
         self._begin_call(before, held)
 
     def _reject_call(self, parts: list[TurnDelta]) -> None:

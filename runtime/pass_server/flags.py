@@ -19,25 +19,18 @@ FIELDS = {each.name: each for each in fields(ServeOptions) if each.metadata}
 
 
 def field_option(name: str, *, unset: bool = False) -> Callable[[opts.F], opts.F]:
-    """The flag of a field of `ServeOptions`. unset: it is None if it is not given, and the help
-    names the default."""
+    """The flag of a field of `ServeOptions`. unset: its value is None if it is not given; the help
+    then names the default."""
     field = FIELDS[name]
     default, flag = field.default, field.metadata["flag"] or f"--{name.replace('_', '-')}"
-    help, meaning = field.metadata["help"], field.metadata["if_none"]
-    if meaning is None and unset and default:
-        meaning = str(default)
-    if meaning is not None:
-        help += f"  [default: {meaning}]"
+    help, shown_default = field.metadata["help"], field.metadata["if_none"]
+    if shown_default is None and unset and default:
+        shown_default = str(default)
+    if shown_default is not None:
+        help += f"  [default: {shown_default}]"
     if isinstance(default, bool):
-        value = not default
-        return click.option(
-            flag,
-            name,
-            is_flag=True,
-            flag_value=value,
-            default=None if unset else default,
-            help=help,
-        )
+        value, default = not default, None if unset else default
+        return click.option(flag, name, is_flag=True, flag_value=value, default=default, help=help)
     if isinstance(default, tuple):
         return click.option(flag, name, multiple=True, help=help)
     kind = TYPES[str(field.type).partition(" ")[0]]
@@ -75,4 +68,4 @@ def server_options(command: opts.F) -> opts.F:
 def serve_options(options: dict[str, Any]) -> ServeOptions:
     """Make ServeOptions of a command's options, and remove these from `options`."""
     file = options.pop("api_key_file")
-    return opts.take(ServeOptions, options, keys=read_keys(file) if file is not None else ())
+    return opts.take(ServeOptions, options, keys=() if file is None else read_keys(file))

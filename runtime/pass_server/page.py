@@ -29,8 +29,8 @@ def add_page(app: FastAPI) -> None:
 
 
 def content_policy(html: bytes) -> str:
-    """The Content-Security-Policy: this page's own script and style, and requests to this
-    server."""
+    """The Content-Security-Policy, which allows the page's own script and style, and requests to
+    this server."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -47,6 +47,6 @@ def content_policy(html: bytes) -> str:
 
 
 def _hash(html: bytes, tag: bytes) -> str:
-    """The hash of the content of the only element `tag`, as a source in the policy."""
+    """The hash of the content of the only element `tag`, in the form that the policy takes."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"

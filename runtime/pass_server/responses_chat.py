@@ -33,12 +33,12 @@ class MessagesBuilder:
     """Builds chat messages from items. Consecutive reasoning, text and calls of the model become
     one message, as chat templates expect.
 
-    found: the messages so far. item_paths: maps the path of a message or call in the chat to that
-    of its first item.
+    messages: the messages so far. item_paths: maps the path of a message or call in the chat to
+    the path of its first item.
     """
 
     def __init__(self, instructions: str | None) -> None:
-        self.found: list[Message] = []
+        self.messages: list[Message] = []
         self.item_paths: dict[str, str] = {}
         if instructions:
             self._begin({"role": "system", "content": instructions}, "instructions")
@@ -53,7 +53,7 @@ class MessagesBuilder:
             if (name := unsupported_field(item)) is not None:
                 raise not_supported(f"{path}.{name}", getattr(item, name))
             self._add(item, path)
-        for message in self.found:
+        for message in self.messages:
             if message["role"] == "assistant" and "tool_calls" not in message:
                 message.setdefault("content", "")  # reasoning with nothing after it
 
@@ -78,7 +78,7 @@ class MessagesBuilder:
             message = self._assistant_message(path)
             function = {"name": item.name, "arguments": item.arguments}
             calls = message.setdefault("tool_calls", [])
-            self.item_paths[f"messages.{len(self.found) - 1}.tool_calls.{len(calls)}"] = path
+            self.item_paths[f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}"] = path
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ReasoningItem):
             reasoning = _chat_content(item.content or [], f"{path}.content")
@@ -96,18 +96,15 @@ class MessagesBuilder:
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
         """The last message if it is the model's and has none of the fields `filled`, otherwise a
-        new one."""
-        if (
-            not self.found
-            or self.found[-1]["role"] != "assistant"
-            or any(name in self.found[-1] for name in filled)
-        ):
+        new message."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant" or any(name in last for name in filled):
             self._begin({"role": "assistant"}, path)
-        return self.found[-1]
+        return self.messages[-1]
 
     def _begin(self, message: Message, path: str) -> None:
-        self.item_paths[f"messages.{len(self.found)}"] = path
-        self.found.append(message)
+        self.item_paths[f"messages.{len(self.messages)}"] = path
+        self.messages.append(message)
 
 
 def _chat_content(content: Content, path: str) -> Any:
@@ -140,11 +137,11 @@ class ChatConversion:
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
         self.echo = _echo(request)
-        self._messages = MessagesBuilder(request.instructions)
-        self._messages.add(request.input)
+        self._builder = MessagesBuilder(request.instructions)
+        self._builder.add(request.input)
         try:
             self.chat = ChatRequest.model_validate(
-                _fields(request) | {"messages": self._messages.found}
+                _fields(request) | {"messages": self._builder.messages}
             )
         except ValidationError as error:
             raise self.request_error(validation_error(error)) from None
@@ -153,7 +150,7 @@ class ChatConversion:
         """An error about the chat, with the field names of the request."""
         message, param = error.message, error.param
         if param is not None:
-            param = _REQUEST_FIELDS.get(param) or self._messages.request_path(param)
+            param = _REQUEST_FIELDS.get(param) or self._builder.request_path(param)
             message = message.replace(error.param or "", param)
         for name, own_name in _REQUEST_FIELDS.items():
             message = message.replace(name, own_name)
@@ -163,22 +160,18 @@ class ChatConversion:
 def _check(request: ResponsesRequest) -> None:
     for path, fields in _groups(request):
         if (name := unsupported_field(fields)) is not None:
-            raise not_supported(
-                path + name, getattr(fields, name), REFUSAL_REASONS.get(path + name, "")
-            )
+            why = REFUSAL_REASONS.get(path + name, "")
+            raise not_supported(path + name, getattr(fields, name), why)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     wanted = _format(request)
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise ApiError(
-            "give text.format a schema if its type is json_schema, and none otherwise",
-            param="text.format",
-        )
+        problem = "give text.format a schema if its type is json_schema, and none otherwise"
+        raise ApiError(problem, param="text.format")
 
 
 def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
-    """(prefix of its fields' paths, object) for each object of a request whose fields are
-    checked."""
+    """(prefix of its fields' paths, object) for each object of a request with fields to check."""
     yield "", request
     for name in ("text", "reasoning", "stream_options"):
         if (fields := getattr(request, name)) is not None:
@@ -191,13 +184,8 @@ def _format(request: ResponsesRequest) -> TextFormat | None:
 
 def _fields(request: ResponsesRequest) -> dict[str, Any]:
     """The fields of the chat, except messages."""
-    same = (
-        *CommonFields.model_fields,
-        "tool_choice",
-        "parallel_tool_calls",
-        "chat_template_kwargs",
-    )
-    found = {name: getattr(request, name) for name in same}
+    same = ("tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+    found = {name: getattr(request, name) for name in (*CommonFields.model_fields, *same)}
     found["max_completion_tokens"] = request.max_output_tokens
     if isinstance(request.tool_choice, NamedFunction):
         found["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
@@ -205,10 +193,9 @@ def _fields(request: ResponsesRequest) -> dict[str, Any]:
         functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools]
         found["tools"] = [{"type": "function", "function": function} for function in functions]
     if (wanted := _format(request)) is not None:
-        schema = (
-            {} if wanted.json_schema is None else {"json_schema": {"schema": wanted.json_schema}}
-        )
-        found["response_format"] = {"type": wanted.type, **schema}
+        found["response_format"] = {"type": wanted.type}
+        if wanted.json_schema is not None:
+            found["response_format"]["json_schema"] = {"schema": wanted.json_schema}
     return found
 
 
@@ -237,7 +224,6 @@ def _echo(request: ResponsesRequest) -> Json:
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except ValueError:  # a lone surrogate, or a number that JSON does not have
-            raise ApiError(
-                f"the answer cannot repeat {name} as JSON in UTF-8: correct {name}", param=name
-            ) from None
+            problem = f"the answer cannot repeat {name} as JSON in UTF-8: correct {name}"
+            raise ApiError(problem, param=name) from None
     return found

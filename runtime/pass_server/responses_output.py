@@ -17,8 +17,8 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """Builds output items from deltas. Returns events that are not numbered yet. items: so far;
-    `end` ends the last."""
+    """Builds output items from deltas, and returns their events, which have no numbers yet. items:
+    the items so far."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -42,11 +42,9 @@ class OutputItems:
             done = [self._event("function_call_arguments.done") | {"arguments": item["arguments"]}]
         else:
             part = item["content"][0]
-            of_text = self._part_event(f"{part['type']}.done") | {"text": part["text"]}
-            done = [
-                of_text | _no_logprobs(item["type"]),
-                self._part_event("content_part.done") | {"part": dict(part)},
-            ]
+            text_done = self._part_event(f"{part['type']}.done") | {"text": part["text"]}
+            part_done = self._part_event("content_part.done") | {"part": dict(part)}
+            done = [text_done | _no_logprobs(item["type"]), part_done]
         return [*done, self._item_event("done")]
 
     def begin_message(self) -> list[Json]:
@@ -60,24 +58,20 @@ class OutputItems:
     def _add_call(self, call: Json) -> list[Json]:
         function = call["function"]
         if "id" in call:
-            return self.end("completed") + self._begin(
-                "function_call", call_id=call["id"], **function
-            )
+            ended = self.end("completed")
+            begun = self._begin("function_call", call_id=call["id"], **function)
+            return ended + begun
         self.items[-1]["arguments"] += function["arguments"]
         return [self._event("function_call_arguments.delta") | {"delta": function["arguments"]}]
 
     def _add_text(self, kind: str, text: str) -> list[Json]:
-        begun = self.end("completed") + self._begin(kind) if self._last_kind != kind else []
+        begun = []
+        if not self.items or self.items[-1]["type"] != kind:
+            begun = self.end("completed") + self._begin(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
-        return [
-            *begun,
-            self._part_event(f"{part['type']}.delta") | {"delta": text} | _no_logprobs(kind),
-        ]
-
-    @property
-    def _last_kind(self) -> str:
-        return self.items[-1]["type"] if self.items else ""
+        delta = self._part_event(f"{part['type']}.delta") | {"delta": text}
+        return [*begun, delta | _no_logprobs(kind)]
 
     def _begin(self, kind: str, **fields: str) -> list[Json]:
         item: Json = {
@@ -93,36 +87,25 @@ class OutputItems:
         self.items.append(item)
         events = [self._item_event("added")]
         if kind in _TEXT_TYPES:
-            part = {
-                "type": _TEXT_TYPES[kind],
-                "text": "",
-                **({"annotations": []} if kind == "message" else {}),
-            }
-            item["content"].append(part | _no_logprobs(kind))
-            events.append(
-                self._part_event("content_part.added") | {"part": dict(item["content"][0])}
-            )
+            part: Json = {"type": _TEXT_TYPES[kind], "text": ""}
+            if kind == "message":
+                part |= {"annotations": []} | _no_logprobs(kind)
+            item["content"].append(part)
+            events.append(self._part_event("content_part.added") | {"part": dict(part)})
         return events
 
     def _item_event(self, action: str) -> Json:
-        item = _copy(self.items[-1])
-        return {
-            "type": f"response.output_item.{action}",
-            "output_index": len(self.items) - 1,
-            "item": item,
-        }
+        name, index = f"response.output_item.{action}", len(self.items) - 1
+        return {"type": name, "output_index": index, "item": _copy(self.items[-1])}
 
     def _part_event(self, kind: str) -> Json:
         return self._event(kind) | {"content_index": 0}
 
     def _event(self, kind: str) -> Json:
         """An event about a part of the last item."""
-        place = len(self.items) - 1
-        return {
-            "type": f"response.{kind}",
-            "item_id": self.items[place]["id"],
-            "output_index": place,
-        }
+        index = len(self.items) - 1
+        item_id = self.items[index]["id"]
+        return {"type": f"response.{kind}", "item_id": item_id, "output_index": index}
 
 
 def _no_logprobs(kind: str) -> Json:
@@ -142,12 +125,8 @@ class ResponsesFormatter(ResponseFormatter):
     done = b""
 
     def __init__(self, model: str, echo: Json) -> None:
-        self.id, self._created, self._model, self._echo = (
-            f"resp_{uuid.uuid4().hex}",
-            int(time.time()),
-            model,
-            echo,
-        )
+        self.id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
+        self._model, self._echo = model, echo
         self._output = OutputItems()
         self._event_count = 0
 
@@ -167,16 +146,16 @@ class ResponsesFormatter(ResponseFormatter):
         return self._read(choice, piece.text)
 
     def ending(self, choice: Choice) -> list[Json]:
-        """What was held back, and the end of the last item. An empty answer is a message without
-        text."""
+        """The events of the text that was held back, and of the end of the last item. An empty
+        answer is a message without text."""
         events = [event for delta in choice.finish_answer() for event in self._output.add(delta)]
         if not self._output.items:
             events += self._output.begin_message()
         return events + self._output.end(_status(choice))
 
-    def event(self, shown: Json) -> bytes:
+    def event(self, content: Json) -> bytes:
         self._event_count += 1
-        return sse_event(shown | {"sequence_number": self._event_count - 1}, shown["type"])
+        return sse_event(content | {"sequence_number": self._event_count - 1}, content["type"])
 
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
         ended = self._ended(choices[0], usage)
@@ -185,9 +164,8 @@ class ResponsesFormatter(ResponseFormatter):
     def failure(self, error: ApiError) -> bytes:
         self._output.end("incomplete")
         problem = {"code": "server_error", "message": error.message}
-        return self.event(
-            {"type": "response.failed", "response": self._response("failed") | {"error": problem}}
-        )
+        response = self._response("failed") | {"error": problem}
+        return self.event({"type": "response.failed", "response": response})
 
     def _read(self, choice: Choice, text: str) -> list[Json]:
         deltas = [{"content": text}] if choice.answer is None else choice.answer.push(text)
@@ -196,13 +174,11 @@ class ResponsesFormatter(ResponseFormatter):
     def _ended(self, choice: Choice, usage: Json) -> Json:
         status = _status(choice)
         answer = choice.answer
-        reasoning_tokens = (
-            0 if answer is None else answer.count_reasoning_tokens(choice.generation.tokens)
-        )
+        tokens = choice.generation.tokens
+        reasoning_tokens = 0 if answer is None else answer.count_reasoning_tokens(tokens)
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return self._response(status) | {
-            "incomplete_details": {"reason": "max_output_tokens"}
-            if status == "incomplete"
-            else None,
+            "incomplete_details": details,
             "usage": _usage(usage, reasoning_tokens),
             "pass": pass_field(choice.generation),
         }

@@ -23,12 +23,11 @@ def option(
     if_none: str | None = None,
     least: int | None = None,
 ) -> Any:
-    """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it is not
-    the field's. if_none: what the default None means. least: the least value; fields in seconds
-    must be above 0."""
-    return field(
-        default=default, metadata={"help": help, "flag": flag, "if_none": if_none, "least": least}
-    )
+    """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it differs
+    from the field's. if_none: what the default None means. least: the smallest value; fields in
+    seconds must be above 0."""
+    metadata = {"help": help, "flag": flag, "if_none": if_none, "least": least}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -83,25 +82,20 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            name, value, least = (
-                each.name.replace("_", "-"),
-                getattr(self, each.name),
-                each.metadata.get("least"),
-            )
+            name, value = each.name.replace("_", "-"), getattr(self, each.name)
+            least = each.metadata.get("least")
             if least is not None and value is not None and value < least:
                 raise PassError(f"{name} must be at least {least}, not {value}")
             if name.endswith("-seconds") and not 0 < value < float("inf"):
                 raise PassError(f"{name} must be a finite number above 0, not {value}")
         if self.max_sequences < 1:
             raise PassError(f"max-sequences must be at least 1, not {self.max_sequences}")
-        for name, values in (
-            ("tool_call_parser", TOOL_CALL_PARSERS),
-            ("reasoning_parser", REASONING_PARSERS),
+        for name, value, values in (
+            ("tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS),
+            ("reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
         ):
-            if (value := getattr(self, name)) not in values:
-                raise PassError(
-                    f"{name.replace('_', '-')} must be {', '.join(values)}, not {value!r}"
-                )
+            if value not in values:
+                raise PassError(f"{name} must be {', '.join(values)}, not {value!r}")
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise PassError(
@@ -113,9 +107,8 @@ class ServeOptions:
 @dataclass(frozen=True)
 class ListenOptions:
     """Address and connections of a server. allow_no_key: serve without keys even if other machines
-    reach `host`.
-    drain_seconds: how long requests may go on after a signal. Raises PassError if a number is out
-    of range."""
+    reach `host`. drain_seconds: how long requests may go on after a signal. Raises PassError if a
+    number is out of range."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -150,7 +143,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
-    """Raises PassError if other machines reach `host` and there are neither keys nor
+    """Raises PassError if other machines reach `host`, and there are no keys and no
     `allow_no_key`."""
     if not keys and not allow_no_key and not _is_loopback(host):
         raise PassError(

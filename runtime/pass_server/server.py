@@ -36,9 +36,9 @@ MIN_READ_BYTES = 1 << 14
 
 
 def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]:
-    """The `Connection` class with these limits. connections: if there are more, an idle one is
-    closed for each new request. seconds: how long a client may take to send a request's head or the
-    next one, or to read MIN_READ_BYTES."""
+    """The `Connection` class with these limits. connections: if there are more, an idle connection
+    is closed for each new request. seconds: how long a client may take to send the head of a
+    request, or to read MIN_READ_BYTES."""
 
     class BoundedConnection(Connection):
         max_connections, client_seconds = connections, seconds
@@ -56,10 +56,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        # Read_at: when the client last read enough.
         self.idle_since = self.read_at = self.loop.time()
-        self.unsent = self.idle_bytes = 0  # unsent: bytes in the write buffer at read_at
-        self._admitted_cycle: Any = None  # of the last request that was admitted
+        """read_at: when the client last read enough."""
+        self.unsent = self.idle_bytes = 0
+        """unsent: bytes in the write buffer at `read_at`."""
+        self._admitted_cycle: Any = None
+        """uvicorn's cycle (request and response) of the last request that was admitted."""
         self.app_state = {**self.app_state, CONNECTION: self}
         if len(self.connections) > self.max_connections:
             self._make_room(admitted=False)
@@ -73,7 +75,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         self.idle_since, self.idle_bytes = self.loop.time(), 0
-        # A client that does not wait for answers may never read them: it gets one answer.
+        # A client that does not wait for answers may never read them, so it gets only one.
         if self._pipelined():
             self.transport.close()
         super().on_response_complete()
@@ -84,17 +86,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self.cycle is None or self.cycle.response_complete
 
     def close_if_overdue(self, now: float) -> None:
-        """Close the connection if its client exceeds `client_seconds`. Requests under way have
-        other limits."""
+        """Close the connection if the server has waited for its client for more than
+        `client_seconds`. The time of requests under way is limited elsewhere."""
         unsent = self.transport.get_write_buffer_size()
-        # The client must read.
-        stuck = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
-        # It read enough, or was sent more.
-        reads = unsent <= self.unsent - MIN_READ_BYTES or unsent > self.unsent
-        if not stuck or reads:
+        must_read = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
+        has_read = unsent <= self.unsent - MIN_READ_BYTES
+        if not must_read or has_read or unsent > self.unsent:
             self.unsent, self.read_at = unsent, now
-        waits_since = self.read_at if stuck else self.idle_since if self.idle else now
-        if now - waits_since > self.client_seconds:
+        waiting_since = self.read_at if must_read else self.idle_since if self.idle else now
+        if now - waiting_since > self.client_seconds:
             self.transport.abort()
 
     @property
@@ -104,33 +104,35 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def admit(self) -> bool:
         """Note that the request under way is admitted. If there are too many connections, close
-        another one that has no admitted request under way; returns False if there is none."""
+        another one that has no admitted request under way. Returns False if there is no other."""
         self._admitted_cycle = self.cycle
         return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
         """Close one other connection that has no admitted request under way: if possible one that
-        never had one, else the one that is idle for longest. Returns whether there was one.
-        admitted: whether those that had one may be closed. A new connection may not close them: the
-        limit is exceeded until one of its requests is admitted."""
-        others = [
-            other
-            for other in self.connections
-            if other is not self and (admitted or not other.admitted)
+        never had an admitted request, else the one that is idle for longest. Returns whether there
+        was such a connection. admitted: whether connections that had an admitted request may be
+        closed. A new connection may not close them, so the limit is exceeded until one of its
+        requests is admitted."""
+        candidates = [
+            each
+            for each in self.connections
+            if each is not self
+            and (admitted or not each.admitted)
+            and (each.idle or each.cycle is not each._admitted_cycle)
         ]
-        idle = [other for other in others if other.idle or other.cycle is not other._admitted_cycle]
-        if not idle:
+        if not candidates:
             return False
-        leaving = min(idle, key=lambda other: (other.admitted, other.idle_since))
-        self.connections.discard(leaving)
-        leaving.transport.abort()
+        closed = min(candidates, key=lambda each: (each.admitted, each.idle_since))
+        self.connections.discard(closed)
+        closed.transport.abort()
         return True
 
     def _pipelined(self) -> bool:
         """Whether the next request came before this one was answered."""
         if hasattr(self, "pipeline"):  # httptools
             return bool(self.pipeline)
-        # H11: bytes after the body are the next request's.
+        # With h11, bytes after the body are the next request's.
         done = self.conn.their_state is self.conn.our_state
         return done and bool(self.conn.trailing_data[0])
 
@@ -142,8 +144,7 @@ def run_server(
     report: Callable[[str], None],
 ) -> None:
     """Serve a session until a signal ends the server. Options and address are checked before the
-    session is opened.
-    report: called with the server's addresses, one in a line, once it listens."""
+    session is opened. report: called with the server's addresses, one per line, when it serves."""
     check_exposure(listen_options.host, options.keys, allow_no_key=listen_options.allow_no_key)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(listen_options.host, listen_options.port)
@@ -174,8 +175,8 @@ def run_server(
 def answering(
     listener: socket.socket, app: ASGIApp, max_connections: int, client_seconds: float
 ) -> Generator[None, None, None]:
-    """Serve `app` in a thread within this context. The listener stays open: who connects later
-    waits."""
+    """Serve `app` in a thread within this context. The listener stays open, so later connections
+    wait for the next app."""
     server = HttpServer(app, max_connections, client_seconds)
 
     def run() -> None:
@@ -220,14 +221,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        # The rest repeats the address.
-        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
+        reason = str(getattr(error, "strerror", error))
+        reason = reason.partition(" (while")[0]  # the rest repeats the address
         raise PassError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from None
-    # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the one before
-    # it. asyncio sets it only on sockets that it makes itself; accepted connections inherit it from
-    # this one.
+    # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the token
+    # before. asyncio does not set it on this socket; accepted connections inherit it from here.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -254,13 +254,10 @@ def serve(
     ready: Callable[[], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds`; a second signal
-    cancels them.
-
-    ready: called once the signal handlers are installed.
-    """
+    cancels them. ready: called once the signal handlers are installed."""
     service: Service = app.state.service
     server = HttpServer(app, max_connections, service.options.client_seconds)
-    # Uvloop if it is installed.
+    # uvicorn's loop is uvloop if that is installed.
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(server, service, listener, drain_seconds, ready))
 
@@ -277,21 +274,14 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     ready()
-    serving, signalled = (
-        asyncio.create_task(server.serve([listener])),
-        asyncio.create_task(signals.get()),
-    )
+    serving = asyncio.create_task(server.serve([listener]))
+    signalled = asyncio.create_task(signals.get())
     await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
     if signalled.done():
-        log.info(
-            "shutting down: %d requests under way have %g seconds",
-            service.active_requests,
-            drain_seconds,
-        )
-        draining, again = (
-            asyncio.create_task(service.drain(drain_seconds)),
-            asyncio.create_task(signals.get()),
-        )
+        message = "shutting down: %d requests under way have %g seconds"
+        log.info(message, service.active_requests, drain_seconds)
+        draining = asyncio.create_task(service.drain(drain_seconds))
+        again = asyncio.create_task(signals.get())
         await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             draining.cancel()

@@ -47,6 +47,7 @@ class GenerationResponse(Response):
         self.background, self.status_code = None, 200
         self._service, self._request = service, parsed
         self._formatter, self._stream = formatter, stream
+        self._keep_alive_seconds = service.options.keep_alive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -92,7 +93,7 @@ class GenerationResponse(Response):
                 _first(pieces, HEAD_SECONDS if has_room else 0.0)
             )
             await send_start(STREAM_START)
-            stream = _EventStream(send, service.options.keep_alive_seconds)
+            stream = _EventStream(send, self._keep_alive_seconds)
             async with stream.kept_alive():
                 await self._send_events(choices, first, pieces, stream.send)
         await _send(send, self._formatter.done, more=False)

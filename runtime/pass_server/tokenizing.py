@@ -59,16 +59,12 @@ def add_tokenize_endpoints(app: FastAPI, service: Service, responses: Any) -> No
 
 
 def _tokenized(service: Service, request: TokenizeRequest) -> Response:
-    ids = _ids(service, request)
-    texts = (
-        [service.session.tokenizer.id_to_token(token) for token in ids]
-        if request.return_token_strs
-        else None
-    )
-    capacity = service.session.capacity
-    return JSONResponse(
-        {"count": len(ids), "max_model_len": capacity, "tokens": ids, "token_strs": texts}
-    )
+    ids, session = _ids(service, request), service.session
+    answer = {"count": len(ids), "max_model_len": session.capacity, "tokens": ids}
+    texts = None
+    if request.return_token_strs:
+        texts = [session.tokenizer.id_to_token(token) for token in ids]
+    return JSONResponse({**answer, "token_strs": texts})
 
 
 def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
@@ -84,16 +80,11 @@ def _ids(service: Service, request: TokenizeRequest) -> list[int]:
         raise not_supported(name, getattr(request, name))
     if (request.prompt is None) == (request.messages is None):
         raise ApiError("give either prompt or messages", param="prompt")
+    read, param = (_prompt_ids, "prompt") if request.messages is None else (_chat_ids, "messages")
     try:
-        return (
-            _prompt_ids(service, request)
-            if request.messages is None
-            else _chat_ids(service, request)
-        )
+        return read(service, request)
     except PassError as error:
-        raise ApiError(
-            str(error), param="prompt" if request.messages is None else "messages"
-        ) from None
+        raise ApiError(str(error), param=param) from None
 
 
 def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
@@ -106,11 +97,9 @@ def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
 
 def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
     if request.add_special_tokens:
-        raise not_supported(
-            "add_special_tokens", True, "the chat template writes the special tokens of messages"
-        )
-    fields = request.model_dump(
-        include={"messages", "tools", "chat_template_kwargs"}, exclude_none=True
-    )
+        why = "the chat template writes the special tokens of messages"
+        raise not_supported("add_special_tokens", True, why)
+    names = {"messages", "tools", "chat_template_kwargs"}
+    fields = request.model_dump(include=names, exclude_none=True)
     chat = ChatRequest.model_validate({"model": service.model, **fields})
     return service.parser.chat_ids(chat)

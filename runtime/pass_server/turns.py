@@ -118,9 +118,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     function: dict[str, Any] = {"name": call.function.name}
     try:
         arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
-    except (
-        ValueError
-    ):  # no JSON, too deep, or with numbers or characters that templates cannot write
+    except ValueError:  # no JSON, or too deep, or with values that templates cannot write
         arguments = None
     if isinstance(arguments, dict):
         function["arguments"] = arguments

@@ -90,11 +90,7 @@ def outputs(*, tokens: bool) -> tuple[TensorSpec, ...]:
 
 
 LIMIT_NAMES = (
-    "max_queue",
-    "max_prompt_tokens",
-    "max_output_tokens",
-    "request_seconds",
-    "reuse_prefix",
+    *("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix"),
 )
 """The fields of `ServeOptions` that apply to a Triton model."""
 PARAMETER_TYPES: Mapping[str, type] = {
@@ -115,9 +111,9 @@ unloaded."""
 
 @dataclass(frozen=True)
 class Settings:
-    """bundle: absolute, or relative to the model's directory. tokens: whether the model reads and
-    writes token ids.
-    drain_seconds: how long requests under way may take after a signal."""
+    """The settings of a Triton model. bundle: absolute, or relative to the model's directory.
+    tokens: whether the model reads and writes token ids. drain_seconds: how long requests under way
+    may take after a signal."""
 
     bundle: str
     tokens: bool
@@ -130,13 +126,12 @@ class Settings:
 
 
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
-    """values: by the names in PARAMETER_TYPES; None means the default. Raises PassError if one is
-    invalid."""
+    """Make settings from values by the names in PARAMETER_TYPES; None means the default. Raises
+    PassError if a value is invalid."""
     given = {name: value for name, value in values.items() if value is not None}
     serve = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
     opened = {name: given[name] for name in LOAD_NAMES if name in given}
-    # None: see LoadOptions, whose default is 1.
-    load = LoadOptions(**{"max_batch_size": None, **opened})
+    load = LoadOptions(**{"max_batch_size": None, **opened})  # None: as many as the engines allow
     drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
     check_drain(drain_seconds)
     return Settings(bundle, tokens, load, serve, drain_seconds)

@@ -18,8 +18,8 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
-    """Logs at most one failure a minute of one thread's work, which may fail fifty times a
-    second."""
+    """Logs failures of one thread's work, which may fail fifty times a second, at most once a
+    minute."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
@@ -33,15 +33,13 @@ class FailureLog:
         except Exception as error:
             if time.monotonic() >= self._quiet_until:
                 self._quiet_until = time.monotonic() + LOG_INTERVAL_SECONDS
-                log.error(
-                    "polling requests or sending metrics failed; both continue", exc_info=error
-                )
+                message = "polling requests or sending metrics failed; both continue"
+                log.error(message, exc_info=error)
 
 
 class TritonMetricSink:
-    """A `MetricSink` that sends every value from one thread of its own: each is a message to the
-    server, which crashes if two threads send at a time, and decoding must not wait for the
-    messages."""
+    """A `MetricSink` that sends every value to the server from one thread of its own: the server
+    crashes if two threads send at a time, and decoding must not wait for it."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
         """instance: the value of a label, since a model may have several instances, each with its

@@ -41,7 +41,7 @@ class Signals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
         """loop: not running yet. Outside the main thread, where Python cannot handle signals,
-        nothing is called."""
+        `on_signal` is never called."""
         self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -53,15 +53,14 @@ class Signals:
                 number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS
             }
             for number in HANDLED_SIGNALS:
-                # Triton's system calls restart after a signal, as before.
-                signal.siginterrupt(number, False)
+                signal.siginterrupt(number, False)  # Triton's system calls restart, as before
             self._previous_wakeup_fd = signal.set_wakeup_fd(
                 self._writer.fileno(), warn_on_full_buffer=False
             )
 
     def close(self) -> None:
-        """Restore the previous handlers. To be called in the thread that made this, after the loop
-        has ended."""
+        """Restore the previous handlers. Call it in the thread that made this object, after the
+        loop has ended."""
         if self._in_main_thread:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
             for number, handler in self._previous_handlers.items():
@@ -227,9 +226,9 @@ class Model:
 
 
 def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
-    """A child process that appends a line to the file `crashes` if this process dies before it
-    writes to the child's stdin. Triton does not restart the process of a model, but with
-    --model-control-mode=poll it loads the model again if one of its files, such as `crashes`, has
+    """Start a child process that appends a line to the file `crashes` if this process dies before
+    it writes to the child's stdin. Triton does not restart the process of a model, but with
+    --model-control-mode=poll it loads a model again if one of its files, such as `crashes`, has
     changed."""
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
@@ -241,11 +240,8 @@ def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
 
 
 def visible_device(number: str) -> str:
-    """The CUDA_VISIBLE_DEVICES of a process that shall see only Triton's GPU `number`. Triton
-    counts the GPUs that it sees itself: its GPU 0 is the first in its own CUDA_VISIBLE_DEVICES."""
-    seen = [
-        name.strip()
-        for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if name.strip()
-    ]
+    """The CUDA_VISIBLE_DEVICES with which a process sees only Triton's GPU `number`: Triton's GPU 0
+    is the first in its own CUDA_VISIBLE_DEVICES."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    seen = [name.strip() for name in names if name.strip()]
     return seen[int(number)] if int(number) < len(seen) else number

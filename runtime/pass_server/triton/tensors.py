@@ -48,8 +48,8 @@ class TritonRequest(CompletionRequest):
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain. returned: the `return_...` flags that are set. prefix: what the text
-    begins with."""
+    """What responses contain. returned: the `return_...` inputs that are true. prefix: the text of
+    the prompt if the output repeats it, else ""."""
 
     stream: bool
     returned: frozenset[str]
@@ -59,20 +59,19 @@ class ResponseOptions:
 def read_request(
     model: str, tensors: Tensors, parameters: str
 ) -> tuple[TritonRequest, ResponseOptions]:
-    """parameters: Triton's parameters of the request, as JSON; those that the client gave count
-    like those of `sampling_parameters`. Raises ApiError if a value is invalid, or is given twice
-    with different values."""
+    """The completion that a request asks for, and what its responses contain. parameters: the
+    request's parameters in Triton, as JSON; those of the client mean the same as in
+    `sampling_parameters`. Raises ApiError if a value is invalid or contradicts another value."""
     inputs = {
         HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims)
         for each in SAMPLING_INPUTS
     }
     fields = {name: value for name, value in inputs.items() if value is not None}
     flags = {field.name: bool(_value(tensors, field.name)) for field in RESPONSE_FLAGS}
-    for more in (_value(tensors, SAMPLING_PARAMETERS.name), _client_parameters(parameters)):
-        _merge(fields, _json_object(more) if more is not None else {})
-    _rename_chat_logprobs(
-        fields, logprobs=flags["return_logprobs"] or flags["return_cumulative_logprob"]
-    )
+    for text in (_value(tensors, SAMPLING_PARAMETERS.name), _client_parameters(parameters)):
+        _merge(fields, {} if text is None else _json_object(text))
+    logprobs = flags["return_logprobs"] or flags["return_cumulative_logprob"]
+    _rename_chat_logprobs(fields, logprobs=logprobs)
     text = _value(tensors, TEXT_INPUT.name)
     prompt = text if text is not None else _value(tensors, INPUT_IDS.name, -1)
     if prompt is None:
@@ -89,16 +88,14 @@ def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> Re
     prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
         raise ApiError(f"{EXCLUDE_INPUT.name} must be true in a stream", param=EXCLUDE_INPUT.name)
-    return ResponseOptions(
-        stream, frozenset(name for name, given in flags.items() if given), prefix
-    )
+    return ResponseOptions(stream, frozenset(name for name in flags if flags[name]), prefix)
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
     """A tensor as Python values; None if the request has no tensor of that name."""
-    if (found := tensors.get(name)) is None:
+    if (tensor := tensors.get(name)) is None:
         return None
-    values = [_scalar(name, value) for value in found.reshape(-1)]
+    values = [_scalar(name, value) for value in tensor.reshape(-1)]
     if dims != 1:
         return values
     if len(values) != 1:
@@ -119,25 +116,26 @@ def _scalar(name: str, value: Any) -> Any:
 
 def _client_parameters(parameters: str) -> str | None:
     """The parameters that the client gave, without those that Triton adds."""
-    found = _json_object(parameters) if parameters else {}
-    kept = {name: value for name, value in found.items() if not name.startswith("triton_")}
-    return json.dumps(kept) if kept else None
+    values = _json_object(parameters) if parameters else {}
+    own = {name: value for name, value in values.items() if not name.startswith("triton_")}
+    return json.dumps(own) if own else None
 
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ApiError(
-            f"{SAMPLING_PARAMETERS.name} is not a JSON object", param=SAMPLING_PARAMETERS.name
-        )
-    return found
+        value = None
+    if not isinstance(value, dict):
+        name = SAMPLING_PARAMETERS.name
+        raise ApiError(f"{name} is not a JSON object", param=name)
+    return value
 
 
-def _merge(fields: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
+def _merge(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
+    """Add parameters to `fields`. Raises ApiError if one has another value in `fields`, or is no
+    sampling parameter."""
+    for name, value in parameters.items():
         if name in fields and fields[name] != value:
             raise ApiError(f"{name} is given twice with different values", param=name)
         if name in ("model", "prompt", "stream", "stream_options"):
@@ -146,13 +144,13 @@ def _merge(fields: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _rename_chat_logprobs(fields: dict[str, Any], *, logprobs: bool) -> None:
-    """Replace the logprobs fields of chats, which Triton's OpenAI frontend sends, by that of
-    completions. logprobs: whether an output needs them."""
+    """Replace the fields `logprobs` and `top_logprobs` of a chat, which Triton's OpenAI frontend
+    sends, by `logprobs` of a completion. logprobs: whether an output needs log-probabilities."""
     top = fields.pop("top_logprobs", None)
-    given = fields.get("logprobs")
-    if isinstance(given, bool):  # a chat's
-        fields["logprobs"] = (top or 0) if given else None
-    if top and given is not True:
+    wanted = fields.get("logprobs")
+    if isinstance(wanted, bool):  # a chat's
+        fields["logprobs"] = (top or 0) if wanted else None
+    if top and wanted is not True:
         raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
     if logprobs and fields.get("logprobs") is None:
         fields["logprobs"] = 0
@@ -177,9 +175,8 @@ class OutputTensors:
         *,
         last: bool,
     ) -> Arrays:
-        """The arrays of one response. tokens and text: those since the previous response.
-        `num_output_tokens` counts those of this response alone, as vLLM's does, so that the counts
-        of a stream add up."""
+        """The arrays of one response. tokens and text: those since the previous response, which
+        alone `num_output_tokens` counts, as in vLLM, so that the counts of a stream add up."""
         generation = choice.generation
         reason = str(generation.finish_reason) if last else "None"
         found = self._text(options.prefix + text, tokens) | {
@@ -188,9 +185,8 @@ class OutputTensors:
             "num_output_tokens": np.array([len(tokens)], np.uint32),
         }
         if "return_cumulative_logprob" in options.returned:
-            found["cumulative_logprob"] = np.array(
-                [_cumulative_logprob(generation.tokens)], np.float32
-            )
+            total = _cumulative_logprob(generation.tokens)
+            found["cumulative_logprob"] = np.array([total], np.float32)
         if "return_logprobs" in options.returned:
             found["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
         if last and "return_statistics" in options.returned:
@@ -208,8 +204,8 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """As vLLM writes them: by token id; rank is None if the token is not among the
-        likeliest."""
+        """The log-probabilities as vLLM writes them, by token id. rank: None if the token is not
+        among the likeliest."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
