@@ -26,8 +26,8 @@ class Function:
 class CallFormat(ABC):
     """A format of tool calls. name: its name in --tool-call-parser. markers: texts around calls,
     which the reader gets even if they are special tokens. template_signs: texts in every chat
-    template of this format. foreign_signs: texts only in templates of other formats.
-    arguments_key: the key of a call's arguments. parallel: whether a turn may have several calls."""
+    template of this format. foreign_signs: texts only in templates of other formats. arguments_key:
+    the key of a call's arguments. parallel: whether a turn may have several calls."""
 
     name: str
     markers: tuple[str, ...]

@@ -131,7 +131,7 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     given = {name: value for name, value in values.items() if value is not None}
     serve = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
     opened = {name: given[name] for name in LOAD_NAMES if name in given}
-    load = LoadOptions(**{"max_batch_size": None, **opened})  # None: as many as the engines allow
+    load = LoadOptions(**{"max_batch_size": None, **opened})  # None: as LoadOptions says
     drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
     check_drain(drain_seconds)
     return Settings(bundle, tokens, load, serve, drain_seconds)
