@@ -76,8 +76,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
-    """The error for a known field whose value this server does not support. It quotes numbers and
-    booleans only."""
+    """The error for a known field with an unsupported value; numbers and booleans are quoted."""
     quoted = value if isinstance(value, int | float | bool) else "with this value"
     message = f"{param} {quoted} is not supported by this server" + (f": {why}" if why else "")
     return ApiError(message, param=param, code="unsupported_parameter")

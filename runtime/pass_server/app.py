@@ -1,5 +1,4 @@
-"""The ASGI app: `make_app(session, options)`. Any ASGI server can run it; `server.py` runs it with
-uvicorn."""
+"""The ASGI app, `make_app(session, options)`, which `server.py` or another ASGI server runs."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ M = TypeVar("M", bound=BaseModel)
 SHORT_BODY_BYTES = 1 << 12
 """Bodies up to this size are parsed in the event loop, since a thread would take longer."""
 MAX_JSON_NODES = 1 << 16
-"""The most objects, fields and lists in a body, together: while Python creates them, no other
-thread runs."""
+"""The most objects, fields and lists in a body: no other thread runs while Python makes them."""
 _JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 

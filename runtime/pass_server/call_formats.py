@@ -186,8 +186,7 @@ class _Llama3Reader(CallReader):
         return self._begin(self._held.lstrip(" \n;"))
 
     def _begin(self, rest: str) -> bool:
-        """Begin the call at the start of `rest`; without a call, `rest` is content. Returns whether
-        another step may follow."""
+        """Begin the call at the start of `rest`, or read it as content. Returns as `_find_call`."""
         call = rest.removeprefix(self.marker).lstrip()
         if not call or self.marker.startswith(rest):
             return False

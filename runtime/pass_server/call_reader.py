@@ -45,8 +45,7 @@ class CallScanner:
 
     @property
     def begins_call(self) -> bool:
-        """Whether the text so far names a function, or is the beginning of an object that does so
-        first."""
+        """Whether the text so far names a function, or may do so first of all."""
         if self._name or not self.raw.strip("{" + JSON_WHITESPACE):
             return True
         if self._other_keys or not "name".startswith(self._key):
@@ -78,8 +77,7 @@ class CallScanner:
         return parts, text[offset:]
 
     def _read(self, character: str) -> int:
-        """Read the next character. Returns 1, or 0 if only the state changed and it is to be read
-        again."""
+        """Returns 1, or 0 if only the state changed, so that the character is to be read again."""
         if self.state == "in key":
             return self._read_key(character)
         if self.state == "in value":
@@ -227,17 +225,15 @@ class CallReader(SteppedReader):
 
     @abstractmethod
     def _find_call(self, parts: list[TurnDelta]) -> bool:
-        """Look for the next call, and pass on the content before it. Returns whether another step
-        may follow."""
+        """Look for the next call, pass on the content before it, and return as `_step` does."""
 
     @abstractmethod
     def _read_after_call(self) -> bool:
-        """Read what follows a call. Returns whether another step may follow."""
+        """Read what follows a call, and return as `_step` does."""
 
     @abstractmethod
     def _reject_call(self, parts: list[TurnDelta]) -> None:
-        """`_held` looked like a call and is none: pass on the text that cannot begin another
-        call."""
+        """`_held` is no call after all: pass on the text that cannot begin another call."""
 
 
 class MarkedReader(CallReader):

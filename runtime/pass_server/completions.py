@@ -33,8 +33,7 @@ def completion_ids(session: Session, request: CompletionRequest) -> list[list[in
 
 
 def check_completion(request: CompletionRequest) -> None:
-    """Raises ApiError if fields of the request contradict each other. `only` fields are already
-    checked."""
+    """Raises ApiError if fields contradict each other. `only` fields were checked before."""
     n, best_of = request.n or 1, request.best_of
     if request.suffix:
         why = "this model was trained to continue a text, not to fill a gap before a suffix"

@@ -1,5 +1,4 @@
-"""Base classes and types of request fields, fields that are known but not supported, messages and
-tools."""
+"""The types of request fields: base classes, unsupported fields, messages and tools."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class ContentPart(BoundedObject):
-    """{"type": "text", "text": ...}. Other types are valid here; `turns` and `responses_chat`
-    refuse them."""
+    """{"type": "text", "text": ...}. `turns` and `responses_chat` refuse other types."""
 
     model_config = ConfigDict(extra="allow")
     type: Name

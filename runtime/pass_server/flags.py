@@ -1,5 +1,4 @@
-"""The flags of a server, made from the table `ServeOptions`, for every command that serves or
-configures a server."""
+"""The flags of every command that serves, made from the table `ServeOptions`."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ FIELDS = {each.name: each for each in fields(ServeOptions) if each.metadata}
 
 
 def field_option(name: str, *, unset: bool = False) -> Callable[[opts.F], opts.F]:
-    """The flag of a field of `ServeOptions`. unset: its value is None if it is not given; the help
-    then names the default."""
+    """The flag of a field of `ServeOptions`. unset: without the flag, the value is None."""
     field = FIELDS[name]
     default, flag = field.default, field.metadata["flag"] or f"--{name.replace('_', '-')}"
     help, shown_default = field.metadata["help"], field.metadata["if_none"]

@@ -1,5 +1,4 @@
-"""The JSON of answers: the shapes of /v1/completions and /v1/chat/completions, whole and as events
-of a stream."""
+"""The JSON of /v1/completions and /v1/chat/completions, whole and as events of a stream."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from pass_server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 
 
 def pass_field(generation: Generation, *, details: bool = False) -> Json:
-    """The field `pass` of a choice: how it was decoded. details: whether the request has
-    `pass_details`."""
+    """The field `pass` of a choice: how it was decoded. details: `pass_details` of the request."""
     stats = generation.stats
     names = ("plan", "passes", "tau", "drafted", "accepted")
     times = ("queue_seconds", "prefill_seconds", "decode_seconds")
@@ -34,8 +32,7 @@ def tokens_with_sources(tokens: Sequence[Token]) -> list[Json]:
 
 
 def usage(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) -> Json:
-    """OpenAI's `usage`. prompt_tokens: the sum over the prompts. per_prompt: how many choices each
-    prompt has."""
+    """OpenAI's `usage`. prompt_tokens: of all prompts. per_prompt: the choices of each prompt."""
     completion_tokens = sum(len(choice.generation.tokens) for choice in choices)
     counts = [choice.generation.stats.cached_tokens for choice in choices]
     # The choice that prefilled a prompt has the fewest cached tokens; the other choices of the
@@ -161,8 +158,7 @@ class ChoicesFormatter(ResponseFormatter):
         return bool(piece.tokens) and (self._logprobs or self._details)
 
     def _details_of(self, choice: Choice, piece: Piece) -> Json:
-        """The field `pass` of the chunk of one pass, if the request wants it. seconds: since the
-        request came."""
+        """The field `pass` of one pass, if the request wants it. seconds: since its arrival."""
         if not self._details or not piece.tokens:
             return {}
         seconds = piece.written - choice.arrived

@@ -98,8 +98,7 @@ class HeadAsGet:
 
 
 class Options:
-    """Answers OPTIONS with the methods of a path. `CORSMiddleware` answers OPTIONS of other
-    origins."""
+    """Answers OPTIONS with the methods of a path; `CORSMiddleware` does so for other origins."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app, self._routes = app, routes
@@ -123,8 +122,7 @@ class LimitedConnection(Protocol):
     """What `server.Connection` does for a request."""
 
     def admit(self) -> bool:
-        """Note that the request may use the model. Returns False if there are too many
-        connections."""
+        """Note that the request is admitted. Returns False if connections are too many."""
 
 
 class ResponseLog:
@@ -176,8 +174,7 @@ class Admission:
         await app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> ApiError | None:
-        """Set `client`, and note the request in its connection. Returns why it is refused, or
-        None."""
+        """Set `client`, and tell the connection. Returns why the request is refused, or None."""
         key_digest = self._key_digest(scope)
         if self._keys and key_digest is None:
             return ApiError(
@@ -252,8 +249,7 @@ class BodyLimit:
 
 
 def _logged_path(scope: Scope) -> str:
-    """The path for logs and metrics: one of LOGGED_PATHS or "other", so that clients cannot write
-    text into them."""
+    """The path in logs and metrics: "other" unless in LOGGED_PATHS, lest clients write there."""
     return route if (route := app_path(scope)) in LOGGED_PATHS else "other"
 
 

@@ -1,5 +1,4 @@
-"""`/`: one static page that shows where tokens come from. It uses the API, and loads nothing from
-elsewhere."""
+"""`/`: a static page that shows where tokens come from. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def content_policy(html: bytes) -> str:
-    """The Content-Security-Policy, which allows the page's own script and style, and requests to
-    this server."""
+    """The Content-Security-Policy: only the page's script and style, and this server."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -1,5 +1,4 @@
-"""Checks and parses requests of the API: prompts become token ids, fields the options of each
-sequence."""
+"""Checks and parses requests: prompts become token ids, fields the options of each sequence."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class TokenizedRequest:
 
 @contextmanager
 def constraint_errors(param: str) -> Iterator[None]:
-    """Turn the errors of the `with` block, which compiles the constraint of the field `param`, into
-    ApiErrors."""
+    """Turn errors of the `with` block, which compiles the constraint of `param`, into ApiErrors."""
     try:
         yield
     except TooManyConstraints as error:
@@ -273,8 +271,7 @@ def _int_or_1(value: Any) -> int:
 
 
 def prompt_bytes(request: GenerationRequest) -> int:
-    """The UTF-8 bytes of the longest prompt that is not token ids; all messages and tools of a chat
-    are one prompt."""
+    """The UTF-8 bytes of the longest prompt that is text; a chat with its tools is one prompt."""
     if isinstance(request, ChatRequest):
         return sum(map(_utf8_bytes, chat_texts(request)))
     assert isinstance(request, CompletionRequest)

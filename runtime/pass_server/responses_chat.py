@@ -95,8 +95,7 @@ class MessagesBuilder:
             self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
-        """The last message if it is the model's and has none of the fields `filled`, otherwise a
-        new message."""
+        """The last message if it is the model's and has no field of `filled`, else a new one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in filled):
             self._begin({"role": "assistant"}, path)

@@ -37,8 +37,7 @@ class MessageItem(Item):
 
 
 class ReasoningItem(Item):
-    """The reasoning before the message or the calls that follow, for chat templates that read
-    it."""
+    """The reasoning before the next message or calls, for chat templates that read it."""
 
     type: Literal["reasoning"]
     content: Parts | None = None
@@ -100,8 +99,7 @@ class FunctionTyped(StrictObject):
 
 
 class FunctionTool(FunctionFields, FunctionTyped):
-    """A tool. `type` is validated first, by the order of bases: a tool of another type is refused
-    for its type."""
+    """A tool. By the order of bases, `type` is validated first, so that errors name it first."""
 
 
 class NamedFunction(FunctionTyped):

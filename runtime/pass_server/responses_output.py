@@ -17,8 +17,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """Builds output items from deltas, and returns their events, which have no numbers yet. items:
-    the items so far."""
+    """Builds output items from deltas, and returns events without numbers. items: those so far."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -119,8 +118,7 @@ def _copy(item: Json) -> Json:
 
 
 class ResponsesFormatter(ResponseFormatter):
-    """Writes one request's answer, which has one choice. echo: the fields of the request that it
-    repeats."""
+    """Writes an answer, which has one choice. echo: the fields of the request that it repeats."""
 
     done = b""
 

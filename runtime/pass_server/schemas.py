@@ -1,5 +1,4 @@
-"""The fields of requests: OpenAI's, vLLM's, and those of this server. Types are strict, unknown
-fields are refused."""
+"""The fields of requests, OpenAI's, vLLM's and our own: strictly typed, no others allowed."""
 
 from __future__ import annotations
 

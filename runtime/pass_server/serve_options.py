@@ -24,8 +24,7 @@ def option(
     least: int | None = None,
 ) -> Any:
     """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it differs
-    from the field's. if_none: what the default None means. least: the smallest value; fields in
-    seconds must be above 0."""
+    from the field's. if_none: what the default None means. least: the smallest value."""
     metadata = {"help": help, "flag": flag, "if_none": if_none, "least": least}
     return field(default=default, metadata=metadata)
 

@@ -29,8 +29,7 @@ from pass_server.warming_up import warming_up
 
 log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
-"""The most bytes of a request's head, or of the rest of a refused body: no request is under way
-while they arrive."""
+"""The most bytes of a request's head, or of the rest of a refused body."""
 MIN_READ_BYTES = 1 << 14
 """A client that reads fewer bytes than this within `client_seconds` counts as not reading."""
 
@@ -47,8 +46,7 @@ def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """An HTTP connection that is closed if its client is too slow, or if another connection needs
-    its place."""
+    """An HTTP connection that is closed if its client is too slow, or to make room for another."""
 
     max_connections: int
     client_seconds: float
@@ -175,8 +173,7 @@ def run_server(
 def answering(
     listener: socket.socket, app: ASGIApp, max_connections: int, client_seconds: float
 ) -> Generator[None, None, None]:
-    """Serve `app` in a thread within this context. The listener stays open, so later connections
-    wait for the next app."""
+    """Serve `app` in a thread within this context. Connections after it wait for the next app."""
     server = HttpServer(app, max_connections, client_seconds)
 
     def run() -> None:
@@ -196,8 +193,7 @@ def answering(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and with the limits of `Connection`. client_seconds: see
-    `ServeOptions`."""
+    """uvicorn with the limits of `Connection` (see `ServeOptions`) and no signal handlers."""
 
     def __init__(self, app: ASGIApp, max_connections: int, client_seconds: float) -> None:
         super().__init__(_uvicorn_config(app, max_connections, client_seconds))

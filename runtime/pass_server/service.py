@@ -1,5 +1,4 @@
-"""Admits requests while there is room, parses and decodes them, and cancels them when the server
-stops."""
+"""Admits requests while there is room, parses and decodes them; cancels them at the end."""
 
 from __future__ import annotations
 
@@ -41,13 +40,11 @@ ChoicePiece = tuple[Choice, Piece | None]
 LONG_TEXT_BYTES = 1 << 15
 """Longer texts are tokenized one at a time, so that short ones do not wait for them."""
 MAX_SHRINK_FACTOR = 4
-"""The largest factor by which a tokenizer's normalizer may shorten a text, for example by composing
-characters."""
+"""The largest factor by which a normalizer may shorten a text, as by composing characters."""
 
 
 class Service:
-    """A session with its limits and metrics. All methods must be called in the event loop's
-    thread."""
+    """A session with its limits and metrics. Only the event loop's thread may call it."""
 
     def __init__(
         self, session: Session, options: ServeOptions, model: str, sink: metrics.MetricSink
@@ -108,8 +105,7 @@ class Service:
             return parsed
 
     async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Run `work`, which reads `size` bytes of text, in a thread. Raises ApiError if it takes
-        too long."""
+        """Run `work` on `size` bytes of text in a thread. Raises ApiError if it takes too long."""
         try:
             async with asyncio.timeout(self.options.request_seconds):
                 async with self._long_text_semaphore if size > LONG_TEXT_BYTES else nullcontext():
@@ -118,8 +114,7 @@ class Service:
             raise as_api_error(error) from None
 
     async def _wait(self, future: Future[Any]) -> None:
-        """Wait for a future without cancelling it: others may wait for it. Raises ApiError if it
-        takes too long."""
+        """Wait for a future that others may wait for, too. Raises ApiError if it takes too long."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
@@ -140,8 +135,7 @@ class Service:
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: GenerationRequest, size: int) -> None:
-        """Raises ApiError if a prompt of `size` bytes does not fit even if it consists of the
-        vocabulary's longest tokens."""
+        """Raises ApiError if a prompt of `size` bytes cannot fit, even in the longest tokens."""
         if size > self._max_prompt_bytes:
             raise ApiError(
                 f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, "
@@ -171,8 +165,7 @@ class Service:
 
     @asynccontextmanager
     async def decode(self, parsed: ParsedRequest) -> AsyncIterator[list[Choice]]:
-        """Begin the sequences of a request, all of them or none. Leaving the context cancels
-        unfinished ones."""
+        """Begin all sequences of a request or none. Leaving the context cancels unfinished ones."""
         with self._admission(len(parsed.requests)):
             generations = self.session.begin(parsed.requests, parsed.places)
         self._metrics.record_begin(parsed.constraint_kind)
@@ -193,8 +186,7 @@ class Service:
                 self._metrics.record_end(choice)
 
     async def pieces(self, choices: list[Choice]) -> AsyncGenerator[ChoicePiece, None]:
-        """The pieces of all choices as they come. Raises the error of the first choice that
-        fails."""
+        """The pieces of all choices as they come. Raises the first error of a choice."""
         pieces = merged([choice.generation for choice in choices])
         async with aclosing(pieces):
             async for index, piece in pieces:
@@ -206,8 +198,7 @@ class Service:
                 yield choice, piece
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests. After `seconds` cancel those under way, and wait until their
-        answers have ended."""
+        """Take no new requests. After `seconds` cancel those under way, and wait for their end."""
         self.draining = True
         await self._wait_until_idle(seconds)
         for choices in self._active:
@@ -235,8 +226,7 @@ class RequestMetrics:
             self._record(metrics.CONSTRAINED_REQUESTS, 1, constraint_kind)
 
     def record_piece(self, choice: Choice, piece: Piece) -> None:
-        """A pass has written tokens of a sequence. Times are those of the pass, not when the piece
-        was read."""
+        """A pass has written tokens of a sequence. Times are those of the pass."""
         if not piece.tokens:
             return
         self._record(metrics.GENERATION_TOKENS, len(piece.tokens))

@@ -1,5 +1,4 @@
-"""Answers over ASGI, whole or as server-sent events. A request is cancelled if its client
-disconnects."""
+"""Answers over ASGI, whole or as a stream. If the client disconnects, the request is cancelled."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ class GenerationResponse(Response):
     async def _send_error(
         self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Send a response, or an event if a stream has begun. A whole answer that has begun cannot
-        carry an error."""
+        """Send a response, or an event if a stream has begun; a whole answer can carry no error."""
         if not started:
             await as_response(error)(scope, receive, send)
         elif self._stream:
@@ -135,8 +133,7 @@ class GenerationResponse(Response):
 
 
 def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Choice]:
-    """The `n` likeliest of the `per_prompt` choices of each prompt, the best first, with new
-    indices."""
+    """The `n` likeliest of each prompt's `per_prompt` choices, best first, with new indices."""
     if per_prompt == n:
         return list(choices)
     by_prompt = [choices[i : i + per_prompt] for i in range(0, len(choices), per_prompt)]

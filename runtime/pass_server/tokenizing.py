@@ -1,5 +1,4 @@
-"""vLLM's endpoints /tokenize, from a text or messages to token ids, and /detokenize, back to
-text."""
+"""vLLM's endpoints /tokenize (a text or messages to token ids) and /detokenize."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`, but not all of
-    it."""
+    """How many of the last characters of `text` may begin `marker`, but are not all of it."""
     limit = min(len(text), len(marker) - 1)
     return next((size for size in range(limit, 0, -1) if text.endswith(marker[:size])), 0)
 

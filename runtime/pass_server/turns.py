@@ -1,5 +1,4 @@
-"""Chats: messages for the chat template, the constraint of the model's next turn, and how that turn
-is read."""
+"""Chats: messages for the template, and the format and constraint of the model's turn."""
 
 from __future__ import annotations
 
@@ -168,8 +167,7 @@ class ChatFormat:
             self.calls = format_of(template.tool_use_source)
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
-        """The variables of the chat template besides messages. Raises ApiError if a variable is
-        not supported."""
+        """The chat template's variables besides messages. Raises ApiError for an unknown one."""
         self._check_tools(request)
         variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
         template = self._session.chat_template
@@ -208,8 +206,7 @@ class ChatFormat:
     def constraint(
         self, request: ChatRequest, turn: TurnFormat | None, requested: Constraint | None
     ) -> Constraint | None:
-        """The constraint of the whole turn. requested: that of its content, by the fields for
-        structured outputs."""
+        """The constraint of the whole turn. requested: that of its content, by the request."""
         if turn is None:
             return requested
         terminal = marker_terminals(self._session.tokenizer)

@@ -1,2 +1,1 @@
-"""A `pass_runtime.Session` as `model.Model`, for Triton's Python backend. Needs no package of the
-extra `serve`."""
+"""`model.Model` for Triton's Python backend. It needs no package of the extra `serve`."""

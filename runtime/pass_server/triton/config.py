@@ -50,8 +50,7 @@ def request_inputs(fields: Iterable[RequestField]) -> tuple[TensorSpec, ...]:
 
 
 SAMPLING_INPUTS = (*request_inputs(REQUEST_FIELDS), TensorSpec("speculative", "BOOL"))
-"""Inputs that say how to sample and decode. They may also be given as JSON in
-`sampling_parameters`."""
+"""Inputs that say how to sample and decode; `sampling_parameters` has the same as JSON."""
 
 SAMPLING_PARAMETERS = TensorSpec("sampling_parameters", "STRING")
 RESPONSE_FLAGS = tuple(
@@ -105,8 +104,7 @@ LOAD_NAMES = tuple(
 )
 """The fields of `LoadOptions` that a Triton model has as parameters."""
 DRAIN_SECONDS = 20.0
-"""Less than 30 s, Triton's default `--exit-timeout-secs`, within which requests end and models are
-unloaded."""
+"""Less than Triton's default `--exit-timeout-secs`, 30 s, by which models are unloaded."""
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,14 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
-    """Logs failures of one thread's work, which may fail fifty times a second, at most once a
-    minute."""
+    """Logs failures of a thread, which may fail fifty times a second, at most once a minute."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Suppress an exception of the block, and log it unless one was logged in the last
-        LOG_INTERVAL_SECONDS."""
+        """Suppress an exception of the block, and log it once in LOG_INTERVAL_SECONDS."""
         try:
             yield
         except Exception as error:

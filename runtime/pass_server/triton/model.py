@@ -80,8 +80,7 @@ POLL_SECONDS = 0.02
 
 
 class Model:
-    """Triton calls `initialize`, `execute` with new requests, and `finalize`. `pb_utils` must be
-    set first."""
+    """Triton sets `pb_utils`, then calls `initialize`, `execute` for new requests, `finalize`."""
 
     pb_utils: Any
 
@@ -127,8 +126,7 @@ class Model:
                 self._loop.call_soon_threadsafe(self._begin, sender, *read)
 
     def finalize(self) -> None:
-        """Close the session. Requests are still under way only if Triton stopped waiting for
-        them."""
+        """Close the session, and cancel the requests for which Triton has stopped to wait."""
         self._crash_recorder.communicate(b"done\n")
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,5 +1,4 @@
-"""Requests and responses of Triton: from tensors to the fields of a completion, and from an answer
-to tensors."""
+"""Triton's tensors: from inputs to the fields of a completion, from an answer to outputs."""
 
 from __future__ import annotations
 
@@ -160,8 +159,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class OutputTensors:
-    """Makes the arrays of responses. tokens: whether the model writes token ids rather than
-    text."""
+    """Makes the arrays of responses. tokens: whether they have token ids instead of text."""
 
     def __init__(self, texts: TokenTexts, *, tokens: bool) -> None:
         self._texts, self._tokens = texts, tokens
@@ -204,8 +202,7 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """The log-probabilities as vLLM writes them, by token id. rank: None if the token is not
-        among the likeliest."""
+        """vLLM's log-probabilities, by token id. rank: None if it is not among the likeliest."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
