@@ -98,7 +98,7 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
 
     session = reciting_session(tiny_bundle)
     tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)
-    assert tuners.get("greedy").times().rows == [1, 2, 5, 7, 16, 49]
+    assert tuners.get("greedy").times().timed_widths == [1, 2, 5, 7, 16, 49]
     for sampler in ("sample", "truncated"):
         asked.clear()
         tuner = tuners.get(sampler)
