@@ -16,6 +16,13 @@ def real_document(bundle: Path) -> dict:
     return json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
 
 
+def named_bundle(request: pytest.FixtureRequest) -> Path:
+    """The bundle of the fixture `request.param`, or the tiny one in that format."""
+    if request.param.endswith("bundle"):
+        return request.getfixturevalue(request.param)
+    return request.getfixturevalue("in_format")(request.param)
+
+
 def linked(bundle: Path, target: Path) -> Path:
     """A bundle of links to another one's files, which a test replaces one at a time."""
     for path in bundle.iterdir():

@@ -1,7 +1,6 @@
-"""A request's text does not depend on what is decoded beside it, in which slot, when, or with which
-plan.
+"""A request's text does not depend on its neighbours, its slot, its time or its plan.
 
-The scheduler's steps are driven by hand, so that every interleaving can be had, and had again.
+The tests call the scheduler's steps, so that they can choose and repeat every interleaving.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from machines import times_of
+from manifests import named_bundle
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
 from reciting import assert_idle, watch_capacity
 
@@ -63,7 +63,7 @@ class FixedTuners:
 
 
 class Batches(RuleBasedStateMachine):
-    """Requests come, are decoded some steps, and are cancelled, in any order."""
+    """Requests begin, are decoded for some steps, and are cancelled, in any order."""
 
     def __init__(self, sessions: dict[int, Session], alone: Alone) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Batches(RuleBasedStateMachine):
         self.session = self.sessions[slots]
         backend = self.session.backend
         backend.resize(backend.capabilities.capacities[0], [0] * slots)
-        self.runner = Runner(backend)  # on whatever the example before left in the buffers
+        self.runner = Runner(backend)  # the buffers hold what the last example left
         self.scheduler = Scheduler(self.runner, FixedTuners(self.session, TIMES[times]), 100)
 
     @rule(asked=requests())
@@ -98,14 +98,13 @@ class Batches(RuleBasedStateMachine):
             data.draw(st.sampled_from([sequence for _, sequence in self.asked])).cancelled = True
 
     @invariant()
-    def nobody_is_lost(self):
+    def every_request_waits_or_has_a_slot(self):
         if not self.asked:
             return
         held = [slot.sequence for slot in self.runner.busy] + list(self.scheduler.waiting)
         assert len(set(map(id, held))) == len(held)
-        assert {id(sequence) for sequence in held} == {
-            id(sequence) for _, sequence in self.asked if sequence.finished is None
-        }
+        unfinished = {id(sequence) for _, sequence in self.asked if sequence.finished is None}
+        assert set(map(id, held)) == unfinished
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
@@ -130,21 +129,16 @@ class Batches(RuleBasedStateMachine):
             events.append(sequence.events.get())
         assert events.pop() is sequence.finished
         assert all(isinstance(event, Piece) for event in events)
-        told = [token for event in events for token in event.tokens]
-        assert [token.id for token in told] == tokens
-        for token in told:
+        written = [token for event in events for token in event.tokens]
+        assert [token.id for token in written] == tokens
+        for token in written:
             assert (token.logprobs is not None) == (asked.logprobs is not None)
             assert token.logprobs is None or len(token.logprobs.top) == asked.logprobs
 
 
 @pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4"])
 def bundle(request: pytest.FixtureRequest) -> Path:
-    name = request.param
-    return (
-        request.getfixturevalue(name)
-        if name.endswith("bundle")
-        else request.getfixturevalue("in_format")(name)
-    )
+    return named_bundle(request)
 
 
 @pytest.fixture(scope="module")
@@ -199,18 +193,15 @@ def some_requests(count: int) -> list[Asked]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("slots", SLOTS)
 def test_64_requests_from_threads(sessions: dict[int, Session], alone: Alone, slots: int):
-    """Shuffled arrival, four threads that submit and read, a few that change their mind."""
+    """They arrive in random order from four threads, and some are cancelled."""
     session, asked = sessions[slots], some_requests(64)
     found: dict[int, tuple[str | None, list[int]]] = {}
 
     def ask(numbers: list[int]) -> None:
-        streams = {
-            number: session.generate(asked[number].text, asked[number].options())
-            for number in numbers
-        }
-        for number in numbers[::8]:
-            streams[number].cancel()
-        for number, stream in streams.items():
+        streams = [session.generate(asked[i].text, asked[i].options()) for i in numbers]
+        for stream in streams[::8]:
+            stream.cancel()
+        for number, stream in zip(numbers, streams, strict=True):
             stream.result()
             found[number] = (stream.finish_reason, stream.token_ids)
 

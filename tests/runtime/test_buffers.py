@@ -1,5 +1,5 @@
-"""What a session holds on its device is bounded: buffers of many shapes share memory, what is bound
-is forgotten when it was not used for long, and addresses never change, since captured graphs hold
+"""The memory of a session on its device is bounded: buffers of many shapes share it, and bindings
+are forgotten that were not used for long. Addresses never change, since captured graphs hold
 them."""
 
 from __future__ import annotations
@@ -43,30 +43,22 @@ def test_shapes_of_one_name_share_memory(widths: list[int]):
         address = buffers.rows_address("logits", shape, np.float32)
         assert addresses.setdefault(width, address) == address
         size = SLOTS * math.prod(shape) * 4
-        assert any(
-            start <= address and address + size <= start + have
-            for start, have in memory.sizes.items()
-        )
+        ends = {start: start + have for start, have in memory.sizes.items()}
+        assert any(start <= address and address + size <= end for start, end in ends.items())
     largest = max(max(SLOTS * width * 7 * 4, 4) for width in widths)
     assert sum(memory.sizes.values()) < 4 * largest
     # Another name gets other memory.
     assert buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()
     windows = {buffers.rows_address("input_ids", (width,), np.int64) for width in set(widths)}
-    assert len(windows) == len(set(widths))  # what a pass leaves to the next one lies by itself
+    assert len(windows) == len(set(widths))  # the next pass reads windows: they share no memory
 
 
-def test_only_what_no_pass_leaves_to_the_next_is_shared(tiny_bundle: Path):
+def test_only_buffers_that_no_later_pass_reads_are_shared(tiny_bundle: Path):
     session = load(tiny_bundle, "cpu", threads=1)
     transient = session.backend.bindings.transient
     assert transient >= {"logits", "emitted", "count", "chosen_logprob", "top_ids", "top_logprobs"}
-    assert not transient & {
-        "input_ids",
-        "length",
-        "next_ids",
-        "noise_offsets",
-        "temperature",
-        "active",
-    }
+    kept = {"input_ids", "length", "next_ids", "noise_offsets", "temperature", "active"}
+    assert not transient & kept
 
 
 @pytest.mark.parametrize("kept", [256, 2], ids=["all is kept", "two are kept"])
@@ -83,16 +75,8 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, 
 
     monkeypatch.setattr(ort_backend, "bind", noted)
     monkeypatch.setattr(BoundSessions, "MAX_BOUND", kept)
-    plans = [
-        "ar",
-        "two-pass",
-        "fused",
-        "fused:1,1",
-        "fused:1,0",
-        "fused:1,1,1",
-        "fused:2,1,1",
-        "fused:2,2,1",
-    ]
+    plans = ["ar", "two-pass", "fused"]
+    plans += [f"fused:{groups}" for groups in ("1,1", "1,0", "1,1,1", "2,1,1", "2,2,1")]
     session = load(random_bundle, "cpu", threads=1, max_batch_size=2)
     memory = session.backend.memory
     sampled = [SamplingParams(), SamplingParams(0.9, seed=3)]
@@ -106,7 +90,6 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, 
     # What is bound again replays the graph captured for it.
     assert all(len(ids) == 1 for ids in graphs.values())
     assert (max(max(ids.values()) for ids in graphs.values()) > 1) == (kept == 2)
-    held = session.backend
-    assert all(
-        len(b._bound) <= kept for b in (held._bound_trunks, held._bound_tails, held._bound_prefills)
-    )
+    backend = session.backend
+    for bound in (backend._bound_trunks, backend._bound_tails, backend._bound_prefills):
+        assert len(bound._bound) <= kept

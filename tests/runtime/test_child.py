@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ MIB = 1 << 20
 
 
 def make(setup):
-    """What the children here run. It is imported by name in the child."""
+    """Return the function that children run; they import this one by its name."""
     if setup == "bad":
         raise PassError("bad setup")
     return lambda value: ACTIONS[value[0]](*value[1:])
@@ -89,20 +88,20 @@ def test_values_come_back_as_they_are(pool):
     assert len(pool.call(["echo", "x" * 10 * MIB])) == 10 * MIB
 
 
-def test_calls_share_a_process_and_what_it_prints_does_no_harm(pool):
+def test_calls_share_a_process_that_may_print(pool):
     first = pool.call(["pid"])
     assert pool.call(["print"]) is None
     assert pool.call(["pid"]) == first != os.getpid()
 
 
-@pytest.mark.parametrize(
-    ("action", "why"),
-    [
-        (["spin"], "it takes more than 0.5 seconds"),
-        (["take", 300 * MIB], "it needs more than 256 MiB of memory"),
-        (["overflow"], "it is nested too deeply"),
-    ],
-)
+BEYOND_LIMITS = [
+    (["spin"], "it takes more than 0.5 seconds"),
+    (["take", 300 * MIB], "it needs more than 256 MiB of memory"),
+    (["overflow"], "it is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("action", "why"), BEYOND_LIMITS)
 def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
     first = pool.call(["pid"])
     with pytest.raises(ChildStopped, match=why):
@@ -110,14 +109,10 @@ def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
     assert pool.call(["pid"]) != first  # the next call has a child of its own
 
 
-def test_with_forks_a_call_beyond_its_limits_costs_no_set_up():
+def test_with_forks_a_call_beyond_its_limits_leaves_the_child_running():
     pool = ChildPool("test_child:make", None, Limits(0.5, 256 * MIB), forks=True)
     children = {pool.call(["parent"])}
-    for action, why in (
-        (["spin"], "0.5 seconds"),
-        (["take", 300 * MIB], "256 MiB"),
-        (["overflow"], "too deeply"),
-    ):
+    for action, why in BEYOND_LIMITS:
         with pytest.raises(ChildStopped, match=why):
             pool.call(action)
         children.add(pool.call(["parent"]))
@@ -133,20 +128,28 @@ def test_with_forks_a_call_beyond_its_limits_costs_no_set_up():
         time.sleep(0.01)
 
 
+def start_endless_call(pool: ChildPool) -> Future:
+    """Begin an endless call in a thread of its own. The result is the error that it raises."""
+
+    def wait() -> Exception:
+        with pytest.raises(ChildStopped) as stopped:
+            pool.call(["sleep", 1000])
+        return stopped.value
+
+    threads = ThreadPoolExecutor(1)
+    waiting = threads.submit(wait)
+    threads.shutdown(wait=False)
+    return waiting
+
+
 def test_close_ends_a_fork_too():
     pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), forks=True)
     child_pid, forks = pool.call(["parent"]), []
-
-    def wait():
-        with pytest.raises(ChildStopped):
-            pool.call(["sleep", 1000])
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
+    waiting = start_endless_call(pool)
     while not forks:
         forks = Path(f"/proc/{child_pid}/task/{child_pid}/children").read_text().split()
     pool.close()
-    waiting.join()
+    assert waiting.result()
     while _runs(int(forks[0])):
         time.sleep(0.01)
 
@@ -169,14 +172,14 @@ def test_a_child_that_was_killed_is_replaced(pool):
     assert pool.call(["pid"]) != first
 
 
-def test_a_refused_setup_is_an_error_of_every_call():
+def test_every_call_fails_if_the_setup_fails():
     pool = ChildPool("test_child:make", "bad", Limits(1, 256 * MIB))
     for _ in range(2):
         with pytest.raises(PassError, match=r"^bad setup$"):
             pool.call(["pid"])
 
 
-def test_callers_at_once_get_their_own_answers_from_so_many_children():
+def test_callers_at_once_share_the_children_and_get_their_own_answers():
     pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), size=2)
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(lambda n: pool.call(["echo", n]), range(200))) == list(range(200))
@@ -196,20 +199,11 @@ def test_an_interrupt_of_the_caller_ends_the_child(pool, monkeypatch):
 
 def test_close_ends_the_children_and_a_waiting_call(pool):
     pool.call(["pid"])
-    failed = []
-
-    def wait():
-        with pytest.raises(ChildStopped):
-            pool.call(["sleep", 1000])
-        failed.append(True)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
+    waiting = start_endless_call(pool)
     while not pool._free.empty():
         time.sleep(0.01)
     pool.close()
-    waiting.join()
-    assert failed
+    assert waiting.result()
 
 
 def test_a_child_ends_with_its_parent():

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,8 @@ def alone(tiny_bundle: Path) -> Alone:
     return Alone(load(tiny_bundle, "cpu", threads=1))
 
 
-def why(call) -> str | None:
-    """The one line of the PassError that `call` raises; None where it raises nothing."""
+def message_of(call) -> str | None:
+    """The one line of the PassError that `call` raises; None if it raises none."""
     try:
         call()
     except PassError as error:
@@ -55,26 +56,21 @@ def assert_serves(session: Session, alone: Alone) -> None:
 @pytest.mark.parametrize("plan", ["two-pass", "auto"])
 @pytest.mark.parametrize("error", ERRORS[:2], ids=["MemoryError", "PassError"])
 def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
-    """Without the prefix store, every allocation is one that a request needs."""
+    """Without the prefix cache, a request needs every allocation."""
     for n in itertools.count(1, 1 if plan == "two-pass" else 5):  # `auto` times passes first
         fuse = Fuse(error, n)
         try:
-            session = session_of(
-                FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse)), prefix_cache=False
-            )
+            backend = FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse))
         except PassError:
             continue
-        asked = [
-            Asked(a.text, a.sampling, a.tokens, plan=plan, logprobs=a.logprobs)
-            for a in REQUESTS[:3]
-        ]
+        session = session_of(backend, prefix_cache=False)
+        asked = [replace(request, plan=plan) for request in REQUESTS[:3]]
         streams = [session.generate(request.text, request.options()) for request in asked]
-        failures = [why(stream.result) for stream in streams]
+        failures = [message_of(stream.result) for stream in streams]
         for request, stream, failure in zip(asked, streams, failures, strict=True):
-            assert failure is None or (
-                "there is no memory" in failure and "--max-batch-size" in failure
-            )
-            assert stream.finish_reason == "length" if failure is None else "error"
+            if failure is not None:
+                assert "there is no memory" in failure and "--max-batch-size" in failure
+            assert stream.finish_reason == ("length" if failure is None else "error")
             alone.assert_same(request, stream.token_ids, whole=failure is None)
         assert any(failures) == fuse.blown, n
         fuse.at = 0
@@ -84,7 +80,7 @@ def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Except
     raise AssertionError
 
 
-def test_no_request_fails_where_the_prefix_store_has_no_memory(
+def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
     tiny_bundle: Path, alone: Alone, monkeypatch
 ):
     fuse = Fuse(out_of_memory(1 << 20))
@@ -124,10 +120,10 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
         while not scheduler.idle:
             blown, running = fuse.blown, [s for s in sequences if s.finished is None]
             scheduler.step()
-            now = [s for s in running if s.finished is not None and s.finished.reason == "error"]
-            assert bool(now) == (fuse.blown and not blown)
-            assert len(now) <= (1 if moment == "prefill" else len(runner.slots))
-            failed += now
+            new = [s for s in running if s.finished is not None and s.finished.reason == "error"]
+            assert bool(new) == (fuse.blown and not blown)
+            assert len(new) <= (1 if moment == "prefill" else len(runner.slots))
+            failed += new
         for asked, sequence in zip(REQUESTS, sequences, strict=True):
             tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
             alone.assert_same(asked, tokens, whole=sequence not in failed)
@@ -140,11 +136,11 @@ def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: b
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_pass_counts_for_all_of_its_slots_or_for_none(
+def test_a_pass_is_recorded_for_all_of_its_slots_or_for_none(
     tiny_bundle: Path, alone: Alone, number: int, monkeypatch
 ):
-    """What comes of the sequence `number` of a pass cannot be read. The account is as before, so
-    that the pass can be had again: the texts of all slots are what they would have been."""
+    """If the results of one sequence (`number`) cannot be read, the host's record is as before, so
+    that the pass can be repeated and no text changes."""
     session = session_of(FaultyBackend(tiny_bundle, slots=3))
     runner, counted, logprobs = runner_of(session), [], runner_module._logprobs
     run, fuse = runner.run, Fuse(RuntimeError("not to be read"))
@@ -164,10 +160,7 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
 
     monkeypatch.setattr(runner_module, "_logprobs", logprobs_unless_blown)
     monkeypatch.setattr(runner, "run", run_again)
-    asked = [
-        Asked(text, SEEDED, 8, plan="two-pass", logprobs=1)
-        for text in (TEXTS[1], TEXTS[2], TEXTS[3])
-    ]
+    asked = [Asked(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in TEXTS[1:4]]
     streams = session._worker.call(
         lambda: [session.generate(one.text, one.options()) for one in asked]
     )
@@ -177,7 +170,7 @@ def test_a_pass_counts_for_all_of_its_slots_or_for_none(
 
 
 @pytest.mark.parametrize("requests", [1, 2])
-def test_what_fails_after_a_pass_was_counted_ends_its_requests(
+def test_a_failure_after_a_pass_was_recorded_ends_its_requests(
     tiny_bundle: Path, alone: Alone, requests: int, monkeypatch
 ):
     """Their tokens were not written yet, so they neither decode nor read a prompt."""
@@ -214,7 +207,7 @@ def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exce
         stream.result()
 
 
-def test_a_text_that_cannot_be_decoded_is_one_requests_fault(
+def test_a_text_that_cannot_be_decoded_fails_one_request(
     tiny_bundle: Path, alone: Alone, monkeypatch
 ):
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=2)
@@ -227,7 +220,7 @@ def test_a_text_that_cannot_be_decoded_is_one_requests_fault(
         return "", None
 
     monkeypatch.setattr(reader, "read", read)
-    assert why(streams[0].result) == "no such token"
+    assert message_of(streams[0].result) == "no such token"
     alone.assert_same(NEXT, streams[1].result().token_ids)
     assert_serves(session, alone)
 
@@ -263,7 +256,7 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
 def test_an_interrupt_while_the_thread_starts_leaves_the_session_usable(
     tiny_bundle: Path, monkeypatch, launched: bool, goes_on: bool
 ):
-    """Whether Ctrl-C comes just before or just after the thread of the session began to run."""
+    """Ctrl-C comes just before or just after the session's thread begins to run."""
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -283,7 +276,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_the_session_usable(
             assert len(session.generate("a", options).result().token_ids) == 3
 
 
-def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
+def test_a_cache_that_cannot_grow_stays_as_it_was(tiny_bundle: Path):
     manifest = read_manifest(tiny_bundle)
     for n in range(1, 2 * manifest.model.layers + 1):
         fuse = Fuse(out_of_memory(5))
@@ -291,29 +284,22 @@ def test_a_cache_that_cannot_grow_is_what_it_was(tiny_bundle: Path):
         cache = KVCache(memory, manifest, 3)
         cache.resize(8, [0, 0, 0])
         size = 3 * manifest.model.kv_heads * 8 * cache.entry_bytes
-        contents = [
-            np.random.default_rng(i).integers(0, 255, size, np.uint8)
-            for i in range(len(cache.names))
-        ]
-        places = list(cache.places())
+        places, random = list(cache.places()), np.random.default_rng(n)
+        contents = random.integers(0, 255, (len(places), size), np.uint8)
         for (_, address), content in zip(places, contents, strict=True):
             memory.upload(address, content)
         fuse.at = fuse.calls + n
         with pytest.raises(PassError):
             cache.resize(16, [8, 3, 0])
-        assert (cache.capacity, list(cache.places()), len(memory._blocks)) == (
-            8,
-            places,
-            len(places),
-        )
+        assert (cache.capacity, list(cache.places())) == (8, places)
+        assert len(memory._blocks) == len(places)
         for (_, address), content in zip(places, contents, strict=True):
             found = np.empty_like(content)
             memory.download(found, address)
             assert (found == content).all()
 
 
-def test_no_memory_says_what_to_do():
-    with pytest.raises(
-        PassError, match=r"^there is no memory for \d+\.0 MiB more: .*--capacity.*shorter"
-    ):
+def test_the_error_for_too_little_memory_says_what_to_do():
+    message = r"^there is no memory for \d+\.0 MiB more: .*--capacity.*shorter"
+    with pytest.raises(PassError, match=message):
         HostMemory().allocate(1 << 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +40,14 @@ def pretend(patch: pytest.MonkeyPatch, found: Kernels) -> None:
         patch.setattr(module, "find_kernels", lambda _manifest: found)
 
 
-def test_a_probes_graph_is_the_product(monkeypatch):
+def open_backend(bundle: Path, slots: int = 1) -> OrtBackend:
+    return OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
+
+
+def test_the_graph_of_a_probe_computes_the_product(monkeypatch):
     random = np.random.default_rng(0)
-    rows, weights = (
-        random.integers(0, 100, (3, 64), np.uint8),
-        random.integers(-100, 100, (64, 16), np.int8),
-    )
+    rows = random.integers(0, 100, (3, 64), np.uint8)
+    weights = random.integers(-100, 100, (64, 16), np.int8)
     session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
     # These are too small to saturate.
     assert np.array_equal(_run(session, rows), rows.astype(np.int64) @ weights)
@@ -54,7 +57,6 @@ def test_a_probes_graph_is_the_product(monkeypatch):
     ("sums", "rows"), [(True, {4: 1, 8: 1}), (False, {4: 2, 8: 1}), (True, {4: 1, 8: None})]
 )
 def test_a_bundle_needs_what_its_formats_need(
-    rounding_bundle: Path,
     tiny_bundle: Path,
     monkeypatch,
     sums: bool,
@@ -69,13 +71,11 @@ def test_a_bundle_needs_what_its_formats_need(
     assert find_kernels(read_manifest(tiny_bundle)) == Kernels(sums, least, True)
 
 
-def test_blocks_of_older_bundles(tiny_bundle: Path):
+def test_older_bundles_in_int4_have_blocks_of_32(tiny_bundle: Path):
     manifest = read_manifest(tiny_bundle)
     assert not block_formats(manifest)
-    old = manifest.model_copy(
-        update={"model": manifest.model.model_copy(update={"weights": "int4"})}
-    )
-    assert set(block_formats(old)) == {(4, 32), (8, 32)}
+    model = manifest.model.model_copy(update={"weights": "int4"})
+    assert set(block_formats(manifest.model_copy(update={"model": model}))) == {(4, 32), (8, 32)}
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -86,51 +86,47 @@ def test_padded_rows_change_nothing(adapter_bundle: Path, monkeypatch, slots: in
         with load(adapter_bundle, "cpu", threads=1, max_batch_size=slots, capacity=64) as session:
             texts = []
             for plan in ("ar", "two-pass", "fused"):
-                options = GenerateOptions(
-                    24, SamplingParams(0.8, seed=3), plan=plan, ignore_eos=True
-                )
+                sampling = SamplingParams(0.8, seed=3)
+                options = GenerateOptions(24, sampling, plan=plan, ignore_eos=True)
                 texts.append(session.generate_ids(PROMPT, options).result().token_ids)
             return [texts, session.backend.capabilities.max_capacity]
 
     plain = found()
     pretend(monkeypatch, PADDED)
     assert found() == plain
-    backend = OrtBackend(
-        adapter_bundle, read_manifest(adapter_bundle), "cpu", threads=1, max_batch_size=slots
-    )
+    backend = open_backend(adapter_bundle, slots)
     assert backend.capabilities.least_rows == 2 and backend.capabilities.same_entries
     widths = {batch: backend.capabilities.trunk_width(1, batch) for batch in (1, 2, 3)}
     assert widths == {1: 2, 2: 1, 3: 1}
     backend.close()
 
 
-def test_without_rows_that_agree_nothing_is_shared(tiny_bundle: Path, monkeypatch, caplog):
+def test_without_equal_numbers_of_rows_the_prefix_cache_is_off(
+    tiny_bundle: Path, monkeypatch, caplog
+):
     caplog.set_level(logging.INFO)
     pretend(monkeypatch, DIFFERING)
     options = GenerateOptions(4, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1) as session:
         assert not session.backend.capabilities.same_entries
-        cached = [
-            session.generate_ids(PROMPT, options).result().stats.cached_tokens for _ in range(2)
-        ]
-    assert cached == [0, 0]
+        for _ in range(2):
+            assert session.generate_ids(PROMPT, options).result().stats.cached_tokens == 0
     assert "numbers of rows never equal" in caplog.text and "the prefix cache is off" in caplog.text
 
 
 def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch):
-    """One slot has the trunk for batches then, whose softmax is over a multiple of 64 entries."""
+    """Then one slot uses the trunk for batches, whose softmax is over a multiple of 64 entries."""
     opened: list[str] = []
     plain = trunks.open_session
-    monkeypatch.setattr(
-        trunks,
-        "open_session",
-        lambda path, *a, **k: opened.append(path.name) or plain(path, *a, **k),
-    )
+
+    def noted(path: Path, *arguments, **options):
+        opened.append(path.name)
+        return plain(path, *arguments, **options)
+
+    monkeypatch.setattr(trunks, "open_session", noted)
     for found in (EXACT, UNEQUAL):
         pretend(monkeypatch, found)
-        OrtBackend(
-            tiny_bundle, read_manifest(tiny_bundle), "cpu", threads=1, max_batch_size=1
-        ).close()
+        open_backend(tiny_bundle).close()
     assert opened == ["trunk.cpu.one.onnx", "trunk.cpu.onnx"]
 
 
@@ -142,10 +138,8 @@ def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch)
     plain = trunks.open_session
 
     def logits() -> list[np.ndarray]:
-        backend = OrtBackend(rounding_bundle, manifest, "cpu", threads=1)
-        found = sample_logits(backend)
-        backend.close()
-        return found
+        with closing(open_backend(rounding_bundle)) as backend:
+            return sample_logits(backend)
 
     def noted(*arguments, unsigned: bool, **others):
         options.append(unsigned)
@@ -157,13 +151,11 @@ def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch)
         pretend(monkeypatch, Kernels(exact, 1, True))
         found[exact] = logits()
     assert options == [False, True] and all(map(np.array_equal, found[True], found[False]))
-    derived = tuple(
-        each.model_copy(update={"weight_zero_points": False}) for each in manifest.derived
-    )
+    without = {"weight_zero_points": False}
+    derived = tuple(each.model_copy(update=without) for each in manifest.derived)
+    document = manifest.model_copy(update={"derived": derived}).model_dump_json()
     old = linked(rounding_bundle, tmp_path)
-    replace(
-        old / FILE_NAME, manifest.model_copy(update={"derived": derived}).model_dump_json().encode()
-    )
+    replace(old / FILE_NAME, document.encode())
     with pytest.raises(PassError) as refused:
         load(old, "cpu", threads=1)
     assert str(refused.value) == (
@@ -174,9 +166,8 @@ def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch)
 
 
 def test_kernels_in_words():
-    assert (
-        str(EXACT)
-        == "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal"
+    assert str(EXACT) == (
+        "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal"
     )
     assert str(Kernels(False, None, False)) == (
         "8-bit sums saturating, numbers of rows never equal, softmax with masked entries not equal"

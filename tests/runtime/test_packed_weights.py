@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from manifests import linked
+from manifests import linked, named_bundle
 
 from pass_runtime.backends.ort import packed_weights, packing
 from pass_runtime.backends.ort.backend import OrtBackend
@@ -46,12 +46,7 @@ def cache(
 
 @pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4", "w8a8"])
 def bundle(request: pytest.FixtureRequest) -> Path:
-    name = request.param
-    return (
-        request.getfixturevalue(name)
-        if name.endswith("bundle")
-        else request.getfixturevalue("in_format")(name)
-    )
+    return named_bundle(request)
 
 
 def verified(bundle: Path) -> Path:
@@ -62,14 +57,17 @@ def verified(bundle: Path) -> Path:
     return bundle
 
 
+def open_backend(
+    bundle: Path, cache: WeightCache | None, slots: int = 1, threads: int = 1
+) -> OrtBackend:
+    options = {"threads": threads, "max_batch_size": slots, "weight_cache": cache}
+    return OrtBackend(bundle, read_manifest(bundle), "cpu", **options)
+
+
 def logits(
     bundle: Path, cache: WeightCache | None = ANY_SIZE, slots: int = 1, threads: int = 1
 ) -> list[np.ndarray]:
-    manifest = read_manifest(bundle)
-    backend = OrtBackend(
-        bundle, manifest, "cpu", threads=threads, max_batch_size=slots, weight_cache=cache
-    )
-    with closing(backend):
+    with closing(open_backend(bundle, cache, slots, threads)) as backend:
         return sample_logits(backend)
 
 
@@ -81,26 +79,21 @@ def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged since the last call: "packed" and "mapped" for those, else the reason."""
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The log since the last call: "packed", "mapped", or the line that says why neither."""
     words = {"were packed in": "packed", "are mapped from": "mapped"}
-    found = [
-        next((word for text, word in words.items() if text in line), line)
-        for line in caplog.messages
-    ]
+    lines = [line for line in caplog.messages if "packing weights" not in line]
     caplog.clear()
-    return [line for line in found if "packing weights" not in line]
+    return [next((word for text, word in words.items() if text in line), line) for line in lines]
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog, slots: int):
     graphs = 1 + bool(read_manifest(verified(bundle)).lookahead.adapter_rank)
     expected = logits(bundle, None, slots)
-    assert (
-        same(expected, logits(bundle, slots=slots))
-        and told(caplog) == ["packed", "mapped"] * graphs
-    )
-    assert same(expected, logits(bundle, slots=slots)) and told(caplog) == ["mapped"] * graphs
+    for steps in (["packed", "mapped"], ["mapped"]):
+        assert same(expected, logits(bundle, slots=slots))
+        assert logged(caplog) == steps * graphs
     assert len(entries(cache)) == graphs
     for entry in cache.iterdir():
         assert entries(entry) == sorted([NOTE_FILE, GRAPH_FILE, WEIGHTS_FILE])
@@ -108,43 +101,34 @@ def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog,
     assert len({(entry / WEIGHTS_FILE).stat().st_ino for entry in cache.iterdir()}) == 1
 
 
-def test_the_graph_with_lookahead_rows_is_opened_when_it_is_needed(
+def test_the_graph_with_lookahead_rows_is_opened_at_its_first_use(
     adapter_bundle: Path, cache: Path, caplog
 ):
-    """Also where its entry is gone by then: from the bundle, with the same bits."""
+    """If its entry is gone by then, it comes from the bundle, with the same bits."""
     expected = logits(verified(adapter_bundle))
     for entry_is_gone in (False, True):
         caplog.clear()
-        manifest = read_manifest(adapter_bundle)
-        with closing(
-            OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=ANY_SIZE)
-        ) as backend:
+        with closing(open_backend(adapter_bundle, ANY_SIZE)) as backend:
             plain = sample_logits(backend, lookahead_rows=False)
-            assert told(caplog) == ["mapped"]
+            assert logged(caplog) == ["mapped"]
             if entry_is_gone:
                 shutil.rmtree(cache)
-                cache.write_text("in the way of another one")
+                cache.write_text("a file, so that no entry can be written")
             assert same(expected, sample_logits(backend))
-            assert told(caplog) != [] and len(plain) < len(expected)
+            assert logged(caplog) != [] and len(plain) < len(expected)
 
 
 def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path):
-    manifest = read_manifest(verified(adapter_bundle))
+    verified(adapter_bundle)
     # The second packs no weights as small as these.
     for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):
-        with closing(
-            OrtBackend(adapter_bundle, manifest, "cpu", threads=1, weight_cache=cache)
-        ) as backend:
+        with closing(open_backend(adapter_bundle, cache)) as backend:
             trunks = backend._trunks
             assert (trunks.lookahead is not trunks.plain) == shared
             # Each leaves the cores to the other.
             for session in (trunks.lookahead, trunks.plain) if shared else ():
-                assert (
-                    session.get_session_options().get_session_config_entry(
-                        "session.force_spinning_stop"
-                    )
-                    == "1"
-                )
+                options = session.get_session_options()
+                assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 
 
 def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path):
@@ -172,9 +156,7 @@ def test_anything_that_matters_makes_another_entry(
         shutil.copytree(tiny_bundle, bundle)
         manifest = read_manifest(bundle)
         file = manifest.trunk_file("cpu") if what == "trunk" else f"{manifest.trunk.file}.data"
-        with (bundle / file).open(
-            "ab"
-        ) as opened:  # 1 byte more: metadata of the graph, padding of the weights
+        with (bundle / file).open("ab") as opened:  # to the graph's metadata, or after the weights
             opened.write(b"\x20\x01" if what == "trunk" else b"\0")
         document = json.loads((bundle / "pass_config.json").read_text())
         document["files"][file] = file_info(bundle / file).model_dump()
@@ -187,10 +169,7 @@ def test_anything_that_matters_makes_another_entry(
 def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
     assert packing.describe_cpu() is None and packing.weight_key("0", "1", EXACT) is None
-    big, little = (
-        "CPU part\t: 0xd0b\nFeatures\t: fp asimd\n\n",
-        "CPU part\t: 0xd05\nFeatures\t: fp asimd\n\n",
-    )
+    big, little = (f"CPU part\t: {part}\nFeatures\t: fp asimd\n\n" for part in ("0xd0b", "0xd05"))
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n" + little + big + little)
     assert packing.describe_cpu() == "CPU part: 0xd05\nFeatures: fp asimd\nCPU part: 0xd0b\n"
     (tmp_path / "cpuinfo").write_text("CPU part\t: 0xd0b\n")
@@ -217,11 +196,11 @@ def test_a_damaged_entry_is_made_again(tiny_bundle: Path, cache: Path, caplog, n
     damage(entry / name, how)
     caplog.clear()
     assert same(expected, logits(tiny_bundle))
-    assert told(caplog)[-2:] == ["packed", "mapped"]
-    assert same(expected, logits(tiny_bundle)) and told(caplog) == ["mapped"]
+    assert logged(caplog)[-2:] == ["packed", "mapped"]
+    assert same(expected, logits(tiny_bundle)) and logged(caplog) == ["mapped"]
 
 
-def test_wrong_weights_are_never_used_nor_made_twice(
+def test_wrong_weights_are_never_used_nor_packed_again(
     tiny_bundle: Path,
     cache: Path,
     caplog,
@@ -240,17 +219,14 @@ def test_wrong_weights_are_never_used_nor_made_twice(
     align = packing.align
     monkeypatch.setattr(packing, "align", wrong)
     assert same(expected, logits(tiny_bundle))
-    assert "computes other logits" in caplog.text and [r.levelname for r in caplog.records] == [
-        "INFO",
-        "WARNING",
-        "INFO",
-    ]
+    assert "computes other logits" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
     [entry] = cache.iterdir()
     assert entries(entry) == [NOTE_FILE]
     monkeypatch.setattr(packing, "align", align)
     caplog.clear()
     assert same(expected, logits(tiny_bundle))
-    assert told(caplog) == [
+    assert logged(caplog) == [
         "trunk.cpu.one.onnx: weights are not packed: with them the trunk computes other logits"
     ]
 
@@ -275,7 +251,7 @@ packing._sync = stop
 
 
 def opening(bundle: Path, before: str = "") -> subprocess.Popen[str]:
-    """A process that opens the bundle once it is told to."""
+    """A process that opens the bundle when it reads a line."""
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
     command = [sys.executable, "-c", before + PROGRAM, str(bundle), *paths]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -283,15 +259,15 @@ def opening(bundle: Path, before: str = "") -> subprocess.Popen[str]:
     return process
 
 
-def test_of_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
+def test_of_several_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
     verified(tiny_bundle)
     processes = [opening(tiny_bundle) for _ in range(3)]
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    told = "".join(process.communicate(timeout=120)[0] for process in processes)
+    output = "".join(process.communicate(timeout=120)[0] for process in processes)
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert (told.count("were packed"), told.count("are mapped from")) == (1, 3), told
+    assert (output.count("were packed"), output.count("are mapped from")) == (1, 3), output
     assert len(entries(cache)) == 1
 
 
@@ -301,7 +277,7 @@ def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, 
     assert process.returncode == -signal.SIGKILL
     assert [name.rpartition(".")[2] for name in entries(cache)] == ["lock", "part"]
     assert same(logits(tiny_bundle, None), logits(tiny_bundle))
-    assert told(caplog) == ["packed", "mapped"] and len(entries(cache)) == 1
+    assert logged(caplog) == ["packed", "mapped"] and len(entries(cache)) == 1
 
 
 def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
@@ -315,7 +291,7 @@ def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
     assert not remains.exists() and len(entries(cache)) == 2
 
 
-def test_one_that_waited_too_long_packs_for_itself(
+def test_a_process_that_waited_too_long_uses_unpacked_weights(
     tiny_bundle: Path,
     cache: Path,
     caplog,
@@ -328,12 +304,12 @@ def test_one_that_waited_too_long_packs_for_itself(
     monkeypatch.setattr(packed_weights, "LOCK_SECONDS", 0.1)
     with packed_weights._lock(entry, 0):
         assert same(logits(tiny_bundle, None), logits(tiny_bundle))
-    assert told(caplog) == [
+    assert logged(caplog) == [
         "trunk.cpu.one.onnx: weights are not packed: another process is packing them"
     ]
 
 
-def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cache: Path):
+def test_a_full_cache_loses_the_entry_that_was_unused_for_longest(tiny_bundle: Path, cache: Path):
     size = read_manifest(verified(tiny_bundle)).files["trunk.onnx.data"].bytes
     bounded = WeightCache(min_bytes=0, max_bytes=5 * size)
     for number in range(3):
@@ -345,7 +321,7 @@ def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cach
     assert [name for name in entries(cache) if name.startswith("old")] == ["old0", "old1"]
     [entry] = set(entries(cache)) - {"old0", "old1"}
     os.utime(cache / entry, (1, 1))
-    logits(tiny_bundle, bounded)  # it was used now
+    logits(tiny_bundle, bounded)  # which uses it again
     assert (cache / entry).stat().st_mtime > 1e9
 
 
@@ -357,7 +333,7 @@ def test_the_bound_removes_what_was_not_used_for_longest(tiny_bundle: Path, cach
     ],
     ids=["small", "too large"],
 )
-def test_weights_that_are_not_worth_it_or_do_not_fit(
+def test_weights_that_are_too_small_or_too_large_are_not_packed(
     tiny_bundle: Path, cache: Path, caplog, settings: dict, reason: str
 ):
     logits(verified(tiny_bundle), WeightCache(**settings))
@@ -376,11 +352,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ):
     verified(tiny_bundle)
     if where == "no home":
-        monkeypatch.setattr(
-            packed_weights,
-            "cache_directory",
-            lambda: (_ for _ in ()).throw(RuntimeError("no home")),
-        )
+
+        def fail() -> Path:
+            raise RuntimeError("no home")
+
+        monkeypatch.setattr(packed_weights, "cache_directory", fail)
         logits(tiny_bundle)
     else:
         (tmp_path / "file").write_text("")
@@ -388,10 +364,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     assert "are not packed" in caplog.text and len(caplog.records) == 1
 
 
-def test_only_content_that_is_known_to_be_the_manifests(
-    tiny_bundle: Path, tmp_path: Path, cache: Path, caplog
-):
-    """What nobody verified may be anything: it must not be opened as something else."""
+def test_only_verified_files_are_packed(tiny_bundle: Path, tmp_path: Path, cache: Path, caplog):
+    """Otherwise an entry could be used for a bundle with other weights."""
     bundle = linked(tiny_bundle, tmp_path)
     logits(bundle)
     assert "is not known yet" in caplog.text and not cache.exists()
@@ -444,7 +418,7 @@ print(sys.stderr.getvalue(), end="")
 """
 
 
-def test_a_terminal_is_told_once_why_the_first_opening_takes_longer():
+def test_a_terminal_shows_once_why_the_first_opening_takes_longer():
     done = subprocess.run(
         [sys.executable, "-c", ON_A_TERMINAL], capture_output=True, text=True, check=True
     )

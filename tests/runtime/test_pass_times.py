@@ -1,4 +1,4 @@
-"""What `--plan auto` times: which passes, when, and what their times say of others."""
+"""What `--plan auto` times: which passes, when, and its estimates of other passes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ from pass_runtime.tuning.tuner import Tuner, Tuners
 
 def test_probes_leave_no_trace(tiny_bundle):
     session = reciting_session(tiny_bundle)
-    prompt, asked = (
-        [5, 6, 7],
-        GenerateOptions(20, SamplingParams(0.9, seed=3), plan="two-pass", ignore_eos=True),
-    )
+    prompt, sampling = [5, 6, 7], SamplingParams(0.9, seed=3)
+    asked = GenerateOptions(20, sampling, plan="two-pass", ignore_eos=True)
     expected = list(session.generate_ids(prompt, asked))
     assert_idle(session)
     runner = runner_of(session)
@@ -78,14 +76,12 @@ def test_few_passes_show_all_widths(lookahead):
     plans = probe_plans(lookahead)
     assert len(plans) <= 8 and plans[0] == ar_plan() and draft_plan(lookahead) in plans
     full = fused_plan([lookahead] * (lookahead + 1))
-    assert max(plan.width for plan in plans) == (
-        full.width if full.width <= MAX_TIMED_ROWS else MAX_TIMED_ROWS
-    )
+    assert max(plan.width for plan in plans) == min(full.width, MAX_TIMED_ROWS)
     assert probe_plans(lookahead, 100) == [ar_plan()]
 
 
-def test_another_kind_times_narrow_passes_alone(tiny_bundle):
-    """Its trunk is that of the first kind, in proportion to how slow it is now."""
+def test_another_sampler_times_narrow_passes_alone(tiny_bundle):
+    """The times of its trunk follow from those of the first sampler."""
     asked = []
 
     def idle_pass(kind):
@@ -103,16 +99,16 @@ def test_another_kind_times_narrow_passes_alone(tiny_bundle):
         asked.clear()
         tuner = tuners.get(sampler)
         assert {kind.plan.name for kind in asked} == {"ar", "verify-6", "draft-1", "draft-6"}
-        for plan in (
-            ar_plan(),
-            verify_plan(3),
-            draft_plan(4),
-            fused_plan([2, 1, 0]),
-            fused_plan([6] * 7),
-        ):
+        plans = (verify_plan(3), draft_plan(4), fused_plan([2, 1, 0]), fused_plan([6] * 7))
+        for plan in (ar_plan(), *plans):
             expected = sum(idle_pass(PassKind(plan, 1, sampler)))
             assert tuner.plan_seconds(plan) == pytest.approx(expected, rel=0.03)
     assert tuners.get("sample") is tuners.get("sample")
+
+
+def time_by_width(kind: PassKind) -> tuple[float, float]:
+    """Seconds of trunk and tail: a row takes a second."""
+    return float(kind.batch * kind.plan.width), 0.1
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 7, 48])
@@ -136,73 +132,44 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     assert first is not None and first.times().rows[-1] == 49
     left[0] = room
     assert tuners.get("greedy") is first
-    assert tuners.get("greedy", 2) is tuners.get("sample") is None and [*first.times_by_batch] == [
-        1
-    ]
+    assert tuners.get("greedy", 2) is tuners.get("sample") is None
+    assert [*first.times_by_batch] == [1]
     left[0] = 49
     assert tuners.get("greedy", 2) is first and first.times(2).rows == [2, 4, 10, 14, 32, 50]
     sampled = tuners.get("sample", 2)
-    assert (
-        sampled is not None
-        and sampled.times().rows == first.times().rows
-        and sampled.times_by_batch.keys() == {1, 2}
-    )
+    assert sampled is not None and sampled.times().rows == first.times().rows
+    assert sampled.times_by_batch.keys() == {1, 2}
 
 
 def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
-    for capacity, widest in (
-        (4, 2),
-        (8, 2),
-        (12, 5),
-        (16, 7),
-        (32, 16),
-        (64, 16),
-        (96, 16),
-        (100, 49),
-    ):
-        sizes = replace(reciting_session(tiny_bundle).backend.capabilities, capacities=(capacity,))
-        tuners = Tuners(
-            read_manifest(tiny_bundle),
-            sizes,
-            lambda kind: (float(kind.plan.width), 0.1),
-            lambda: 100,
-        )
-        tuner = tuners.get("greedy")
-        assert tuner is not None and tuner.times().rows[-1] == widest
-        assert all(
-            plan.width <= capacity for one in tuner.candidates(6) for plan in one.cycle.plans
-        )
-    batches = replace(sizes, capacities=(64,), batch_sizes=(1, 2))
-    left = [16]  # enough for the widest window of one slot, not for that of two
-    tuners = Tuners(
-        read_manifest(tiny_bundle),
-        batches,
-        lambda kind: (float(kind.plan.width), 0.1),
-        lambda: left[0],
-    )
+    manifest, sizes = read_manifest(tiny_bundle), reciting_session(tiny_bundle).backend.capabilities
+    widest = {4: 2, 8: 2, 12: 5, 16: 7, 32: 16, 64: 16, 96: 16, 100: 49}
+    for capacity, rows in widest.items():
+        sizes = replace(sizes, capacities=(capacity,))
+        tuner = Tuners(manifest, sizes, time_by_width, lambda: 100).get("greedy")
+        assert tuner is not None and tuner.times().rows[-1] == rows
+        for candidate in tuner.candidates(6):
+            assert all(plan.width <= capacity for plan in candidate.cycle.plans)
+    left = [16]  # room for the widest window of one slot, but not of two
+    sizes = replace(sizes, capacities=(64,), batch_sizes=(1, 2))
+    tuners = Tuners(manifest, sizes, time_by_width, lambda: left[0])
     assert tuners.get("greedy") is not None and tuners.get("greedy", 2) is None
     left[0] = 25
     assert tuners.get("greedy", 2) is not None
     # Even one row, padded to 8, writes more than half of the KV capacity.
     padded = replace(sizes, capacities=(12,), least_width=8)
-    tuners = Tuners(read_manifest(tiny_bundle), padded, lambda kind: pytest.fail(kind), lambda: 12)
-    assert tuners.get("greedy") is None
+    assert Tuners(manifest, padded, pytest.fail, lambda: 12).get("greedy") is None
 
 
-def test_a_large_batch_of_which_one_width_is_timed_counts_as_a_window(tiny_bundle):
-    """One width says nothing about wider ones: they would look free."""
+def test_a_large_batch_with_one_timed_width_is_estimated_as_a_window(tiny_bundle):
+    """With one width alone, wider passes would seem to cost nothing more."""
     sizes = replace(reciting_session(tiny_bundle).backend.capabilities, batch_sizes=(1, 32, 33))
-    tuners = Tuners(
-        read_manifest(tiny_bundle),
-        sizes,
-        lambda kind: (kind.batch * kind.plan.width, 0.1),
-        lambda: 768,
-    )
+    tuners = Tuners(read_manifest(tiny_bundle), sizes, time_by_width, lambda: 768)
     tuner = tuners.get("greedy", 33)
     assert tuner is not None and tuners.is_timed("greedy", 33) and not tuners.is_timed("greedy", 32)
     assert [*tuner.times_by_batch] == [1]
     assert tuner.plan_seconds(verify_plan(4), 33) > 4 * tuner.plan_seconds(ar_plan(), 33)
-    tuners.get("greedy", 32)  # two rows a slot, and no more
+    tuners.get("greedy", 32)  # times one and two rows a slot
     assert tuner.times(32).rows == [32, 64]
     for plan in (verify_plan(4), draft_plan(4), fused_plan([4] * 5)):
         assert tuner.plan_seconds(plan, 32) == pytest.approx(32 * plan.width + 0.1, rel=0.01)
@@ -219,16 +186,13 @@ def test_times_between_the_measured_ones():
     assert times.seconds(PassShape(17, 9, 0)) > 1.5 * times.seconds(PassShape(9, 9, 0))
 
 
-def test_points_that_do_not_say_how_long_a_pass_takes():
+def test_tokens_beyond_the_capacity_are_refused():
     with pytest.raises(ValueError, match="257 tokens do not fit a KV capacity of 256"):
         Capabilities("cpu", 50, (64, 256), (1,)).capacity(257)
-    falling = timed({1: 3.0, 5: 2.0})
-    # Wider windows are never expected to be quicker.
-    assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(PassShape(1, 1, 0))
 
 
-def test_one_width_with_lookahead_rows_moves_the_line_of_those_without():
-    """By what it costs to have such rows at all."""
+def test_one_timed_width_with_lookahead_rows_shifts_the_times_of_those_without():
+    """By the cost of having look-ahead rows at all."""
     plain = {PassShape(rows, rows, 0): (0.75 + 0.25 * rows, 0.1 * rows) for rows in (1, 5)}
     times = PassTimes({**plain, shape_of(draft_plan(4)): (4.0, 0.9)})
     assert times.seconds(shape_of(draft_plan(4))) == pytest.approx(4.9)
@@ -236,53 +200,40 @@ def test_one_width_with_lookahead_rows_moves_the_line_of_those_without():
     assert times.seconds(shape_of(fused_plan([4] * 5))) == pytest.approx(9.0 + 0.9 + 0.4)
 
 
+HEAD = Machine(
+    lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
+)
+
+
 def test_passes_that_draft_have_costs_of_their_own():
     """An adapter costs the same for any number of look-ahead rows; a head runs once per draft."""
-    machine = Machine(
-        lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
-    )
-    times = machine.times()
-    for plan in (
-        verify_plan(2),
-        verify_plan(4),
-        draft_plan(3),
-        fused_plan([1, 1]),
-        fused_plan([4] * 5),
-    ):
-        assert times.seconds(shape_of(plan)) == pytest.approx(machine.seconds(plan), rel=0.02)
+    times = HEAD.times()
+    plans = (verify_plan(2), verify_plan(4), draft_plan(3), fused_plan([1, 1]), fused_plan([4] * 5))
+    for plan in plans:
+        assert times.seconds(shape_of(plan)) == pytest.approx(HEAD.seconds(plan), rel=0.02)
 
 
 @pytest.mark.parametrize("tile", [8, 16])
 def test_windows_that_fill_tiles_are_timed(tile):
-    """A row more takes another tile: the line between other windows would be too high there."""
+    """One row more takes another tile, so that interpolation would be too high there."""
     machine = Machine(steps(1.0, tile, 0.5))
     times = machine.times()
     for plan in (fused_plan([2, 2, 1]), fused_plan([3] * 4)):
-        assert plan.width % 8 == 0 and times.seconds(shape_of(plan)) == pytest.approx(
-            machine.seconds(plan)
-        )
+        assert plan.width % 8 == 0
+        assert times.seconds(shape_of(plan)) == pytest.approx(machine.seconds(plan))
 
 
 def test_figures_that_cpp_has_too():
     """runtime/cpp/tests/parts_test.cpp: both runtimes decide by the same arithmetic."""
-    machine = Machine(
-        lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
-    )
-    times = machine.times()
+    times = HEAD.times()
     plans = [ar_plan(), verify_plan(2), draft_plan(4), fused_plan([4] * 5), fused_plan([2, 1, 0])]
 
     def figures():
         return [*(times.seconds(shape_of(plan)) for plan in plans), times.slowness]
 
     assert figures() == pytest.approx([1.4, 2.0, 4.6, 10.6, 4.3666666667, 1.0])
-    for plan, factor in (
-        (plans[0], 1.2),
-        (plans[3], 2.0),
-        (plans[1], 30.0),
-        (plans[4], 0.5),
-        (plans[0], 1.0),
-    ):
-        times.record(shape_of(plan), factor * machine.seconds(plan))
+    for i, factor in ((0, 1.2), (3, 2.0), (1, 30.0), (4, 0.5), (0, 1.0)):
+        times.record(shape_of(plans[i]), factor * HEAD.seconds(plans[i]))
     found = [1.4525, 2.2540212673, 4.9533589956, 11.6584074519, 4.5652908333, 1.0768171730]
     assert figures() == pytest.approx(found)
 
@@ -311,7 +262,9 @@ quickly = settings(derandomize=True, deadline=None, max_examples=30)
 @quickly
 @given(machine=COSTS, seed=st.integers(0, 99))
 def test_more_rows_are_never_expected_to_be_quicker(machine, seed):
-    """However much the passes that were timed deviate."""
+    """Even if the timed passes vary much, or wider ones were quicker."""
+    falling = timed({1: 3.0, 5: 2.0})
+    assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(PassShape(1, 1, 0))
     times = replace(machine, pauses=0.2).times(chance=random.Random(seed))
     for sampled, drafts in ((1, 0), (1, 4), (3, 2)):
         found = [times.seconds(PassShape(rows, sampled, drafts)) for rows in range(sampled, 100)]
@@ -325,7 +278,7 @@ def test_more_rows_are_never_expected_to_be_quicker(machine, seed):
     seed=st.integers(0, 99),
 )
 def test_times_are_finite_whatever_passes_take(machine, seconds, seed):
-    """And one pass moves the times of all by little."""
+    """And one pass changes every estimate by little."""
     times = machine.times(chance=random.Random(seed))
     for plan, took in seconds:
         before = [times.seconds(shape_of(each)) for each in (ar_plan(), plan)]
@@ -337,8 +290,8 @@ def test_times_are_finite_whatever_passes_take(machine, seconds, seed):
 
 @quickly
 @given(machine=COSTS, plans=st.lists(PLANS, min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_what_passes_take_is_learned(machine, plans, seed):
-    """Within some percent of the truth, although a pass in 30 is a pause."""
+def test_estimates_converge_to_what_passes_take(machine, plans, seed):
+    """Within some percent, although one pass in 30 is a pause."""
     chance, paused = random.Random(seed), replace(machine, pauses=1 / 30)
     times = machine.times(chance=random.Random(seed))
     for plan in [ar_plan(), *plans] * 60:
@@ -350,8 +303,8 @@ def test_what_passes_take_is_learned(machine, plans, seed):
 
 @quickly
 @given(machine=COSTS, plan=PLANS, slower=st.floats(1.3, 4.0), seed=st.integers(0, 99))
-def test_a_machine_that_became_slower_is_so_for_every_pass(machine, plan, slower, seed):
-    """Also for those that do not run: where drafts paid before, they pay now."""
+def test_a_machine_that_became_slower_makes_every_pass_slower(machine, plan, slower, seed):
+    """Also passes that do not run, so that decisions stay the same."""
     chance = random.Random(seed)
     times, wide = machine.times(chance=chance), shape_of(verify_plan(4))
     for _ in range(40):
@@ -360,9 +313,8 @@ def test_a_machine_that_became_slower_is_so_for_every_pass(machine, plan, slower
     for _ in range(60):
         times.record(shape_of(plan), slower * machine.seconds(plan) * machine.factor(chance))
     assert times.seconds(shape_of(plan)) == pytest.approx(slower * machine.seconds(plan), rel=0.2)
-    assert times.seconds(wide) / times.seconds(shape_of(ar_plan())) == pytest.approx(
-        ratio, rel=0.25
-    )
+    now = times.seconds(wide) / times.seconds(shape_of(ar_plan()))
+    assert now == pytest.approx(ratio, rel=0.25)
 
 
 @quickly

@@ -107,12 +107,11 @@ def test_drafts_are_accepted_as_often_as_can_be(case):
     p, q = expected(TARGET[1], case), expected(DRAFT[0], case)
     best = float(np.minimum(p, q).sum())
     assert 0.2 < best < 0.9
-    assert (second["count"] > 1).mean() == pytest.approx(
-        best, abs=4 * np.sqrt(best * (1 - best) / REQUESTS)
-    )
+    deviation = np.sqrt(best * (1 - best) / REQUESTS)
+    assert (second["count"] > 1).mean() == pytest.approx(best, abs=4 * deviation)
 
 
-def test_identity_every_draft_of_the_same_distribution_is_accepted():
+def test_every_draft_of_the_models_own_distribution_is_accepted():
     _, second = two_pass("plain", np.stack([TARGET[1], TARGET[2]]))
     assert (second["count"] == 3).all()
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
@@ -131,31 +130,21 @@ def test_a_stream_shared_by_drafting_and_resampling_is_caught():
 
 
 @pytest.mark.parametrize("groups", [(2, 2, 2), (2, 1, 0)])
-def test_fused(groups):
-    """From the drafts of one fused pass to the tokens of the next."""
+def test_a_fused_pass_verifies_the_drafts_of_the_one_before(groups):
     plan = fused_plan(groups)
-    feed = request("plain") | {
-        "draft_rows": plan.draft_rows,
-        "lookahead_ids": plan.lookahead_ids(VOCAB),
-    }
+    constants = {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
+    feed = request("plain") | constants
     missing = np.full((REQUESTS, 2), VOCAB)
-    window = np.concatenate(
-        [np.ones((REQUESTS, 1)), missing, np.ones((REQUESTS, sum(groups)))], 1
-    ).astype(np.int64)
+    roots, lookahead = np.ones((REQUESTS, 1)), np.ones((REQUESTS, sum(groups)))
+    window = np.concatenate([roots, missing, lookahead], 1).astype(np.int64)
     groups_logits = [DRAFT[i] for size in groups for i in range(size)]
     feed |= {"logits": rows(TARGET[0], TARGET[1], TARGET[2], *groups_logits), "input_ids": window}
     first = run(plan, "plain", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
     assert (first["count"] == 1).all(), "a missing draft is never accepted"
     assert p_value(first["emitted"][:, 0], expected(TARGET[0], "plain")) > SIGNIFICANCE
-    feed |= {
-        "logits": rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits),
-        "input_ids": first["next_ids"],
-    }
-    second = run(
-        plan,
-        "plain",
-        feed | {"draft_probs": first["next_draft_probs"], "length": first["next_length"]},
-    )
+    feed["logits"] = rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits)
+    feed |= {"draft_probs": first["next_draft_probs"], "length": first["next_length"]}
+    second = run(plan, "plain", feed | {"input_ids": first["next_ids"]})
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
     accepted = second["count"] > 1
     assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "plain")) > SIGNIFICANCE

@@ -33,11 +33,8 @@ def windows(
     ties: bool = False,
     head: bool = False,
 ) -> dict:
-    """Logits, windows and lengths of a batch; about half of the drafts are likely to be accepted,
-    some are missing.
-
-    head: for tails with a draft head.
-    """
+    """Logits, windows and lengths of a batch: most drafts are right, and some are missing. head:
+    with the hidden rows that a draft head reads."""
     batch, drafts = len(params), plan.drafts
     logits = rng.normal(0, 2, (batch, plan.width, VOCAB)).astype(np.float32)
     if ties:
@@ -50,39 +47,32 @@ def windows(
     drawn_from = softmax(logits[:, :drafts] + rng.normal(0, 0.5, (batch, drafts, VOCAB)), -1)
     certain = ids[:, 1 : 1 + drafts, None] == np.arange(VOCAB)
     greedy = np.array([p.temperature == 0 for p in params])[:, None, None]
-    hidden = (
-        {"hidden": rng.normal(size=(batch, sum(plan.groups), HIDDEN)).astype(np.float32)}
-        if head
-        else {}
-    )
-    return hidden | {
+    hidden = rng.normal(size=(batch, sum(plan.groups), HIDDEN)).astype(np.float32)
+    return {
         "logits": logits,
         "ids": ids,
         "length": rng.integers(0, POSITIONS - plan.width - 1, batch),
         "draft_probs": (np.where(greedy, certain, drawn_from) * there).astype(np.float32),
-    }
+    } | ({"hidden": hidden} if head else {})
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["", "head"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", [*PLANS, *PRUNED], ids=lambda plan: plan.name)
-def test_a_masked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, head):
+def test_a_masked_row_is_unchanged_and_changes_no_other(plan, sampler, rule, head):
     rng = np.random.default_rng(plan.width)
-    params = {
-        "greedy": SamplingParams(),
-        "sample": REQUESTS["plain"],
-        "truncated": REQUESTS["all three"],
-    }[sampler]
-    batch = windows(plan, [params] * 6, rng, head=head)
+    kind = {"greedy": "greedy", "sample": "plain", "truncated": "all three"}[sampler]
+    params = [REQUESTS[kind]] * 6
+    batch = windows(plan, params, rng, head=head)
     active = np.array([0, 1, 1, 0, 1, 0])
     masked = active == 0
-    full = run_tail(plan, sampler, params=[params] * 6, rule=rule, **batch)
-    out = run_tail(plan, sampler, params=[params] * 6, rule=rule, active=active, **batch)
+    full = run_tail(plan, sampler, params=params, rule=rule, **batch)
+    out = run_tail(plan, sampler, params=params, rule=rule, active=active, **batch)
     assert out["count"].tolist() == (full["count"] * active).tolist()
     assert out["next_length"].tolist() == (batch["length"] + out["count"]).tolist()
     in_place = run_tail(
-        plan, sampler, params=[params] * 6, rule=rule, active=active, run=run_in_place, **batch
+        plan, sampler, params=params, rule=rule, active=active, run=run_in_place, **batch
     )
     for name, value in out.items():
         assert np.array_equal(value[~masked], full[name][~masked]), name
@@ -99,19 +89,13 @@ def test_a_masked_row_stays_and_the_others_do_not_notice(plan, sampler, rule, he
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(data=st.data())
 def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head, data):
-    """A sampling tail serves requests that need less than it can; the batch must not show."""
+    """A sampling tail also serves requests of a batch that could use a simpler tail."""
     plan = data.draw(st.sampled_from([*PLANS, *PRUNED]))
-    served = [
-        name for name, p in REQUESTS.items() if sampler == "truncated" or p.sampler != "truncated"
-    ]
-    params = [
-        REQUESTS[name]
-        for name in data.draw(st.lists(st.sampled_from(served), min_size=2, max_size=6))
-    ]
-    ties = data.draw(st.booleans())
-    batch = windows(
-        plan, params, np.random.default_rng(data.draw(st.integers(0, 2**32))), ties=ties, head=head
-    )
+    samplers = {"greedy", "sample", sampler}
+    served = [params for params in REQUESTS.values() if params.sampler in samplers]
+    params = data.draw(st.lists(st.sampled_from(served), min_size=2, max_size=6))
+    ties, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**32))
+    batch = windows(plan, params, np.random.default_rng(seed), ties=ties, head=head)
     out = run_tail(plan, sampler, params=params, rule=rule, **batch)
     for b, own in enumerate(params):
         row = slice(b, b + 1)
@@ -126,17 +110,15 @@ def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head,
         assert out["emitted"][b, :count].tolist() == alone["emitted"][0, :count].tolist()
         if count == alone["count"][0]:
             for name in set(alone) - {"emitted"}:
-                # ONNX Runtime adds up several rows in another order than one: the last bit of a
-                # normalized row.
+                # ONNX Runtime adds up several rows in another order than one, and the head
+                # multiplies them in another: probabilities enlarge the last bits of its logits.
                 rounding = 1e-6 if name == "next_draft_probs" and own.sampler == "truncated" else 0
-                # And multiplies them otherwise, in the head: the last bits of logits, which
-                # probabilities blow up.
                 rounding = 1e-4 if name == "next_draft_probs" and head else rounding
                 assert np.allclose(out[name][row], alone[name], rtol=rounding, atol=0), name
 
 
 def test_a_greedy_draft_that_is_the_argmax_is_accepted_by_rejection():
-    """Whatever it was drawn from: the last test would not see it if none were."""
+    """The test above would not notice if none were accepted."""
     plan = next(plan for plan in PLANS if plan.name == "verify-6")
     batch = windows(plan, [SamplingParams()], np.random.default_rng(3))
     best = batch["logits"][0].argmax(-1)

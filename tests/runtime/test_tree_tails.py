@@ -27,7 +27,7 @@ from tail_runs import (
 
 from pass_exporter.tails.definitions import adjusted_logits
 from pass_exporter.tails.match import build_tail
-from pass_runtime.bundle.plan import Plan, full_tree
+from pass_runtime.bundle.plan import Plan, full_tree, fused_plan
 from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
@@ -58,34 +58,27 @@ def check_tree(
     """The drafts that follow each row are the first choices there, in their order."""
     group = group_at(plan, last)
     tokens = dict(enumerate(window[: plan.drafts + 1]))
-    theirs = hidden[np.array(group, np.int64) - (plan.width - len(plan.lookahead_rows))]
-    depth_at = plan.rows[last].depth + 1  # of the new root
+    states = hidden[np.array(group, np.int64) - (plan.width - len(plan.lookahead_rows))]
+    root_depth = plan.rows[last].depth + 1  # of the new root, in the old window
     for row in range(plan.drafts + 1):
         children = [child for child, parent in enumerate(plan.parents, 1) if parent == row]
         depth = plan.rows[row].depth
         if depth >= len(group):
-            assert all(tokens[child] == VOCAB for child in children), (
-                "no row of the group is that deep"
-            )
+            # No row of the group is that deep.
+            assert all(tokens[child] == VOCAB for child in children)
             continue
         before = np.array([[tokens[each] for each in path_to(plan, row)]])
-        adjusted = adjusted_logits(
-            random_head(VOCAB), theirs[None, : depth + 1], logits[group][None, : depth + 1], before
-        )
-        scores = gumbel_scores(
-            adjusted[:, depth], np.array([length + depth_at + depth + 1]), params
-        )[0]
+        group_states, group_logits = states[None, : depth + 1], logits[group][None, : depth + 1]
+        adjusted = adjusted_logits(random_head(VOCAB), group_states, group_logits, before)
+        position = np.array([length + root_depth + depth + 1])
+        scores = gumbel_scores(adjusted[:, depth], position, params)[0]
         ranked = np.sort(scores)[::-1]
         kept = [tokens[child] for child in children]
         assert len(set(kept)) == len(kept)
         for rank, token in enumerate(kept):
-            # Of tokens that truncation removed none can be accepted, so that their order does not
-            # matter.
-            assert ranked[rank] == -np.inf or abs(scores[token] - ranked[rank]) < NEAR_TIE, (
-                plan.name,
-                row,
-                rank,
-            )
+            # Tokens that truncation removed cannot be accepted: their order does not matter.
+            near = abs(scores[token] - ranked[rank]) < NEAR_TIE
+            assert ranked[rank] == -np.inf or near, (plan.name, row, rank)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -133,15 +126,10 @@ def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
 )
 def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
     """With the same group at hand, both leave the same first choices."""
-    from pass_runtime.bundle.plan import fused_plan
-
-    tree, chain, rng = full_tree(8, 4), fused_plan([4] * 5), np.random.default_rng(7)
-    group, hidden = (
-        rng.normal(0, 3, (4, VOCAB)).astype(np.float32),
-        rng.standard_normal((4, HIDDEN)).astype(np.float32),
-    )
-    windows = []
-    for plan in (tree, chain):
+    windows, rng = [], np.random.default_rng(7)
+    group = rng.normal(0, 3, (4, VOCAB)).astype(np.float32)
+    hidden = rng.standard_normal((4, HIDDEN)).astype(np.float32)
+    for plan in (full_tree(8, 4), fused_plan([4] * 5)):
         logits = np.zeros((1, plan.width, VOCAB), np.float32)
         logits[0, 0, 5] = 50
         logits[0, group_at(plan, 0)] = group
@@ -159,14 +147,8 @@ def test_fits_engines(plan, sampler):
     """Outputs may lie in the memory of inputs, and a CUDA graph can hold every operator."""
     graph = build_tail(plan, sampler, VOCAB, random_head(VOCAB)).graph
     assert not late_readers(graph)
-    assert not {node.op_type for node in graph} & {
-        "GatherND",
-        "ScatterND",
-        "NonZero",
-        "If",
-        "Loop",
-        "Mod",
-    }
+    operators = {node.op_type for node in graph}
+    assert not operators & {"GatherND", "ScatterND", "NonZero", "If", "Loop", "Mod"}
 
 
 @pytest.mark.parametrize(("vocab", "head"), [(1024, False), (24, True), (1501, True)])
@@ -179,13 +161,9 @@ def test_the_last_accepted_row_is_no_matter_of_ties():
     """ONNX's ArgMax takes the first of equal values, engines any; here it takes the last."""
     plan, params, rng = full_tree(8, 4), SamplingParams(), np.random.default_rng(5)
     model = build_tail(plan, "greedy", VOCAB, random_head(VOCAB))
-    found = [
-        node
-        for node in model.graph
-        if node.op_type == "ArgMax" and node.inputs[0].producer().op_type == "Pad"
-    ]
-    assert len(found) == 1
-    found[0].attributes["select_last_index"] = ir.AttrInt64("select_last_index", 1)
+    maxima = (node for node in model.graph if node.op_type == "ArgMax")
+    (node,) = (node for node in maxima if node.inputs[0].producer().op_type == "Pad")
+    node.attributes["select_last_index"] = ir.AttrInt64("select_last_index", 1)
     session = open_graph(model)
     logits = rng.normal(0, 3, (1, plan.width, VOCAB)).astype(np.float32)
     hidden = rng.standard_normal((1, sum(plan.groups), HIDDEN)).astype(np.float32)
@@ -193,16 +171,8 @@ def test_the_last_accepted_row_is_no_matter_of_ties():
     for last in (0, 1, plan.drafts):
         ids = rng.integers(0, VOCAB, (1, plan.width))
         ids[0, 1 : 1 + plan.drafts] = plant_path(plan, samples, last, rng)
-        out = run_tail(
-            plan,
-            "greedy",
-            logits,
-            ids,
-            np.array([3]),
-            [params],
-            hidden=hidden,
-            run=lambda _, f: run_graph(session, f),
-        )
+        length, run = np.array([3]), lambda _, feed: run_graph(session, feed)
+        out = run_tail(plan, "greedy", logits, ids, length, [params], hidden=hidden, run=run)
         path = path_to(plan, last)
         assert out["emitted_rows"][0, : len(path)].tolist() == path and out["count"][0] == len(path)
         assert out["next_ids"][0, 0] == samples[path[-1]]
