@@ -13,7 +13,7 @@ from once import made_once, shared_folder
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub
 os.environ.setdefault("TQDM_DISABLE", "1")
 THREADS = 0
-"""For large models in tests: 0 is the engine's choice; among several workers each gets one core."""
+"""For large models in tests: 0 lets the engine choose; with several workers, each uses one core."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     THREADS = 1
     # Otherwise torch's threads spin while they wait for one another.
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, so that no worker is left alone with one at the end."""
+    """Put the longest files first, so that no worker runs one alone at the end."""
     items.sort(
         key=lambda item: (
             item.get_closest_marker("slow") is None,
@@ -113,7 +113,7 @@ def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
 
 
 def randomize_vectors(directory: Path) -> None:
-    """New models have biases of 0 and norm scales of 1, with which a lost bias would go unseen."""
+    """Randomize biases and norm scales: with those of new models, a lost bias has no effect."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -136,13 +136,13 @@ def export_bundle(model: Path, output: Path, **options) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run, for what is made once for all workers (tests/once.py)."""
+    """The folder for what this run makes once for all workers (tests/once.py)."""
     return shared_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def traces(shared: Path) -> Iterator[None]:
-    """What is exported from now on is traced once for each architecture (tests/traced.py)."""
+    """From now on, exports trace each architecture once (tests/traced.py)."""
     from traced import traced_once
 
     with traced_once(shared):
@@ -151,7 +151,7 @@ def traces(shared: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def traces_of_exports(request: pytest.FixtureRequest) -> None:
-    """Before the models of a module are made."""
+    """Request `traces` before the module's first export, in the folders that export much."""
     if request.path.parent.name in EXPORTING:
         request.getfixturevalue("traces")
 
@@ -193,9 +193,8 @@ def write_random_weights(
     head_rank: int = 0,
     head_strength: float = 1.0,
 ) -> Path:
-    """A weights file as pass-train writes it for `model`, with random embeddings; with a random
-    adapter where it has a rank, and a random draft head where that has one. head_strength: as
-    `random_head` has it."""
+    """Write a file of random weights for `model`, as pass-train does: embeddings; an adapter and a
+    draft head if their ranks are not 0. head_strength: the `strength` of `random_head`."""
     import torch
 
     from pass_exporter.model.fingerprint import model_fingerprint
@@ -258,7 +257,7 @@ def adapter_weights(tiny_model: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
-    """The tiny Llama with random embeddings and a random adapter on its look-ahead rows, L=8."""
+    """The tiny Llama with random look-ahead embeddings and a random adapter, L=8."""
     options = {"lookahead": 8, "lookahead_weights": adapter_weights}
     return made_once(
         shared / "adapter", lambda output: export_bundle(tiny_model, output, **options)
@@ -267,8 +266,8 @@ def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Pat
 
 @pytest.fixture(scope="session")
 def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable[[str], Path]:
-    """Return a function: a format of --weights, or "fp16" -> the tiny Llama in it, with the weights
-    of `adapter_bundle` and L=4."""
+    """A function that exports the tiny Llama, L=4, with `adapter_weights` in a --weights format or
+    in fp16."""
 
     def bundle(name: str) -> Path:
         options = {"dtype": name} if name == "fp16" else {"weights": name}
@@ -282,7 +281,7 @@ def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable
 
 @pytest.fixture(scope="session")
 def head_bundle(tiny_model: Path, shared: Path) -> Path:
-    """As `adapter_bundle`, with a random draft head besides. Its weights lie beside it."""
+    """The tiny Llama with a random adapter and draft head, L=8. Its weights lie beside it."""
 
     def make(directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -318,7 +317,7 @@ def rejection_bundle(subset_bundle: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
-    """As `subset_bundle`, in w8a8: it has the graphs of trees, which may not run."""
+    """As `subset_bundle`, in w8a8: it has graphs of trees, which it must refuse to run."""
     model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
     options = {"lookahead": 4, "lookahead_weights": weights, "weights": "w8a8"}
     return made_once(shared / "rounding", lambda output: export_bundle(model, output, **options))
@@ -326,9 +325,9 @@ def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_bundle(shared: Path) -> Path:
-    """The default model in fp32 with L=4 and the weights that ship, for tests marked slow.
+    """The default model in fp32 with L=4 and the shipped weights, for tests marked slow.
 
-    PASS_TEST_BUNDLE names a directory to keep it in between runs (half a gigabyte, half a minute).
+    PASS_TEST_BUNDLE names a directory that keeps it between runs (half a gigabyte, half a minute).
     """
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
@@ -351,7 +350,7 @@ def smollm2_bundle(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """PASS_CACHE for the tests of a module, so that what a model wrote once serves them all."""
+    """PASS_CACHE for the tests of a module, which share what the first of them writes."""
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("cache")
         patch.setenv("PASS_CACHE", str(directory))
@@ -408,7 +407,7 @@ def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def session(random_bundle: Path) -> Iterator:
-    """What the server does, without a server."""
+    """A session on the bundle of `server`."""
     from pass_runtime import load
 
     with load(random_bundle, threads=1) as opened:

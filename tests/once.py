@@ -18,11 +18,9 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Return `path`, which the first caller of any worker has made with make(path); the others wait
-    for it.
+    """Return `path`. The first caller of all workers makes it with make(path); the others wait.
 
-    The lock's file says that it is whole: what a failure left is made again, by the next who asks
-    for it.
+    The lock file notes that it is complete: after a failure the next caller makes it again.
     """
     with path.with_name(f"{path.name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -20,15 +20,15 @@ from once import made_once
 EXPORT = torch.onnx.export
 """For tests of the tracing itself."""
 NO_PART_OF_A_GRAPH = ("_name_or_path", "initializer_range")
-"""Settings of models."""
+"""Settings of a model that do not change its graph."""
 SMALL = 4 << 20
-"""Parameters of a model whose trace is kept."""
+"""The most parameters of a model whose trace is kept."""
 
 
 @contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
-    """While the block runs, the first trace of an architecture leaves its graph in `folder`. Later
-    ones get that graph with their own weights.
+    """Within the block, the first trace of an architecture leaves its graph in `folder`, and later
+    traces get that graph with their own weights.
     """
 
     def remembering(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
@@ -57,9 +57,8 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
-    """Everything about a trunk that decides how its graph looks: all but the values of its
-    parameters, and how many look-ahead embeddings there are. (An export compares the graph with
-    torch, whatever the graph was made from.)"""
+    """A hash of all that determines a trunk's graph. The values of its parameters and the number of
+    look-ahead embeddings do not. (An export compares the graph with torch in any case.)"""
     config = {
         name: value
         for name, value in module.model.config.to_dict().items()

@@ -1,7 +1,6 @@
-"""Runs bundles on the CPU that it finds, which on_cpus.py emulates, and prints what it found as
-JSON.
+"""Runs bundles on this CPU, which on_cpus.py emulates, and prints their texts and kernels as JSON.
 
-emulated.py RESULTS.npz BUNDLE...      # also of a bundle's sums.onnx, if there is one
+emulated.py RESULTS.npz BUNDLE...      # RESULTS: the outputs of a bundle's sums.onnx, if it has one
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from pass_runtime.bundle.read import read_manifest
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 112).tolist()
 PROMPT_TOKENS, TOKENS = 50, 16
-"""Of texts: those of PROMPT that they begin with, and the new ones."""
+"""How many tokens of PROMPT a text begins with, and how many are new."""
 CHUNKS = [10, 40, 3, 16, *[1] * 6, 37]
-"""Widths in which PROMPT is read, to compare with reading it at once."""
+"""Numbers of tokens in which PROMPT is read, compared with reading it at once."""
 TEXTS = {  # numbers of slots -> temperatures -> plans
     1: {0.0: ("ar", "two-pass", "fused", "auto"), 0.8: ("ar", "fused")},
     3: {0.0: ("ar", "fused")},
@@ -51,7 +50,7 @@ def reads(bundle: Path, slots: int) -> dict[str, bool]:
     """Whether the last slot's K/V are the same in chunks and at once, and what the backend says."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     backend.resize(256, [0] * slots)
-    in_chunks = entries(backend, slots - 1, CHUNKS)  # first: it finds an empty cache
+    in_chunks = entries(backend, slots - 1, CHUNKS)  # first, while the cache is empty
     whole = entries(backend, slots - 1, [len(PROMPT)])
     backend.close()
     return {

@@ -1,8 +1,8 @@
 """Tiny bundles of every format on CPUs that this machine does not have, emulated by qemu-user
 (scripts/test.sh cpus).
 
-What a CPU's kernels compute differs (backends/ort/kernels.py). Under each of these, every plan
-writes the same text.
+Kernels of different CPUs round differently (backends/ort/kernels.py). On each of these CPUs, every
+plan writes the text of plain decoding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 
 pytestmark = pytest.mark.timeout(0)
-"""Emulation takes minutes, the longer the busier the machine is."""
+"""Emulation takes minutes, and more on a busy machine."""
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "build/cpp/release"
 CPUS = {
@@ -55,7 +55,7 @@ FORMATS = ("full", "int8", "int4", "source", "w8a8")
 
 
 def program_at(name: str) -> Path:
-    """A program of the C++ build. Skips the test where nothing was built."""
+    """A program of the C++ build. Skip the test if nothing was built."""
     if not (PROGRAMS / name).exists():
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
     return PROGRAMS / name
@@ -74,7 +74,7 @@ def emulated(cpu: str, *command: object) -> subprocess.CompletedProcess[str]:
 def bundles(
     in_format: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """By format. Copies, in which files are written."""
+    """Copies of the bundles, by format; the tests write files in them."""
     folder = tmp_path_factory.mktemp("formats")
     source, _ = export_of_type("Q4_1", folder / "gguf")
     return {
@@ -85,8 +85,8 @@ def bundles(
 
 @pytest.fixture(scope="session")
 def products(bundles: dict[str, Path]) -> list[Product]:
-    """The 8-bit products of the w8a8 bundle. Beside its trunk lie sums.onnx, which has what they
-    read and compute as outputs, and inputs for it."""
+    """The 8-bit products of the w8a8 bundle. Write sums.onnx beside its trunk, whose outputs are
+    what they read and compute, and inputs for it."""
     bundle, rows = bundles["w8a8"], 9
     model, manifest = ir.load(bundle / "trunk.cpu.onnx"), read_manifest(bundle)
     found = expose_products(model.graph)
@@ -112,7 +112,7 @@ def products(bundles: dict[str, Path]) -> list[Product]:
 
 @pytest.fixture(scope="session")
 def found(bundles: dict[str, Path], products: list[Product]) -> Mapping[str, Mapping[str, Any]]:
-    """What tests/cpus/emulated.py found, by CPU and format. Two CPUs at a time."""
+    """What tests/cpus/emulated.py prints, by CPU and format; two CPUs run at a time."""
 
     def run(cpu: str) -> Mapping[str, Any]:
         results = bundles["w8a8"].with_name(f"{cpu}.npz")
@@ -126,7 +126,7 @@ def found(bundles: dict[str, Path], products: list[Product]) -> Mapping[str, Map
 
 
 @pytest.mark.parametrize("cpu", CPUS)
-def test_what_kernels_compute(found: Mapping[str, Mapping[str, Any]], cpu: str):
+def test_the_kernels_of_each_cpu_are_recognized(found: Mapping[str, Mapping[str, Any]], cpu: str):
     sums, int4_rows, int8_rows, softmax = CPUS[cpu]
     rows = {
         "full": 1,
@@ -144,7 +144,7 @@ def test_what_kernels_compute(found: Mapping[str, Mapping[str, Any]], cpu: str):
 def test_every_plan_writes_plain_decodings_text(
     found: Mapping[str, Mapping[str, Any]], cpu: str, name: str
 ):
-    """With one slot and with three, and whatever chunks a prompt is read in."""
+    """With one slot and with three; the chunks in which a prompt is read do not matter."""
     texts = [found[cpu][name]["slots"][slots]["texts"] for slots in ("1", "3")]
     for by_plan in texts:
         for plan, written in by_plan.items():
@@ -187,7 +187,7 @@ def test_the_cpp_program_finds_the_same_kernels(
 def by_cpp(
     bundles: dict[str, Path],
 ) -> Mapping[tuple[str, str, str], subprocess.CompletedProcess[str]]:
-    """What the C++ program printed, by CPU, format and plan. Two runs at a time."""
+    """What the C++ program prints, by CPU, format and plan; two runs at a time."""
     program = program_at("pass-cpp")
     runs = [*product(CPUS, FORMATS, ("ar", "fused"))]
 

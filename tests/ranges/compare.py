@@ -1,4 +1,4 @@
-"""The oldest end: the same bundles, and token for token what the newest end decoded."""
+"""With the oldest versions, the bundles decode to the tokens that the newest versions wrote."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from pass_runtime.measuring.lossless import first_difference, run_tokens
 RECORD = json.loads(tokens_file().read_text(encoding="utf-8"))
 
 
-def test_these_are_the_two_ends():
+def test_these_are_other_versions_and_there_is_no_torch():
     assert onnxruntime.__version__ != RECORD["onnxruntime"]
     assert importlib.util.find_spec("torch") is None
 
 
 @pytest.mark.parametrize("name", BUNDLES)
 def test_the_tokens_are_those_of_the_newest_versions(name: str):
-    """In int4 ONNX Runtime rounds rows to 8 bits, so the last bit of another version's sums can
-    move a logit by 0.1 and decide a token. There most texts must be the same, and all logits be
-    near."""
-    parted = []
+    """In int4 ONNX Runtime rounds rows to 8 bits, and the last bit of a sum can move a logit by 0.1
+    and a token: most texts must be the same, and all logits be near."""
+    differing = []
     with load(directory() / name, "cpu") as session:
         prompt = session.encode(PROMPT)
         for key, options in requests().items():
@@ -35,9 +34,9 @@ def test_the_tokens_are_those_of_the_newest_versions(name: str):
                 session, prompt, options, expected, run_tokens(session, prompt, options).token_ids
             )
             if difference is not None and not difference.is_near_tie:
-                parted.append(f"{key}: {difference}")
+                differing.append(f"{key}: {difference}")
         found = logits_after(session, RECORD["tokens"][name])
     expected = np.array(RECORD["logits"][name])
     tolerance = 0.05 if name == "int4" else 1e-4
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
-    assert len(parted) <= (len(requests()) // 3 if name == "int4" else 0), parted
+    assert len(differing) <= (len(requests()) // 3 if name == "int4" else 0), differing

@@ -18,7 +18,7 @@ SAMPLING = ((0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 0.8))
 
 
 def directory() -> Path:
-    """Where scripts/test.sh ranges keeps them."""
+    """The directory in which scripts/test.sh ranges keeps the bundles."""
     return Path(os.environ["PASS_RANGES"])
 
 
@@ -27,7 +27,7 @@ def tokens_file() -> Path:
 
 
 def requests() -> dict[str, GenerateOptions]:
-    """By name."""
+    """The requests that are compared, by name."""
     return {
         f"{plan} at {values}": GenerateOptions(
             max_new_tokens=48, sampling=SamplingParams(*values, seed=7), plan=plan, ignore_eos=True
@@ -38,7 +38,7 @@ def requests() -> dict[str, GenerateOptions]:
 
 
 def logits_after(session: Session, texts: Mapping[str, list[int]]) -> list[list[float]]:
-    """[n][V] logits after several beginnings of the greedy text, of plain decoding."""
+    """[n][V] logits of plain decoding after n beginnings of the greedy text."""
     key, found = f"ar at {SAMPLING[0]}", []
     for count in (1, 8, 16, 24, 32, 40, 47):
         token_scores(session, [*session.encode(PROMPT), *texts[key][:count]], requests()[key])

@@ -1,5 +1,5 @@
-"""The newest end: export bundles and write down what they decode to. Run by scripts/test.sh ranges,
-for its fixtures through pytest."""
+"""With the newest versions, export bundles and record what they decode to. scripts/test.sh ranges
+runs it by pytest, whose fixtures it needs."""
 
 from __future__ import annotations
 

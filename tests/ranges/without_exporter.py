@@ -1,8 +1,7 @@
-"""pytest plugin in place of tests/conftest.py where there is no exporter: bundles that record.py
-left.
+"""A pytest plugin in place of tests/conftest.py, for an environment without the exporter: its
+fixtures are the bundles of record.py.
 
-Test files that import what is not installed there are left out, and so are tests that need a torch
-model.
+It leaves out test files that import what is not installed, and skips tests that need the exporter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""May a graph's outputs lie in the memory of its inputs, as the runtime binds them?"""
+"""Whether a graph's outputs may lie in the memory of its inputs, as the runtime binds them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 SHARED = {"input_ids": "next_ids", "length": "next_length", "draft_probs": "next_draft_probs"}
 ELEMENTWISE = ("Add", "Where")
-"""Nodes that read no element of an input after they wrote another one's place."""
+"""Operators that write each element after all reads of the same element of their inputs."""
 
 
 def late_readers(graph: ir.Graph) -> list[str]:

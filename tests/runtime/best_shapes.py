@@ -1,4 +1,4 @@
-"""The fastest fused plan of all there are, by what passes cost and how often drafts are accepted:
+"""The fastest of all fused plans, by the seconds of passes and the acceptance of drafts:
 what a menu is compared with. `cumulative[i]` is the probability that drafts 1..i of a pass are all
 accepted."""
 

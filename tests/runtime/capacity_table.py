@@ -1,4 +1,4 @@
-"""Requests that run into the end of a small KV capacity, for the runtimes of both languages."""
+"""Requests that reach the end of a small KV capacity, for the tests of Python and C++."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def cases(capacity: int, batch: int) -> Iterator[Case]:
 
 
 def prompt_of(length: int) -> list[int]:
-    """Tokens that repeat themselves, so that there is an n-gram to draft from."""
+    """Tokens that repeat, so that n-grams are found."""
     return [5 + i % 3 for i in range(length)]
 
 
 def texts_needed(capacity: int) -> Sequence[int]:
     """The lengths of all prompts of a capacity."""
-    return sorted(
-        {length for batch in BATCHES for case in cases(capacity, batch) for length in case.prompts}
-    )
+    lengths = (case.prompts for batch in BATCHES for case in cases(capacity, batch))
+    return sorted({length for prompts in lengths for length in prompts})

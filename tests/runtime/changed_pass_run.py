@@ -1,4 +1,4 @@
-"""The real pass-run in a process of its own, with something to do before every pass."""
+"""Commands for the real pass-run with something to do before every pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def pass_run_after(*lines: str) -> list[str]:
-    """Before every pass these lines of Python run."""
+    """A pass-run that runs these lines of Python before every pass."""
     return [
         sys.executable,
         "-c",
@@ -25,20 +25,20 @@ def pass_run_after(*lines: str) -> list[str]:
 
 
 def slow_pass_run(seconds: float) -> list[str]:
-    """Each pass slowed down: a tiny model is done before anybody can interrupt it."""
+    """A pass-run with slow passes, because a tiny model ends before it can be interrupted."""
     return pass_run_after(f"time.sleep({seconds})")
 
 
 def held_pass_run(where: Path, pattern: str, lines: int) -> list[str]:
-    """No further pass begins once a file of that pattern in the folder `where` has that many lines:
-    however late a signal is sent, it arrives in the middle. What is under way by then, which with
-    --max-batch-size 1 are two requests at most, may still be done."""
+    """A pass-run in which no pass begins once a file of that pattern in `where` has so many lines,
+    so that a signal always arrives in the middle. Running requests, at most two with
+    --max-batch-size 1, may still end."""
     return pass_run_after(
         "from pass_runtime.decode.worker import _live_workers",
         f"files = Path({str(where)!r})",
         f"while any(file.read_bytes().count(b'\\n') >= {lines} for file in "
         f"files.glob({pattern!r})):",
-        # who closes it waits for the pass in progress
+        # close() waits for the pass in progress
         "    if any(worker.closed for worker in _live_workers): break",
         "    time.sleep(0.05)",
     )

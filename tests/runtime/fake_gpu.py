@@ -1,12 +1,11 @@
-"""CUDA and TensorRT as far as the backend calls them, on the CPU: device memory is host memory that
-is watched, and an engine runs its graph in ONNX Runtime, on nothing but the addresses and shapes it
-was given.
+"""The functions of CUDA and TensorRT that the backend calls, on the CPU: device memory is watched
+host memory, and an engine runs its graph in ONNX Runtime on the addresses and shapes that it gets.
 
-What a real device would refuse or corrupt, this refuses: stale and unaligned addresses, shapes
+The fake refuses what a real device would refuse or corrupt: stale and unaligned addresses, shapes
 outside the profile, a cache output that is not bound over its input, synchronizing and allocating
-inside a capture, capturing a context that was given other shapes since it ran, replaying a graph
-whose context has been bound anew or is gone, use after free. Work is done when somebody waits for
-it, as late as a device may do it: what is read or overwritten before that is junk.
+inside a capture, capturing a context with other shapes than it ran with, replaying a graph whose
+context was bound again or is gone, use after free. Work is done as late as a device may do it, when
+the host waits: what is read or overwritten before that is junk.
 """
 
 from __future__ import annotations

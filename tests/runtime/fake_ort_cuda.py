@@ -35,9 +35,8 @@ class FakeCaptures:
         self.replays = self.eager = 0
         self._run = ort.InferenceSession.run_with_iobinding
         monkeypatch.setattr(f"{BACKENDS}.backend.CAPTURE_DEVICES", ("cpu",))
-        monkeypatch.setattr(
-            ort.InferenceSession, "run_with_iobinding", lambda *given: self.run(*given)
-        )
+        runs = "run_with_iobinding"
+        monkeypatch.setattr(ort.InferenceSession, runs, lambda *given: self.run(*given))
         for module in MODULES:
             monkeypatch.setattr(f"{BACKENDS}.{module}.open_session", self.open)
 
@@ -62,9 +61,7 @@ class FakeCaptures:
             for _ in range(RUNS_BEFORE):
                 self._run(session, binding, options)
             if any(name in self.files[id(session)] for name in self.refused):
-                raise RuntimeError(
-                    "CUDA failure 901: operation failed due to a previous error during capture"
-                )
+                raise RuntimeError("CUDA failure 901: an operation failed during capture")
             self.captured.add(key)
         self._run(session, binding, options)
 

@@ -1,4 +1,4 @@
-"""Backends on which something fails at a chosen moment, over graphs that are opened once."""
+"""Backends that fail at a chosen moment, and share graphs that are opened once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOMENTS = ("prefill", "run_trunk", "run_tail")
 
 
 class Fuse:
-    """Blows at the n-th call, once; 0 never does."""
+    """Raises an error at the call number `at`, once; never if that is 0."""
 
     def __init__(self, error: Exception, at: int = 0) -> None:
         self.error, self.at, self.calls, self.blown = error, at, 0, False
@@ -48,9 +48,8 @@ class FaultyBackend(OrtBackend):
     def __init__(self, bundle: Path, *, slots: int = 2, memory: HostMemory | None = None) -> None:
         self.fuses: dict[str, Fuse] = {}
         self.late = False
-        super().__init__(
-            bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots, memory=memory
-        )
+        options = {"threads": 1, "max_batch_size": slots, "memory": memory}
+        super().__init__(bundle, read_manifest(bundle), "cpu", **options)
         self._tails = self._opened[bundle][1]
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 Found = dict[str, Any]
 PLAIN = (bool, int, float, str, tuple, list, dict, Path)
 ANYTHING_ELSE = "*"
-"""Among the expected names: others may change, too."""
+"""An expected name that allows all others to change, too."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An option is given to a command. expected: what changes, by name. base: the command line
-    without the option; None for the command's own. Without `given` it is the other way around:
-    `base` is the line that differs."""
+    """An option (`given`) and what it changes (`expected`, by name) when it is added to the line
+    `base`, or to the command's own line if that is None. Without `given`, `base` is the changed
+    line, and is compared with the command's own."""
 
     given: list[Any]
     expected: Found
@@ -31,15 +31,15 @@ class Case:
 
 
 class Calls:
-    """Stands in for functions, and notes their arguments."""
+    """Replaces functions, and records the arguments of their calls."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
         self.found: Found = {}
 
     def replace(self, target: str, result: Any = None, *, noted: bool = True) -> None:
-        """target: module.function, which is not called. result: what stands in for its result;
-        where it can be called, it gets the arguments by name. noted: whether its arguments are."""
+        """target: module.function, which is not called. result: returned instead, or a function of
+        the arguments (by name) that returns it. noted: whether the arguments are recorded."""
         module, _, name = target.rpartition(".")
         signature = inspect.signature(getattr(import_module(module), name))
 
@@ -97,11 +97,8 @@ def handed_on(main: click.Command, line: list[Any], prepare: Callable[[Calls], N
 
 
 def option_names(command: click.Command) -> set[str]:
-    return {
-        parameter.name
-        for parameter in command.params
-        if parameter.name != "version" and parameter.expose_value
-    }
+    exposed = (parameter for parameter in command.params if parameter.expose_value)
+    return {parameter.name for parameter in exposed if parameter.name != "version"}
 
 
 def changes(
@@ -111,13 +108,12 @@ def changes(
     case: Case,
     prepare: Callable[[Calls], None],
 ) -> Found:
-    """What the option changes. words: those of the command itself. base: its own line."""
+    """What the case's option changes. words: the command's name. base: the command's own line."""
     other = base if case.base is None else case.base
     lines = (other, other + case.given) if case.given else (base, other)
     before, after = (handed_on(main, [*words, *line], prepare) for line in lines)
-    changed = {
-        name: after.get(name) for name in before | after if before.get(name) != after.get(name)
-    }
+    names = [name for name in before | after if before.get(name) != after.get(name)]
+    changed = {name: after.get(name) for name in names}
     if ANYTHING_ELSE in case.expected:
         changed = {name: changed.get(name) for name in case.expected}
     return changed

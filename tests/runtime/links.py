@@ -1,4 +1,4 @@
-"""Bundles whose files are links, as git-annex, DVC and disks for weights make them."""
+"""Bundles whose files are links, as git-annex and DVC make them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) ->
         folder.mkdir()
         shutil.copy(path, folder / "content")
         (folder / "link").symlink_to("content")
-        (found / path.name).symlink_to(
-            folder / "link" if absolute else Path("..") / f"{i}" / "link"
-        )
+        link = Path(f"../{i}/link")
+        (found / path.name).symlink_to(folder / "link" if absolute else link)
     return found

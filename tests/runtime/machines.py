@@ -38,8 +38,8 @@ Tail = Callable[[int], float]
 def timed(
     trunk: Mapping[int, float], tail: Tail = lambda rows: 0.0, kind: type[PassTimes] = PassTimes
 ) -> PassTimes:
-    """Times with these seconds of the trunk by rows, and of the tail by sampled rows. Look-ahead
-    rows cost what others do, and a draft what a sampled row does."""
+    """Times of a trunk by rows and a tail by sampled rows, in seconds. Look-ahead rows cost as much
+    as other rows, and a draft as much as a sampled row."""
     shapes = [
         shape
         for rows in trunk
@@ -49,7 +49,7 @@ def timed(
 
 
 def times_of(trunk: Mapping[int, float], tail: Tail = lambda rows: 0.0) -> PassTimes:
-    """The same, never corrected."""
+    """Times as of `timed`, which no later pass corrects."""
     return timed(trunk, tail, Given)
 
 
@@ -59,9 +59,9 @@ DEAR = times_of({1: 1.0, 25: 25.0})
 
 @dataclass(frozen=True)
 class Machine:
-    """What a pass costs: a trunk by rows, an adapter and look-ahead rows, a tail by sampled rows
-    and drafts. noise: the relative deviation of a pass. pauses: the share of passes that take ten
-    times as long."""
+    """The seconds of a pass: of the trunk by rows, of adapter and look-ahead rows, of the tail by
+    sampled rows and drafts. noise: the relative deviation of a pass. pauses: the share of passes
+    that take ten times as long."""
 
     trunk: Callable[[int], float]
     adapter: float = 0.0
@@ -82,20 +82,20 @@ class Machine:
         return sum(self.parts(shape_of(plan, batch)))
 
     def factor(self, chance: random.Random) -> float:
-        return math.exp(abs(chance.gauss(0, self.noise))) * (
-            10.0 if chance.random() < self.pauses else 1.0
-        )
+        noise = math.exp(abs(chance.gauss(0, self.noise)))
+        return noise * (10.0 if chance.random() < self.pauses else 1.0)
 
     def times(
         self, lookahead: int = 4, batch: int = 1, chance: random.Random | None = None
     ) -> PassTimes:
-        """What timed passes of this machine say."""
+        """The times that this machine's probe passes give."""
         chance = chance or random.Random(0)
-        shapes = [shape_of(plan, batch) for plan in probe_plans(lookahead, batch)]
-        least = {shape: min(self.factor(chance) for _ in range(3)) for shape in shapes}
-        return PassTimes(
-            {s: (least[s] * self.parts(s)[0], least[s] * self.parts(s)[1]) for s in shapes}
-        )
+        seconds = {}
+        for shape in (shape_of(plan, batch) for plan in probe_plans(lookahead, batch)):
+            least = min(self.factor(chance) for _ in range(3))
+            trunk, tail = self.parts(shape)
+            seconds[shape] = (least * trunk, least * tail)
+        return PassTimes(seconds)
 
 
 def steps(base: float, tile: int, each: float) -> Callable[[int], float]:
@@ -136,9 +136,9 @@ def decode(
     change: Callable[[Plan, float], float] = lambda plan, share: 1.0,
     cycle: Cycle | None = None,
 ) -> float:
-    """Seconds for `tokens` tokens of sequences of 150, whose drafts are accepted at these
-    conditional rates, by `auto` or a given cycle. change(plan, share): a factor on a pass where
-    this share of the tokens is written."""
+    """Seconds for `tokens` tokens in sequences of 150, by a tuner (`auto`) or a given cycle. Drafts
+    are accepted at these conditional rates. change(plan, share): a factor on the seconds of a pass
+    when this share of the tokens is written."""
     chance, drawn, lookahead = random.Random(seed), random.Random(seed + 1), len(rates)
     seconds, written, ends, left = 0.0, 0, 0, 0
     window, acceptance = None, None
@@ -166,12 +166,12 @@ def decode(
 
 
 def plainly(machine: Machine, tokens: int, seed: int = 1, **more) -> float:
-    """The same by plain decoding."""
+    """The seconds of plain decoding."""
     return decode(machine, None, [0.0], tokens, seed, cycle=make_cycle("ar", 0), **more)
 
 
 def fastest(machine: Machine, rates: Sequence[float], tokens: int, seed: int = 1, **more) -> float:
-    """The same by the fastest cycle on average, without noise: nobody can know it beforehand."""
+    """The seconds of the cycle that is fastest on average, which `auto` cannot know beforehand."""
     return decode(machine, None, rates, tokens, seed, cycle=best_cycle(machine, rates), **more)
 
 
@@ -193,9 +193,8 @@ def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
 
 @dataclass(frozen=True)
 class Place:
-    """What drafts are worth after one token of a text: how many look-ahead drafts survive that are
-    made where it is the root, and how many of `drafts` n-gram drafts, which follow a match of
-    `matched` tokens."""
+    """What drafts are worth where one token of a text is the root: `lookahead` look-ahead drafts
+    are right, and `survive` of `drafts` n-gram drafts, which follow a match of `matched` tokens."""
 
     lookahead: int
     matched: int = 0
@@ -206,15 +205,9 @@ class Place:
 def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
     """Seconds for a text by `auto`, n-gram drafts included."""
     able, acceptance = Capabilities("formula", 100, (4096,), (64, 1)), tuner.new_acceptance()
+    drafts = tuner.max_drafts
     request = Request(
-        (1, 2),
-        SamplingParams(),
-        len(text),
-        "auto",
-        None,
-        tuner.max_drafts,
-        tuner.max_drafts,
-        frozenset(),
+        (1, 2), SamplingParams(), len(text), "auto", None, drafts, drafts, frozenset()
     )
     slot, window, at, seconds = Slot(0, SequenceState(request)), None, 0, 0.0
     while at < len(text):

@@ -1,4 +1,4 @@
-"""Bundles whose manifest or files a test changes, and the one line that refuses them."""
+"""Bundles whose manifest or files a test changes, and the errors that refuse them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def named_bundle(request: pytest.FixtureRequest) -> Path:
 
 
 def linked(bundle: Path, target: Path) -> Path:
-    """A bundle of links to another one's files, which a test replaces one at a time."""
+    """Make `target` a bundle of links to the files of `bundle`, which a test may replace."""
     for path in bundle.iterdir():
         (target / path.name).symlink_to(path)
     return target
@@ -45,14 +45,21 @@ def refusal(call, *args, **options) -> str:
     return message
 
 
+def one_of_each_kind(found: list[tuple]) -> list[tuple]:
+    """Paths that differ in more than indices of lists."""
+    kinds = {tuple("*" if isinstance(key, int) else key for key in path): path for path in found}
+    return list(kinds.values())
+
+
 def at(document, path: tuple):
+    """The value at a path: its keys and indices one after another."""
     for key in path:
         document = document[key]
     return document
 
 
 def paths(node, path: tuple = ()) -> list[tuple]:
-    """Of everything in a document that is neither an object nor a list."""
+    """Paths of all values in a document that are neither objects nor lists."""
     if not isinstance(node, (dict, list)):
         return [path]
     children = node.items() if isinstance(node, dict) else enumerate(node)

@@ -16,9 +16,9 @@ TEXTS = (
     "def add(a, b):\n    return",
     "Über 12345 naïve",
     "import numpy as np\nfor i in range(10):\n    print(i)\n" * 2,
-    "The quick brown fox jumps over the lazy dog. def add(a, b): "
-    * 14,  # more than the first capacity
+    "The quick brown fox jumps over the lazy dog. def add(a, b): " * 14,
 )
+"""The last one is longer than the first capacity."""
 SAMPLING = (
     SamplingParams(),
     SamplingParams(0.8, seed=1),
@@ -34,7 +34,7 @@ STOP_TOKENS = ((), (), (7,), tuple(range(100, 140)))
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: what decides its text, and (plan, draft, logprobs, reuse_prefix) what must not."""
+    """A request: what decides its text, and then what must not change it (plan to reuse_prefix)."""
 
     text: str
     sampling: SamplingParams
@@ -49,37 +49,26 @@ class Asked:
     reuse_prefix: bool = field(default=False, compare=False)
 
     def options(self, *, alone: bool = False) -> GenerateOptions:
-        how = (
-            {}
-            if alone
-            else {name: getattr(self, name) for name in ("draft", "lookahead", "logprobs")}
-        )
-        return GenerateOptions(
-            self.tokens,
-            self.sampling,
-            plan="ar" if alone else self.plan,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            reuse_prefix=self.reuse_prefix and not alone,
-            **how,
-        )
+        """alone: plain decoding, with nothing that must not change the text."""
+        names = ["stop", "stop_token_ids", "ignore_eos"]
+        names += [] if alone else ["plan", "lookahead", "draft", "logprobs", "reuse_prefix"]
+        chosen = {"plan": "ar"} | {name: getattr(self, name) for name in names}
+        return GenerateOptions(self.tokens, self.sampling, **chosen)
 
 
 @st.composite
-def requests(draw: st.DrawFn, most_tokens: int = 40) -> Asked:
+def requests(draw: st.DrawFn) -> Asked:
     plan = draw(st.sampled_from(PLANS))
+    lookahead = None if plan.startswith("fused:") else draw(st.sampled_from([None, None, 0, 1, 3]))
     return Asked(
         text=draw(st.sampled_from(TEXTS)),
         sampling=draw(st.sampled_from(SAMPLING)),
-        tokens=draw(st.integers(1, most_tokens)),
+        tokens=draw(st.integers(1, 40)),
         stop=draw(st.sampled_from(STOPS)),
         stop_token_ids=draw(st.sampled_from(STOP_TOKENS)),
         ignore_eos=draw(st.booleans()),
         plan=plan,
-        lookahead=draw(st.sampled_from([None, None, 0, 1, 3]))
-        if not plan.startswith("fused:")
-        else None,
+        lookahead=lookahead,
         draft=None if plan == "ar" else draw(st.sampled_from([None, "both", "ngram"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
         reuse_prefix=draw(st.booleans()),
@@ -87,7 +76,7 @@ def requests(draw: st.DrawFn, most_tokens: int = 40) -> Asked:
 
 
 class Alone:
-    """The texts of requests that had a session for themselves; each is decoded once."""
+    """The texts of requests by plain decoding, one at a time; each is decoded once."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -95,18 +84,15 @@ class Alone:
 
     def tokens(self, asked: Asked) -> list[int]:
         if asked not in self._texts:
-            self._texts[asked] = (
-                self.session.generate(asked.text, asked.options(alone=True)).result().token_ids
-            )
+            stream = self.session.generate(asked.text, asked.options(alone=True))
+            self._texts[asked] = stream.result().token_ids
         return self._texts[asked]
 
     def assert_same(self, asked: Asked, got: Sequence[int], *, whole: bool = True) -> None:
-        """The same tokens, or (not `whole`) the first of them, up to a near-tie."""
+        """Check the tokens of a request, or (not `whole`) its first tokens, up to a near-tie."""
         expected = self.tokens(asked)
         if not whole and list(got) == expected[: len(got)]:
             return
-        prompt = self.session.encode(asked.text)
-        difference = first_difference(
-            self.session, prompt, asked.options(alone=True), expected, got
-        )
+        prompt, options = self.session.encode(asked.text), asked.options(alone=True)
+        difference = first_difference(self.session, prompt, options, expected, got)
         assert difference is None or difference.is_near_tie, f"{asked}: {difference}"

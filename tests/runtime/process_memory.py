@@ -1,4 +1,4 @@
-"""What a process holds in memory, for tests of growth."""
+"""The memory of a process, for tests that it does not grow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,5 @@ from pathlib import Path
 def anonymous_bytes(pid: int | str = "self") -> int:
     """Memory that no file backs, swapped out or not: other processes do not change it."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return (
-        sum(int(size) for size in re.findall(r"(?m)^(?:RssAnon|VmSwap):\s*(\d+) kB", status)) << 10
-    )
+    sizes = re.findall(r"(?m)^(?:RssAnon|VmSwap):\s*(\d+) kB", status)
+    return sum(map(int, sizes)) << 10

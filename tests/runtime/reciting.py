@@ -1,4 +1,4 @@
-"""Sessions over the tiny bundle's tails and tokenizer whose model recites what a test wrote."""
+"""Sessions with the tiny bundle's tails and tokenizer, whose model recites a text of the test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from scripted import scripted_backend
+from scripted import Script, ScriptedBackend
 from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
@@ -15,7 +15,6 @@ from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
 
 BOS, EOS = 0, 1
-Script = Callable[[int], int]
 
 
 def words(position: int) -> int:
@@ -24,7 +23,7 @@ def words(position: int) -> int:
 
 
 def wrong(position: int) -> int:
-    """Never the word at that position."""
+    """Another token than the text has at this position."""
     return 2 + (words(position) - 1) % 317
 
 
@@ -47,31 +46,30 @@ def reciting_session(
             update={"model": manifest.model.model_copy(update={"max_capacity": capacity})}
         )
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    backend = scripted_backend(bundle, manifest, target, drafter or target, max_batch_size=slots)
+    backend = ScriptedBackend(bundle, manifest, target, drafter or target, max_batch_size=slots)
     return Session(manifest, backend, tokenizer, max_queue=max_queue)
 
 
 def runner_of(session: Session) -> Runner:
-    """The session's account of its slots, to look at while nothing is under way."""
+    """The host's record of the session's slots, to read while no request runs."""
     return session._worker._scheduler.runner
 
 
 def watch_capacity(backend: Backend) -> None:
-    """Every pass must write within the cache, in masked slots too."""
+    """Check before every pass that it writes within the cache, in masked slots too."""
     run = backend.run
 
     def watched(kind):
         lengths = backend.buffers.read("length", (kind.batch,), np.int64)
-        assert (
-            lengths.max() + backend.capabilities.padded_width(kind.plan.width) <= backend.capacity
-        )
+        width = backend.capabilities.padded_width(kind.plan.width)
+        assert lengths.max() + width <= backend.capacity
         return run(kind)
 
     backend.run = watched  # type: ignore[method-assign]
 
 
 def assert_idle(session: Session) -> None:
-    """Every slot is free and nothing waits; the thread ends by itself."""
+    """No request has a slot or waits, and the decoding thread has ended."""
     thread = session._worker._thread
     if thread is not None:
         thread.join(10)
@@ -85,7 +83,7 @@ def recite(ids: Sequence[int], start: int = 1) -> Script:
 
 
 def plans_run(session: Session) -> list[str]:
-    """A list that grows by the name of every plan that runs."""
+    """A list to which every pass appends the name of its plan."""
     names: list[str] = []
     run = session.backend.run
 

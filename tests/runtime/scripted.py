@@ -1,8 +1,7 @@
-"""A trunk that recites: logits come from two functions of the position, everything else is the real
-backend.
+"""A trunk that recites: its logits come from two functions of the position; all else is real.
 
-For tests of what surrounds a model (the loop, the tails, stop rules, statistics) where the model's
-words and the quality of its drafts must be known exactly.
+For tests of what surrounds a model (the loop, the tails, stop rules, figures), which must know the
+model's tokens and drafts exactly.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ CERTAIN = np.float32(1e4)
 
 
 class ScriptedBackend(OrtBackend):
-    """The bundle's tails behind a trunk that predicts `target(position)` in root and draft rows,
-    and `drafter(position)` in look-ahead rows. On the CPU."""
+    """The bundle's tails, on the CPU, after a trunk that predicts `target(position)` in root and
+    draft rows, and `drafter(position)` in look-ahead rows."""
 
     def __init__(
         self,
@@ -52,9 +51,3 @@ class ScriptedBackend(OrtBackend):
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
         """There is no cache to fill."""
-
-
-def scripted_backend(
-    bundle: Path, manifest: Manifest, target: Script, drafter: Script, *, max_batch_size: int = 1
-) -> ScriptedBackend:
-    return ScriptedBackend(bundle, manifest, target, drafter, max_batch_size=max_batch_size)

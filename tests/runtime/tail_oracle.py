@@ -10,11 +10,11 @@ from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
 
 NEAR_TIE = 1e-4
-"""Scores nearer than this may swap: float32 rounding."""
+"""Rounding in float32 may swap scores that are nearer than this."""
 
 
 def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> list[int]:
-    """A token for every row: the one to stand right behind it."""
+    """By row, the token that follows it."""
     return [
         int(sample(logits[i][None], np.array([length + row.depth + 1]), params)[0])
         for i, row in enumerate(plan.rows)
@@ -38,11 +38,8 @@ def group_at(plan: Plan, accepted: int) -> list[int]:
             row = plan.rows[row].parent
         return row
 
-    return [
-        i
-        for i, row in enumerate(plan.rows)
-        if row.kind is RowKind.LOOKAHEAD and chain_depth(i) == accepted
-    ]
+    lookahead = (i for i, row in enumerate(plan.rows) if row.kind is RowKind.LOOKAHEAD)
+    return [i for i in lookahead if chain_depth(i) == accepted]
 
 
 @st.composite

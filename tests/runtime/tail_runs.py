@@ -35,7 +35,7 @@ HIDDEN = 16
 
 @lru_cache(maxsize=8)
 def random_head(vocab: int) -> HeadArrays:
-    """Moves logits by about as much as they differ."""
+    """A draft head that changes logits by about as much as they differ."""
     rng, rank, width = np.random.default_rng(vocab), 6, 10
 
     def matrix(*shape: int) -> np.ndarray:
@@ -44,13 +44,9 @@ def random_head(vocab: int) -> HeadArrays:
     table = matrix(vocab, rank)
     # Without normalization the longest row would always win.
     table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(np.float16)
-    read = (
-        matrix(HIDDEN, width) / 2,
-        matrix(rank, width),
-        matrix(width, width) / 3,
-        matrix(width) / 4,
-    )
-    return HeadArrays(table, *read, matrix(width, rank) / 2)
+    read = (matrix(HIDDEN, width) / 2, matrix(rank, width))
+    layer = (matrix(width, width) / 3, matrix(width) / 4)
+    return HeadArrays(table, *read, *layer, matrix(width, rank) / 2)
 
 
 @lru_cache(maxsize=48)
@@ -72,26 +68,19 @@ def open_graph(model: ir.Model) -> ort.InferenceSession:
 
 
 def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """With what of `feed` the graph takes."""
+    """Run the graph with those of `feed` that are its inputs. Return its outputs by name."""
     names = [value.name for value in session.get_outputs()]
-    return dict(
-        zip(
-            names,
-            session.run(names, {i.name: feed[i.name] for i in session.get_inputs()}),
-            strict=True,
-        )
-    )
+    found = session.run(names, {i.name: feed[i.name] for i in session.get_inputs()})
+    return dict(zip(names, found, strict=True))
 
 
 def run_in_place(
     session: ort.InferenceSession, feed: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """As `run_graph`, with outputs in the memory of the inputs where the runtime binds them so."""
+    """As `run_graph`, with those outputs in the memory of inputs that the runtime binds there."""
     binding = session.io_binding()
-    given = {
-        i.name: ort.OrtValue.ortvalue_from_numpy(np.array(feed[i.name]))
-        for i in session.get_inputs()
-    }
+    arrays = {i.name: np.array(feed[i.name]) for i in session.get_inputs()}
+    given = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
     shared = {written: given[read] for read, written in SHARED.items() if read in given}
     outputs = {}
     for name, value in run_graph(session, feed).items():
@@ -106,15 +95,14 @@ def run_in_place(
 
 
 def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
-    """What belongs to the requests of a batch. `active` [B]: all of them."""
+    """The inputs that depend on the requests of a batch. active: [B], by default all are."""
     positions = np.arange(POSITIONS, dtype=np.int64)
+    active = np.ones(len(params), np.int64) if active is None else active
     return {
         stream: np.stack([noise_offsets(p.seed or 0, positions, stream) for p in params])
         for stream in STREAMS
     } | {
-        "active": np.ones(len(params), np.int64)
-        if active is None
-        else np.asarray(active, np.int64),
+        "active": np.asarray(active, np.int64),
         "temperature": np.array([p.temperature for p in params], np.float32),
         "top_k": np.array([p.top_k for p in params], np.int64),
         "top_p": np.array([p.top_p for p in params], np.float32),

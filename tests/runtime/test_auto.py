@@ -18,7 +18,7 @@ GOOD = (0.7, 0.45, 0.2, 0.06)
 
 @pytest.fixture
 def slow_passes(monkeypatch):
-    """Decisions take no noticeable part of a pass, as with a real model."""
+    """Passes as slow as a real model's, so that decisions take no noticeable part of them."""
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 100.0)
 
 
@@ -94,7 +94,7 @@ def test_auto_keeps_its_plan_until_another_is_clearly_better():
 
 
 def test_a_plan_that_did_not_run_lately_is_tried_for_a_few_passes(slow_passes):
-    """If it promises as much as the plan in use. Plain decoding is tried whatever it promises."""
+    """If it promises as much as the plan in use; plain decoding even if it promises less."""
     tuner, names = Tuner(FREE, 4, GOOD), []
 
     def run(lookahead, passes):

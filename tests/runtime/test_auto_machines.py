@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from operator import mul
 from statistics import geometric_mean
 
@@ -43,10 +43,8 @@ def against(rates: str, change: str) -> tuple[list[float], list[float]]:
     """By machine: the time of `auto` relative to the best plan, and relative to plain decoding."""
     best, plain = [], []
     for seed, machine in enumerate(MACHINES.values()):
-        noisy, more = (
-            replace(machine, noise=0.03, pauses=0.005),
-            {"seed": seed, "change": CHANGES[change]},
-        )
+        noisy = replace(machine, noise=0.03, pauses=0.005)
+        more = {"seed": seed, "change": CHANGES[change]}
         spent = decode(noisy, Tuner(noisy.times(), 4, STATED), RATES[rates], TOKENS, **more)
         plainly_spent = plainly(noisy, TOKENS, **more)
         noise = plainly(machine, TOKENS, **more) / plainly_spent
@@ -66,12 +64,8 @@ def test_auto_takes_little_more_time_than_the_best_plan(rates, change):
 
 def test_auto_takes_hardly_more_than_the_best_plan_on_average():
     """Of all plans, on the menu or not; `auto` does not know the costs and rates beforehand."""
-    assert (
-        geometric_mean(
-            one for rates, change in product(RATES, CHANGES) for one in against(rates, change)[0]
-        )
-        < 1.02
-    )
+    best = [against(*case)[0] for case in product(RATES, CHANGES)]
+    assert geometric_mean(chain(*best)) < 1.02
 
 
 @settings(derandomize=True, deadline=None, max_examples=12)
@@ -96,17 +90,17 @@ def text(survive: int, tokens: int = 128) -> list[Place]:
 
 @pytest.mark.parametrize("costs", MACHINES.values(), ids=MACHINES)
 def test_a_text_whose_drafts_never_survive(costs):
-    """It learns that by itself, although in all texts before it all drafts survived."""
-    for tokens, most in ((128, 1.17), (1024, 1.08)):
+    """`auto` learns it, although in the texts before it all drafts survived."""
+    for tokens, limit in ((128, 1.17), (1024, 1.08)):
         tuner = Tuner(costs.times(), 4, STATED)
         for _ in range(3):
             replay(costs, tuner, text(4))
-        assert replay(costs, tuner, text(0, tokens)) < most * tokens * costs.seconds(ar_plan())
+        assert replay(costs, tuner, text(0, tokens)) < limit * tokens * costs.seconds(ar_plan())
 
 
 @pytest.mark.parametrize("costs", MACHINES.values(), ids=MACHINES)
 def test_a_text_whose_drafts_all_survive(costs):
-    """It gains most of what the best plan could, also after a text in which none survived."""
+    """`auto` gains most of what the best plan could, even after a text in which none survived."""
     plain = costs.seconds(ar_plan())
     best = min(costs.seconds(verify_plan(drafts)) / (drafts + 1) for drafts in range(1, 5))
     for before in ([], [text(0)]):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import TOKENIZERS, byte_fallback, byte_level, whole
+from tokenizer_kinds import TOKENIZERS, byte_fallback, whole
 from tokenizers import Tokenizer
 
 from pass_runtime.errors import PassError
@@ -31,28 +31,20 @@ def allowed(words: BadWords, state: int) -> list[int]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(listed=st.lists(LETTERS, min_size=1, max_size=4), seed=st.integers(0, 1 << 32))
-def test_what_is_forbidden_is_what_would_write_a_word(name: str, listed: list[str], seed: int):
+def test_tokens_that_would_write_a_word_are_forbidden(name: str, listed: list[str], seed: int):
     """Along a random text of allowed tokens, after a prompt that does not count."""
     draw, index = random.Random(seed), INDICES[name]
     words, state = BadWords(index, [word.encode() for word in listed]), ROOT
     tokenizer = TOKENIZERS[name]
     prompt = [tokenizer.token_to_id("ab" if name != "byte-level" else "a")]
     start, tokens = len(whole(name, prompt, cut=False)), list(prompt)
-    favoured = [
-        t
-        for t, text in enumerate(index.texts)
-        if any(text and text in word.encode() for word in listed)
-    ]
+    ids = range(len(index.texts))
+    parts = {t for t in ids if any(index.texts[t] in word.encode() for word in listed)}
     for _ in range(5):
         permitted = allowed(words, state)
-        texts = {
-            token: whole(name, [*tokens, token], cut=True)[start:]
-            for token in range(len(index.texts))
-        }
-        assert permitted == [
-            token for token, text in texts.items() if not any(word in text for word in listed)
-        ]
-        likely = [token for token in permitted if token in favoured]
+        texts = [whole(name, [*tokens, token], cut=True)[start:] for token in ids]
+        assert permitted == [t for t in ids if not any(word in texts[t] for word in listed)]
+        likely = [token for token in permitted if token in parts and index.texts[token]]
         tokens.append(draw.choice(likely if likely and draw.random() < 0.8 else permitted))
         state = words.follow(state, tokens[-1])
 
@@ -63,10 +55,7 @@ def spelled(tokenizer: Tokenizer, *pieces: str) -> list[int]:
 
 def test_words_in_the_middle_of_tokens_over_tokens_and_over_special_ones():
     tokenizer = byte_fallback()
-    words = BadWords(
-        TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size())),
-        [b"ab", b" a.", b"\nb"],
-    )
+    words = BadWords(INDICES["byte-fallback"], [b"ab", b" a.", b"\nb"])
     (inside,) = spelled(tokenizer, "(ab")
     assert inside not in allowed(words, ROOT)
     for before, last in (
@@ -87,10 +76,7 @@ def test_words_in_the_middle_of_tokens_over_tokens_and_over_special_ones():
 
 
 def test_a_character_of_bytes_is_completed_by_the_last_one():
-    tokenizer = byte_level()
-    words = BadWords(
-        TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size())), ["€".encode()]
-    )
+    words = BadWords(INDICES["byte-level"], ["€".encode()])
     state = words.follow(words.follow(ROOT, 0xE2), 0x82)
     assert {0xAC} == set(range(256)) - set(allowed(words, state))
     assert set(range(256)) <= set(allowed(words, words.follow(state, 0x41)))
@@ -104,15 +90,13 @@ def test_the_index_finds_what_a_search_finds():
         for _ in range(60):
             text = bytes(generator.choices(b"ab\x00\xff", k=size))
             first, end = index.beginning_with(text)
-            assert set(index.order[first:end]) == {
-                i for i, each in enumerate(texts) if each.startswith(text)
-            }
-            assert set(index.containing(text)) == {
-                i for i, each in enumerate(texts) if text in each
-            }
+            beginning = {i for i, each in enumerate(texts) if each.startswith(text)}
+            assert set(index.order[first:end]) == beginning
+            containing = {i for i, each in enumerate(texts) if text in each}
+            assert set(index.containing(text)) == containing
 
 
-def test_what_bad_words_may_be():
+def test_bad_words_are_limited_in_bytes_and_have_no_lone_surrogates():
     assert GenerateOptions(bad_words=["x" * MAX_BAD_WORD_BYTES]).bad_words
     with pytest.raises(PassError, match="at most 16384 bytes together, not 16386"):
         GenerateOptions(bad_words=["xé" * 5462])

@@ -148,9 +148,8 @@ def alone(bundle: Path) -> Alone:
 
 @pytest.fixture(scope="module")
 def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
-    opened = {
-        slots: load(bundle, "cpu", threads=1, max_batch_size=slots, verify=False) for slots in SLOTS
-    }
+    options = {"threads": 1, "verify": False}
+    opened = {slots: load(bundle, "cpu", max_batch_size=slots, **options) for slots in SLOTS}
     for session in opened.values():
         watch_capacity(session.backend)
     yield opened
@@ -159,7 +158,7 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
 
 
 @pytest.mark.timeout(600)
-def test_any_interleaving(sessions: dict[int, Session], alone: Alone, monkeypatch):
+def test_no_interleaving_changes_a_text(sessions: dict[int, Session], alone: Alone, monkeypatch):
     # Decide as often as possible, whatever time that takes.
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)
     run_state_machine_as_test(

@@ -131,34 +131,26 @@ def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
         return run(kind)
 
     session.backend.run = watched  # type: ignore[method-assign]
-    session.generate_ids(
-        [5] * (small - 22), GenerateOptions(40, plan="two-pass", ignore_eos=True)
-    ).result()
+    options = GenerateOptions(40, plan="two-pass", ignore_eos=True)
+    session.generate_ids([5] * (small - 22), options).result()
     assert set(seen) == {small, large}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_growing_keeps_the_cache(tiny_bundle, temperature):
     """The real model: moving the cache to a larger one changes no token."""
-    asked = GenerateOptions(
-        40, SamplingParams(temperature, seed=1), plan="two-pass", ignore_eos=True
-    )
+    sampling = SamplingParams(temperature, seed=1)
+    asked = GenerateOptions(40, sampling, plan="two-pass", ignore_eos=True)
     session = load(tiny_bundle, "cpu", threads=1)
     small, large = session.backend.capabilities.capacities[-2:]
     prompt = np.random.default_rng(4).integers(2, 300, small - 17).tolist()
-
-    def tokens() -> list[int]:
-        return [token for piece in session.generate_ids(prompt, asked) for token in piece]
-
-    grown = tokens()
-    assert session.backend.capacity == large
-    assert len(grown) == 40
+    grown = session.generate_ids(prompt, asked).result().token_ids
+    assert (session.backend.capacity, len(grown)) == (large, 40)
     wide = load(tiny_bundle, "cpu", threads=1)
     wide.backend.resize(large, [0])
     wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
-    difference = first_difference(
-        session, prompt, asked, grown, wide.generate_ids(prompt, asked).result().token_ids
-    )
+    expected = wide.generate_ids(prompt, asked).result().token_ids
+    difference = first_difference(session, prompt, asked, expected, grown)
     assert difference is None or difference.is_near_tie, difference
 
 
@@ -167,14 +159,13 @@ def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
     session = reciting_session(tiny_bundle)
     small, *_, large = session.backend.capabilities.capacities
     middle = session.backend.capabilities.capacity(310)
+    options = GenerateOptions(4, plan="two-pass", ignore_eos=True)
     for prompt, capacity in ((300, middle), (5, small), (700, large), (300, middle), (2, small)):
-        session.generate_ids(
-            [5] * prompt, GenerateOptions(4, plan="two-pass", ignore_eos=True)
-        ).result()
+        session.generate_ids([5] * prompt, options).result()
         assert session.backend.capacity == capacity, prompt
 
 
-def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
+def test_the_cache_does_not_shrink_below_a_reused_prefix(tiny_bundle):
     session = reciting_session(tiny_bundle)
     asked = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
     session.generate_ids([5] * 300, asked).result()
@@ -184,9 +175,8 @@ def test_a_prefix_that_is_reused_is_not_shrunk_away(tiny_bundle):
 
 
 def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
-    """A free slot among busy ones keeps 500 tokens. Then a short request joins elsewhere, the cache
-    shrinks, and what was kept with it: the windows that the free slot is given must come forward
-    too."""
+    """A free slot among busy ones keeps 500 tokens. When a short request begins, the cache shrinks
+    and the free slot loses its tokens: its windows must then be at the beginning, too."""
     session = reciting_session(tiny_bundle, slots=8)
     watch_capacity(session.backend)
     runner, scheduler = runner_of(session), session._worker._scheduler
@@ -205,21 +195,14 @@ def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
         scheduler.step()
     scheduler.step()
     free = next(slot for slot in runner.slots if len(slot.kept) == 500)
-    assert (
-        free.masked
-        and free.number < runner.batch(runner.decoding)
-        and session.backend.capacity > 500
-    )
+    assert free.masked and free.number < runner.batch(runner.decoding)
+    assert session.backend.capacity > 500
     late = join(2, 30)
     scheduler.step()
     assert session.backend.capacity < 200
     while not scheduler.idle:
         scheduler.step()
     for sequence in (*short, late):
-        assert sequence.finished is not None and sequence.finished.reason == "length", (
-            sequence.finished
-        )
-        prompt = len(sequence.request.prompt_ids)
-        assert sequence.tokens[prompt:] == [
-            words(position) for position in range(prompt, len(sequence.tokens))
-        ]
+        assert sequence.finished.reason == "length"
+        positions = range(len(sequence.request.prompt_ids), len(sequence.tokens))
+        assert sequence.tokens[positions.start :] == [*map(words, positions)]

@@ -21,7 +21,7 @@ def options(plan: str, draft: str | None = None) -> GenerateOptions:
 
 
 def check_table(session: Session, capacity: int, expected: dict[int, list[int]]) -> None:
-    """Every case has the `expected` texts, by the prompt's length."""
+    """Every case writes the `expected` tokens, by the length of the prompt."""
     for batch in BATCHES:
         for case in cases(capacity, batch):
             asked = options(case.plan, case.draft)
@@ -30,9 +30,8 @@ def check_table(session: Session, capacity: int, expected: dict[int, list[int]])
                 tokens = stream.result().token_ids
                 assert (stream.finish_reason, stream.stop_reason) == ("length", None), case
                 assert len(tokens) == capacity - length + 1, case
-                parted = first_difference(
-                    session, prompt_of(length), asked, tokens, expected[length]
-                )
+                prompt = prompt_of(length)
+                parted = first_difference(session, prompt, asked, tokens, expected[length])
                 assert parted is None or parted.is_near_tie, (case, parted)
 
 
@@ -49,7 +48,7 @@ def check_tuned(session: Session, expected: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_a_model_writes_the_text_of_ar(random_bundle: Path, capacity: int):
+def test_every_plan_writes_the_text_of_plain_decoding(random_bundle: Path, capacity: int):
     with load(random_bundle, "cpu", threads=1, capacity=capacity, max_batch_size=3) as session:
         expected = {
             length: session.generate_ids(prompt_of(length), options("ar")).result().token_ids
@@ -60,7 +59,7 @@ def test_a_model_writes_the_text_of_ar(random_bundle: Path, capacity: int):
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_drafts_that_are_all_right_end_there_too(tiny_bundle: Path, capacity: int):
+def test_drafts_that_are_all_right_end_at_the_capacity_too(tiny_bundle: Path, capacity: int):
     with reciting_session(tiny_bundle, slots=3, capacity=capacity) as session:
         expected = {
             length: [words(position) for position in range(length, capacity + 1)]

@@ -141,7 +141,7 @@ def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
     assert ChatTemplate(source, {"eos_token": "!", "image_token": "?"}).render(USER) == "False?!"
 
 
-def test_named_templates(tmp_path):
+def test_tools_choose_between_the_named_templates(tmp_path):
     """`tool_use` renders conversations with tools, even an empty list; `default` the others."""
     for name, file in CHAT_TEMPLATE_FILES.items():
         (tmp_path / file).write_text(f"{name} {{{{ tools }}}}", encoding="utf-8")
@@ -199,9 +199,8 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_a_render():
-    template = ChatTemplate(
-        "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}"
-    )
+    loops = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(loops + "{{ n }}")
     assert template.render(USER, n=1) == "1"
     with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(1) as threads:
         interrupt = threads.submit(_interrupt_while_busy, template)
@@ -241,9 +240,8 @@ def test_a_session_with_and_without_a_template(tiny_bundle):
 def test_arguments_as_written(arguments):
     """Written as an object, as a text, and field by field."""
     function = {"name": "f", "written_arguments": arguments}
-    messages = [
-        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
-    ]
+    call = {"id": "1", "type": "function", "function": function}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
     written, pair = f'{{"name": "f", "arguments": {arguments}}}', f"arguments={arguments}"
     for source, expected in (
         ("{{ c | tojson }}", written),

@@ -45,7 +45,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_are_taken(name: str):
+def test_cuda_python_accepts_the_arguments(name: str):
     if find_device() is not None:
         pytest.skip("there is a GPU, which these arguments would not please")
     with pytest.raises(PassError, match=r"CUDA error \d+ \(cudaError.*nvidia-smi"):

@@ -43,9 +43,8 @@ Open = Callable[[FakeCuda], Session]
 def open_on(adapter_bundle: Path) -> Open:
     def open_on(device: FakeCuda) -> Session:
         manifest = read_manifest(adapter_bundle)
-        backend = OrtBackend(
-            adapter_bundle, manifest, "cpu", threads=1, max_batch_size=2, memory=Cuda(device)
-        )
+        options = {"threads": 1, "max_batch_size": 2, "memory": Cuda(device)}
+        backend = OrtBackend(adapter_bundle, manifest, "cpu", **options)
         return Session(manifest, backend, Tokenizer.from_file(str(adapter_bundle / TOKENIZER_FILE)))
 
     return open_on

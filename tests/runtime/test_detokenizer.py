@@ -1,4 +1,4 @@
-"""Text token by token is the text of the whole, for every kind of tokenizer, after any prompt."""
+"""Texts of single tokens join to the decoded text, for every kind of tokenizer and any prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.it
 
 
 def ids(name: str) -> st.SearchStrategy[list[int]]:
-    """Any tokens, ids that are none, and many bytes that make characters, or nearly do."""
+    """Any ids, also beyond the vocabulary, and many bytes that are characters or parts of some."""
     tokenizer = TOKENIZERS[name]
     size = tokenizer.get_vocab_size()
     of_bytes = [i for byte in BYTES if (i := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
@@ -26,7 +26,7 @@ def ids(name: str) -> st.SearchStrategy[list[int]]:
 @pytest.mark.parametrize("name", KINDS)
 @settings(derandomize=True, deadline=None, max_examples=120)
 @given(data=st.data())
-def test_the_pieces_are_the_whole(name: str, data: st.DataObject):
+def test_joined_pieces_are_the_decoded_text(name: str, data: st.DataObject):
     prompt, tokens = data.draw(ids(name)), data.draw(ids(name))
     detokenizer = Detokenizer(VOCABULARIES[name], prompt)
     pieces, places = [], []
@@ -57,7 +57,7 @@ def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: 
 
 
 def test_a_byte_of_no_character_among_bytes():
-    """Where the library's own stream raises "Invalid prefix encountered"."""
+    """The library's own stream raises "Invalid prefix encountered" here."""
     tokenizer = byte_fallback()
     stream = TextStream(tokenizer, tokenizer.encode("a").ids)
     tokens = [tokenizer.token_to_id(piece) for piece in ("<0x41>", "<0xE2>", "x")]
@@ -66,7 +66,7 @@ def test_a_byte_of_no_character_among_bytes():
 
 @pytest.mark.parametrize("prompt", ["\u3042\u3044", "\u3042\u3044\u3046"])
 def test_the_first_space_after_bytes(prompt: str):
-    """Also where the prompt's last eight tokens begin within a character."""
+    """Even if the prompt's last eight tokens begin within a character."""
     tokenizer = byte_fallback()
     ids = tokenizer.encode(prompt).ids
     assert TextStream(tokenizer, ids).read(tokenizer.token_to_id("\u2581a")) == (" a", None)
@@ -77,9 +77,8 @@ def test_the_first_space_after_bytes(prompt: str):
 def test_a_replacement_character_at_the_end_is_text():
     for tokenizer in (byte_level(), byte_fallback()):
         stream = TextStream(tokenizer, tokenizer.encode("x").ids)
-        assert (
-            "".join(stream.read(token)[0] for token in tokenizer.encode("a\ufffd").ids) == "a\ufffd"
-        )
+        ids = tokenizer.encode("a\ufffd").ids
+        assert "".join(stream.read(token)[0] for token in ids) == "a\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,6 @@ def test_a_replacement_character_at_the_end_is_text():
 def test_a_decoder_whose_tokens_depend_on_each_other_is_refused(decoder: object):
     tokenizer = byte_level()
     tokenizer.decoder = decoder
-    with pytest.raises(
-        PassError, match=r"the tokenizer's decoder \((BPEDecoder|CTC|Strip)\) is not supported"
-    ):
+    message = r"the tokenizer's decoder \((BPEDecoder|CTC|Strip)\) is not supported"
+    with pytest.raises(PassError, match=message):
         Vocabulary(tokenizer)

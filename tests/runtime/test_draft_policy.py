@@ -37,22 +37,17 @@ def slots_with(
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     able = draw(capabilities())
-    if able.fixed_lookahead is None:
-        cycle = make_cycle(draw(st.sampled_from(SHAPES)), draw(st.integers(0, L)))
-    else:
-        cycle = make_cycle(
-            draw(st.sampled_from(SHAPES[:3])), draw(st.sampled_from([0, able.fixed_lookahead]))
-        )
+    shapes, lookaheads = st.sampled_from(SHAPES), st.integers(0, L)
+    if able.fixed_lookahead is not None:
+        shapes, lookaheads = st.sampled_from(SHAPES[:3]), st.sampled_from([0, able.fixed_lookahead])
+    cycle = make_cycle(draw(shapes), draw(lookaheads))
     longest = able.fixed_lookahead or L
     plans = [ar_plan(), *cycle.plans, *cycle.narrower().plans, verify_plan(longest)]
-    window: Plan | None = draw(
-        st.sampled_from([None, *(plan for plan in plans if able.allows([plan]))])
-    )
+    allowed = [plan for plan in plans if able.allows([plan])]
+    window: Plan | None = draw(st.sampled_from([None, *allowed]))
     texts = st.lists(st.integers(0, 319), max_size=L).map(tuple)
     left = window.drafts if window else 0
-    states = draw(
-        st.lists(slots_with(st.integers(0, left), texts), min_size=1, max_size=4),
-    )
+    states = draw(st.lists(slots_with(st.integers(0, left), texts), min_size=1, max_size=4))
     policy = DraftPolicy()
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
@@ -63,7 +58,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(situation=situations())
-def test_the_next_pass(situation: Situation):
+def test_the_next_pass_fits_and_holds_its_drafts(situation: Situation):
     able, room = situation.capabilities, situation.room
     found = situation.next_pass()
     if found is None:
@@ -86,13 +81,11 @@ def test_the_next_pass(situation: Situation):
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(mode=st.sampled_from(SHAPES), lookahead=st.integers(1, L), room=st.integers(1, 60))
-def test_what_was_drafted_is_verified(mode, lookahead, room):
+def test_drafts_are_always_verified(mode, lookahead, room):
     """A window with drafts that fits is always verified, up to the end of the capacity."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
-    while (
-        found := Situation(cycle, window, room, able, [Slot(0)], DraftPolicy()).next_pass()
-    ) is not None:
+    while found := Situation(cycle, window, room, able, [Slot(0)], DraftPolicy()).next_pass():
         if window is not None and window.drafts and not window.is_fused:
             assert found[0] == window
         window, room = found[0].next, room - 1  # nothing is accepted

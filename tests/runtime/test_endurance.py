@@ -76,12 +76,11 @@ def some_request(chance: random.Random) -> Asked:
 
 
 def wave(session: Session, chance: random.Random) -> dict[str, int]:
-    """Begin WAVE requests at once, and wait for them. Two are cancelled, one is dropped unread, and
-    a pass may fail. Returns how many ended for each reason."""
+    """Begin WAVE requests at once, of which two are cancelled and one is dropped; a pass may fail.
+    Return how many ended for each reason."""
     session.backend.fuses["run_trunk"] = Fuse(PassError("out of luck"), chance.randrange(1, 200))  # type: ignore
-    streams = [
-        session.generate((asked := some_request(chance)).text, asked.options()) for _ in range(WAVE)
-    ]
+    requests = [some_request(chance) for _ in range(WAVE)]
+    streams = [session.generate(asked.text, asked.options()) for asked in requests]
     for stream in chance.sample(streams, 2):
         stream.cancel()
     del streams[chance.randrange(WAVE)]
@@ -98,14 +97,13 @@ def wave(session: Session, chance: random.Random) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_two_thousand_requests(tiny_bundle: Path):
-    """Memory does not grow. In a process of its own: heap that other tests freed, and that is used
-    again here, would look like growth."""
+def test_memory_does_not_grow_in_two_thousand_requests(tiny_bundle: Path):
+    """In a process of its own, where no other test has freed memory that is used again here."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        fresh.submit(serve_many, tiny_bundle).result()
+        fresh.submit(run_thousands, tiny_bundle).result()
 
 
-def serve_many(tiny_bundle: Path) -> None:
+def run_thousands(tiny_bundle: Path) -> None:
     chance, backend = random.Random(0), FaultyBackend(tiny_bundle, slots=4)
     session, ends, capacities = session_of(backend), dict[str, int](), set[int]()
     measured = list[dict[str, int]]()
@@ -116,13 +114,11 @@ def serve_many(tiny_bundle: Path) -> None:
         capacities.add(backend.capacity)
         if number % 4 == 3:
             backend.fuses.clear()
-            session.generate(
-                TEXTS[0], GenerateOptions(1)
-            ).result()  # so that the KV cache always has the same capacity
-            measured.append(memory_now())
-            measured[-1]["heap"] -= runner_of(
-                session
-            )._store.used  # the prefix cache may grow, up to its budget
+            # After a short request the KV cache always has the same capacity.
+            session.generate(TEXTS[0], GenerateOptions(1)).result()
+            # The prefix cache may grow, up to its budget.
+            memory = memory_now()
+            measured.append(memory | {"heap": memory["heap"] - runner_of(session)._store.used})
     assert set(ends) == {"stop", "length", "cancelled", "error"} and min(ends.values()) >= 20, ends
     assert len(capacities) > 1
     for name, allowed in ALLOWED_GROWTH.items():
@@ -135,8 +131,5 @@ def serve_many(tiny_bundle: Path) -> None:
     alone.assert_same(asked, session.generate(asked.text, asked.options()).result().token_ids)
     session.close()
     assert_idle(alone.session)
-    assert not [
-        thread
-        for thread in threading.enumerate()
-        if thread.name == "pass-decode" and thread.is_alive()
-    ]
+    threads = (thread for thread in threading.enumerate() if thread.name == "pass-decode")
+    assert not any(thread.is_alive() for thread in threads)

@@ -14,7 +14,7 @@ from links import KINDS, bundle_of_links
 from onnx import TensorProto
 
 from pass_runtime import GenerateOptions, PassError, load
-from pass_runtime.backends.ort.external_data import UnknownFormat, align, link
+from pass_runtime.backends.ort.external_data import AlignedModel, UnknownFormat, align, link
 from pass_runtime.bundle.integrity import file_info
 
 BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
@@ -30,9 +30,8 @@ def external(name: str, **entries: object) -> TensorProto:
 
 
 def model_of(*tensors: TensorProto) -> onnx.ModelProto:
-    graph = onnx.GraphProto(
-        name="é" * 70, initializer=[*tensors, TensorProto(name="inside", raw_data=b"12")]
-    )
+    inside = TensorProto(name="inside", raw_data=b"12")
+    graph = onnx.GraphProto(name="é" * 70, initializer=[*tensors, inside])
     graph.node.add(op_type="Identity", input=["inside"], output=["y"])
     model = onnx.ModelProto(graph=graph, ir_version=10, producer_name="x")
     model.metadata_props.add(key="k", value="v" * 300)
@@ -48,19 +47,23 @@ def written(directory: Path, tensors: list) -> onnx.ModelProto:
         return len(content) - len(blob)
 
     for number, (blobs, forms) in enumerate(tensors):
-        tensor = external(
-            f"t{number}", location="saved.data", offset=place(blobs[0]), length=len(blobs[0])
-        )
+        entries = {"offset": place(blobs[0]), "length": len(blobs[0])}
+        tensor = external(f"t{number}", location="saved.data", **entries)
         for form in forms:
             parts = [f"{place(blob)};{len(blob)};0" for blob in form]
-            tensor.external_data.add(
-                key=f"prepacked_{len(form) - 1}", value="|".join(["MatMul+123", *parts])
-            )
+            packed = "|".join(["MatMul+123", *parts])
+            tensor.external_data.add(key=f"prepacked_{len(form) - 1}", value=packed)
         protos.append(tensor)
     (directory / "saved.data").write_bytes(content)
     model = model_of(*protos)
     (directory / "saved.onnx").write_bytes(model.SerializeToString())
     return model
+
+
+def align_saved(directory: Path, alignment: int = 64) -> AlignedModel:
+    """Align the model saved.onnx as new.onnx."""
+    names = directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data"
+    return align(*names, alignment)
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,12 +72,9 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
     with TemporaryDirectory() as name:
         directory = Path(name)
         original = written(directory, tensors)
-        made = align(
-            directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", alignment
-        )
-        assert made.files == {
-            name: file_info(directory / name) for name in ("new.onnx", "new.data")
-        }
+        made = align_saved(directory, alignment)
+        assert made.files == {name: file_info(directory / name) for name in made.files}
+        assert set(made.files) == {"new.onnx", "new.data"}
         content = (directory / "new.data").read_bytes()
         changed = onnx.load(directory / "new.onnx", load_external_data=False)
 
@@ -85,10 +85,8 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
     for tensor, (blobs, forms) in zip(changed.graph.initializer, tensors, strict=False):
         location, offset, length, *packed = tensor.external_data
         assert location.value == "new.data" and blob(offset.value, length.value) == blobs[0]
-        found = [
-            [blob(*part.split(";")[:2]) for part in entry.value.split("|")[1:]] for entry in packed
-        ]
-        assert found == forms
+        for entry, form in zip(packed, forms, strict=True):
+            assert [blob(*part.split(";")[:2]) for part in entry.value.split("|")[1:]] == form
     for model in (original, changed):  # but for the values of the entries they are the same
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:
@@ -105,63 +103,56 @@ def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(
     with TemporaryDirectory() as name:
         directory = Path(name)
         written(directory, tensors)
-        made = align(directory / "saved.onnx", "saved.data", directory / "all.onnx", "all.data", 64)
+        made = align_saved(directory)
         some = [*tensors[:kept], *([([b"in none of them"], [])] if other else [])]
         written(directory, some)
         names = directory / "saved.onnx", "saved.data", directory / "some.onnx", "some.data"
-        found = link(*names, directory / "all.data", made)
+        found = link(*names, directory / "new.data", made)
         if other:
             assert found is None and not (directory / "some.data").exists()
             return
-        assert found is not None and (directory / "some.data").samefile(directory / "all.data")
-        assert found.files == {
-            name: file_info(directory / name) for name in ("some.onnx", "some.data")
-        }
+        assert found is not None and (directory / "some.data").samefile(directory / "new.data")
+        assert set(found.files) == {"some.onnx", "some.data"}
+        assert found.files == {name: file_info(directory / name) for name in found.files}
         changed = onnx.load(directory / "some.onnx", load_external_data=False)
-        content = (directory / "all.data").read_bytes()
+        content = (directory / "new.data").read_bytes()
     for tensor, (blobs, _) in zip(changed.graph.initializer, some, strict=False):
         _, offset, length, *_ = tensor.external_data
         assert content[int(offset.value) :][: int(length.value)] == blobs[0]
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        external("t", location="another.data", offset=0, length=1),
-        external("t", location="saved.data", length=1),
-        external("t", location="saved.data", offset=0, length=9),
-        external("t", location="saved.data", offset=0, length=1, checksum="0"),
-        external("t", location="saved.data", offset=0, length=1, prepacked_0="MatMul+1|0;9;0"),
-    ],
-    ids=[
-        "another file",
-        "no offset",
-        "beyond the end",
-        "an unknown entry",
-        "a packed form beyond the end",
-    ],
-)
-def test_a_model_of_another_form_is_refused(tmp_path: Path, tensor: TensorProto):
+SAVED = {"location": "saved.data", "offset": 0, "length": 1}
+UNKNOWN = {
+    "another file": SAVED | {"location": "another.data"},
+    "no offset": {"location": "saved.data", "length": 1},
+    "beyond the end": SAVED | {"length": 9},
+    "an unknown entry": SAVED | {"checksum": "0"},
+    "a packed form beyond the end": SAVED | {"prepacked_0": "MatMul+1|0;9;0"},
+}
+
+
+@pytest.mark.parametrize("entries", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_model_of_an_unknown_format_is_refused(tmp_path: Path, entries: dict[str, object]):
     (tmp_path / "saved.data").write_bytes(b"1234")
-    (tmp_path / "saved.onnx").write_bytes(model_of(tensor).SerializeToString())
+    (tmp_path / "saved.onnx").write_bytes(model_of(external("t", **entries)).SerializeToString())
     with pytest.raises(UnknownFormat):
-        align(tmp_path / "saved.onnx", "saved.data", tmp_path / "new.onnx", "new.data", 64)
+        align_saved(tmp_path)
 
 
 def test_weights_elsewhere_in_the_model_are_refused(tmp_path: Path):
     model = model_of()
-    tensor = external("t", location="saved.data", offset=0, length=1)
+    tensor = external("t", **SAVED)
     model.graph.node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=tensor)
     (tmp_path / "saved.data").write_bytes(b"1234")
     (tmp_path / "saved.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UnknownFormat, match="besides"):
-        align(tmp_path / "saved.onnx", "saved.data", tmp_path / "new.onnx", "new.data", 64)
+        align_saved(tmp_path)
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
-    """No damage does anything else: no other exception, no end of the loop that never comes."""
+    """No damage raises another exception or leads to an endless loop."""
     with TemporaryDirectory() as name:
         directory = Path(name)
         written(directory, [([b"1234"], [[b"56"]])])
@@ -169,7 +160,7 @@ def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
         (directory / "saved.onnx").write_bytes(content[: data.draw(st.integers(0, len(content)))])
         with suppress(UnknownFormat):
-            align(directory / "saved.onnx", "saved.data", directory / "new.onnx", "new.data", 64)
+            align_saved(directory)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,11 +168,7 @@ def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
 def test_a_bundle_of_links_opens(random_bundle, tmp_path, kind, absolute):
     def text(bundle):
         with load(bundle) as session:
-            return [
-                token.id
-                for piece in session.generate("The", GenerateOptions(max_new_tokens=8))
-                for token in piece.tokens
-            ]
+            return session.generate("The", GenerateOptions(max_new_tokens=8)).result().token_ids
 
     found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
     assert text(found) == text(random_bundle)

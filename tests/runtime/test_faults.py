@@ -55,7 +55,7 @@ def assert_serves(session: Session, alone: Alone) -> None:
 
 @pytest.mark.parametrize("plan", ["two-pass", "auto"])
 @pytest.mark.parametrize("error", ERRORS[:2], ids=["MemoryError", "PassError"])
-def test_the_nth_allocation_fails(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
+def test_every_allocation_may_fail(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
     """Without the prefix cache, a request needs every allocation."""
     for n in itertools.count(1, 1 if plan == "two-pass" else 5):  # `auto` times passes first
         fuse = Fuse(error, n)
@@ -105,15 +105,15 @@ def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_the_nth_run_fails(tiny_bundle: Path, alone: Alone, moment: str, late: bool):
+def test_every_run_of_a_graph_may_fail(tiny_bundle: Path, alone: Alone, moment: str, late: bool):
     for n in itertools.count(1):
         backend = FaultyBackend(tiny_bundle)
         session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
         backend.fuses[moment], backend.late = fuse, late
         runner, scheduler = runner_of(session), session._worker._scheduler
-        sequences = [
-            SequenceState(session.request(session.encode(a.text), a.options())) for a in REQUESTS
-        ]
+        prompts = [session.encode(asked.text) for asked in REQUESTS]
+        requests = [session.request(p, a.options()) for p, a in zip(prompts, REQUESTS, strict=True)]
+        sequences = [SequenceState(request) for request in requests]
         for sequence in sequences:
             scheduler.add(sequence)
         failed: list[SequenceState] = []
@@ -182,9 +182,8 @@ def test_a_failure_after_a_pass_was_recorded_ends_its_requests(
         observe(*given)
 
     monkeypatch.setattr(scheduler_module, "_observe", observe_unless_blown)
-    streams = [
-        session.generate(NEXT.text, GenerateOptions(50, ignore_eos=True)) for _ in range(requests)
-    ]
+    options = GenerateOptions(50, ignore_eos=True)
+    streams = [session.generate(NEXT.text, options) for _ in range(requests)]
     for stream in streams:
         with pytest.raises(RuntimeError, match="odd"):
             stream.result(timeout=30)

@@ -1,4 +1,4 @@
-"""A process that was forked from one with a session: it is refused in words, and it can end."""
+"""A forked process may not use its parent's session: the error says why, and it can end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print("parent", len(under_way.result().token_ids), again == before)
 """
 
 
-def test_a_fork_is_refused_and_ends(tiny_bundle: Path):
+def test_a_forked_process_is_refused_and_can_end(tiny_bundle: Path):
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines() == [

@@ -1,4 +1,4 @@
-"""Constraints that would take all time, memory or stack: each is refused, and hurts nobody else."""
+"""Constraints that would take all time, memory or stack are refused, and delay no other request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     runs = ["x" * count for count in (2, 4, 8, 16)]
     merges = [(run[: len(run) // 2],) * 2 for run in runs]
-    made = Tokenizer(
-        models.BPE({word: i for i, word in enumerate(["<eos>", *alphabet, *runs])}, merges)
-    )
+    vocabulary = {word: i for i, word in enumerate(["<eos>", *alphabet, *runs])}
+    made = Tokenizer(models.BPE(vocabulary, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<eos>"])
@@ -373,9 +372,8 @@ def test_no_text_of_a_schema_comes_to_a_dead_end(schema, names):
     from pass_runtime.text.dead_ends import without_dead_ends
 
     schema = json.loads(json.dumps(schema))
-    grammar = LLMatcher.grammar_from_json_schema(
-        json.dumps(without_dead_ends(schema)), overrides=JSON_FORM
-    )
+    text = json.dumps(without_dead_ends(schema))
+    grammar = LLMatcher.grammar_from_json_schema(text, overrides=JSON_FORM)
     tokenizer, left, seen, ends = LLTokenizer("byte"), [b""], set(), []
     while left:
         text = left.pop()
@@ -384,9 +382,8 @@ def test_no_text_of_a_schema_comes_to_a_dead_end(schema, names):
         if matcher.is_accepting():
             ends.append(json.loads(text))
         mask = matcher.compute_bitmask()
-        allowed = [
-            8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
-        ]
+        bits = [(8 * i + bit, byte >> bit & 1) for i, byte in enumerate(mask) for bit in range(8)]
+        allowed = [token for token, is_set in bits if is_set]
         assert allowed or matcher.is_accepting(), text
         # Commas are followed first.
         for token in sorted(allowed, key=lambda token: token == ord(",")):

@@ -81,9 +81,8 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
     for b, own in enumerate(params):
         samples = oracle_samples(plan, given["logits"][b], int(given["length"][b]), own)
         accepted = data.draw(st.integers(0, plan.drafts))
-        given["ids"][b, 1 : 1 + plan.drafts] = plant_drafts(
-            samples, plan.drafts, accepted, vocab, rng
-        )
+        planted = plant_drafts(samples, plan.drafts, accepted, vocab, rng)
+        given["ids"][b, 1 : 1 + plan.drafts] = planted
     out = run_tail(plan, sampler, params=params, active=active, **given)
     without = run_tail(plan, sampler, params=params, active=active, **given | {"hidden": None})
     for name in ("emitted", "count", "next_length"):
@@ -174,15 +173,15 @@ def test_nothing_keeps_a_tail_out_of_cuda_graphs(plan, sampler):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "most", "by_draft"),
+    ("sampler", "max_nodes", "by_draft"),
     [("greedy", 65, 15), ("sample", 130, 25), ("truncated", 175, 40)],
 )
-def test_a_draft_adds_few_nodes(sampler, most, by_draft):
+def test_a_draft_adds_few_nodes(sampler, max_nodes, by_draft):
     """Noise and request values are computed once for all drafts: each node is a GPU launch."""
     tails = (
         build_tail(fused_plan([drafts] * (drafts + 1)), sampler, 1024, random_head(1024))
         for drafts in (1, 2, 4)
     )
     one, two, four = (len(list(tail.graph)) for tail in tails)
-    assert one <= most
+    assert one <= max_nodes
     assert four - two <= 2 * by_draft

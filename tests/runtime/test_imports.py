@@ -72,9 +72,8 @@ def imported_rooms(path: Path) -> set[str]:
         for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(n, ast.ImportFrom)
     )
-    return {
-        module.split(".")[1] for module in modules if module and module.startswith("pass_runtime.")
-    }
+    ours = (module for module in modules if module and module.startswith("pass_runtime."))
+    return {module.split(".")[1] for module in ours}
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))

@@ -165,7 +165,7 @@ def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch)
     load(old, "cpu", threads=1).close()
 
 
-def test_kernels_in_words():
+def test_str_describes_the_kernels():
     assert str(EXACT) == (
         "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
-def test_they_are_the_log_softmax_of_the_logits_for_every_plan(
+def test_logprobs_are_the_log_softmax_of_the_logits_for_every_plan(
     session: Session, sampling: SamplingParams
 ):
     """Before temperature and truncation."""
@@ -43,29 +45,25 @@ def test_they_are_the_log_softmax_of_the_logits_for_every_plan(
     ]
     written = streams[0].token_ids
     assert all(stream.token_ids == written for stream in streams), "a near-tie: choose another seed"
+    options = GenerateOptions(1, plan="ar", ignore_eos=True)
     for i, token in enumerate(written):
-        session.generate_ids(
-            [*PROMPT, *written[:i]], GenerateOptions(1, plan="ar", ignore_eos=True)
-        ).result()
+        session.generate_ids([*PROMPT, *written[:i]], options).result()
         expected = log_softmax(session.backend.logits(ar_plan())[0, 0])
         best = np.sort(expected)[::-1][:5]
         for stream in streams:
-            told = stream.tokens[i].logprobs
-            assert told is not None and len(told.top) == 5
-            assert told.logprob == pytest.approx(expected[token], abs=ROUNDING)
-            assert [value for _, value in told.top] == pytest.approx(best, abs=ROUNDING)
-            assert [value for _, value in told.top] == pytest.approx(
-                [expected[i] for i, _ in told.top], abs=ROUNDING
-            )
+            found = stream.tokens[i].logprobs
+            assert found is not None and len(found.top) == 5
+            assert found.logprob == pytest.approx(expected[token], abs=ROUNDING)
+            ids, values = zip(*found.top, strict=True)
+            assert values == pytest.approx(best, abs=ROUNDING)
+            assert values == pytest.approx(expected[list(ids)], abs=ROUNDING)
 
 
-def test_they_are_told_to_those_who_asked(session: Session):
-    """Two requests of one batch, of which one asks."""
+def test_only_a_request_that_asks_gets_logprobs(session: Session):
+    """Also in a batch with one that does not ask."""
+    options = GenerateOptions(30, plan="two-pass", ignore_eos=True)
     streams = [
-        session.generate_ids(
-            PROMPT, GenerateOptions(30, plan="two-pass", logprobs=count, ignore_eos=True)
-        )
-        for count in (0, None)
+        session.generate_ids(PROMPT, replace(options, logprobs=count)) for count in (0, None)
     ]
     asking, silent = (stream.result() for stream in streams)
     assert asking.token_ids == silent.token_ids
@@ -75,12 +73,10 @@ def test_they_are_told_to_those_who_asked(session: Session):
     assert "logprobs" not in silent.as_dict()
 
 
-def test_where_tokens_come_from(session: Session):
-    """Drafts that were right are told from the model's own tokens."""
-    loop = [10, 11, 12] * 6
-    stream = session.generate_ids(
-        loop, GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)
-    ).result()
+def test_each_token_names_its_source(session: Session):
+    """An accepted draft names its source, every other token the model."""
+    options = GenerateOptions(60, plan="two-pass", draft="both", ignore_eos=True)
+    stream = session.generate_ids([10, 11, 12] * 6, options).result()
     sources = [token.source for token in stream.tokens]
     assert sources.count("model") == stream.stats.passes
     assert len(sources) - sources.count("model") == stream.stats.accepted

@@ -1,4 +1,4 @@
-"""Where loops start, which part of a text counts, and passes over it."""
+"""Where the loop of a text starts, which part of the text counts, and the passes that write it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PERIODS = st.integers(1, MAX_PERIOD_TOKENS).map(lambda period: list(range(period
 
 
 def needed(period: int) -> int:
-    """Tokens of a loop that is found wherever it stands."""
+    """The least tokens of a loop that is found anywhere in a text."""
     return max(LOOP_REPEATS * period, MIN_LOOP_TOKENS)
 
 
@@ -43,7 +43,7 @@ def test_too_few_repeats_are_none(before, period, length, after):
 
 @settings(deadline=None)
 @given(DISTINCT, PERIODS)
-def test_a_text_that_is_cut_off_in_its_second_repeat_loops(before, period):
+def test_a_text_that_ends_in_its_second_repeat_loops(before, period):
     times = -(-max(2 * len(period), MIN_LOOP_TOKENS) // len(period))
     assert loop_start([*before, *period * times]) == len(before) + len(period)
     if 2 * len(period) > MIN_LOOP_TOKENS:
@@ -52,8 +52,8 @@ def test_a_text_that_is_cut_off_in_its_second_repeat_loops(before, period):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=120))
-def test_what_is_found_does_repeat(text):
-    """From the start on some period stands again, over as many tokens as a loop has at least."""
+def test_a_loop_that_is_found_repeats_a_period(text):
+    """From its start on, over at least as many tokens as a loop has."""
     start = loop_start(text)
     if start is None:
         return
@@ -69,7 +69,7 @@ def test_what_is_found_does_repeat(text):
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 1), max_size=150), st.lists(st.integers(0, 1), max_size=50))
 def test_a_longer_text_has_no_later_loop(text, more):
-    """But for one that is a loop only because the text ends there."""
+    """Unless the loop counts only because the text ends in it."""
     start, longer = loop_start([*text, 7]), loop_start([*text, 7, *more])
     assert start is None or (longer is not None and longer <= start)
 
@@ -79,7 +79,7 @@ def test_nothing_repeats_in_short_texts():
     assert loop_start([1] * MIN_LOOP_TOKENS) == 1
 
 
-def test_what_counts():
+def test_only_the_text_before_the_loop_counts():
     text = [*range(100), *[5, 6, 7] * 40]
     assert split_at_loop(text, 128) == (range(103), range(103, 128))
     assert split_at_loop(text, 90) == (range(90), range(90, 90))
@@ -88,15 +88,11 @@ def test_what_counts():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=40), st.integers(0, 60), st.integers(0, 60))
-def test_passes_are_counted_where_they_begin(sizes, first, more):
-    cut, end = first, first + more
+def test_passes_are_counted_where_they_begin(sizes, cut, more):
+    end = cut + more
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     expected = [size for begin, size in zip(begins, sizes, strict=True) if cut <= begin < end]
     assert count_passes(sizes, range(cut, end)) == PassCounts(len(expected), sum(expected))
-    assert count_passes(sizes, range(end)) == count_passes(sizes, range(cut)) + count_passes(
-        sizes, range(cut, end)
-    )
-
-
-def test_tau():
+    before, after = count_passes(sizes, range(cut)), count_passes(sizes, range(cut, end))
+    assert count_passes(sizes, range(end)) == before + after
     assert PassCounts(4, 6).tau == pytest.approx(1.5) and PassCounts().tau == 0

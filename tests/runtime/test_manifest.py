@@ -19,7 +19,7 @@ from pass_runtime.session import load
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 FREE_KEYS = {"files", "tools"}
-"""Objects of the manifest whose keys are names that it makes up itself."""
+"""Objects of the manifest with free keys."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def document(tiny_bundle) -> dict:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Path:
-    """A directory for manifests alone (hypothesis rewrites it for every example)."""
+    """A directory in which every example of hypothesis writes its manifest."""
     return tmp_path_factory.mktemp("manifest")
 
 
@@ -50,15 +50,10 @@ def objects(node, path=()) -> list[tuple]:
     found = []
     if isinstance(node, dict) and not FREE_KEYS & set(path[-1:]):
         found.append(path)
-    children = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
-    for key, child in children:
-        found += objects(child, (*path, key))
+    if isinstance(node, (dict, list)):
+        children = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, child in children:
+            found += objects(child, (*path, key))
     return found
 
 
@@ -70,7 +65,7 @@ def test_the_real_manifest_is_read(tiny_bundle):
     assert set(manifest.files) == {path.name for path in tiny_bundle.iterdir()} - {FILE_NAME}
 
 
-def test_round_trip(tiny_bundle):
+def test_a_written_manifest_is_read_as_it_was(tiny_bundle):
     manifest = read_manifest(tiny_bundle)
     assert Manifest.model_validate_json(manifest.model_dump_json()) == manifest
 
@@ -90,9 +85,8 @@ def test_unknown_keys_are_refused_at_every_level(document, scratch, data, key, v
 
 
 def test_an_unknown_key_is_named(document, scratch):
-    assert "model.rope" in refusal_of(
-        document | {"model": document["model"] | {"rope": 1}}, scratch
-    )
+    changed = document | {"model": document["model"] | {"rope": 1}}
+    assert "model.rope" in refusal_of(changed, scratch)
 
 
 @QUICK
@@ -123,8 +117,7 @@ def test_values_of_another_type_are_refused(document, scratch, data):
 def test_other_versions_are_refused(document, scratch, version):
     """Before anything else: only the version explains why a newer manifest has unknown keys."""
     message = refusal_of(document | {"version": version, "news": 1}, scratch)
-    assert "version" in message
-    assert repr(version) in message
+    assert "version" in message and repr(version) in message
 
 
 @pytest.mark.parametrize("change", [{"format": "pass"}, {"format": None}, {"opset": "24"}])
@@ -154,7 +147,7 @@ def test_what_is_not_a_manifest_is_refused(scratch, data):
     assert str(scratch / FILE_NAME) in refusal(read_manifest, scratch)
 
 
-def test_no_bundle_there(tmp_path):
+def test_a_path_without_a_bundle_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "odd" / FILE_NAME).mkdir(parents=True)
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / "odd"):
@@ -223,7 +216,7 @@ def test_odd_file_names_are_missing_files(bundle, document, name):
 
 @pytest.mark.parametrize("file", ["trunk.onnx", "tail.verify-3.sample.onnx", "tokenizer.json"])
 def test_files_in_use_must_be_listed(bundle, document, file):
-    """Or nobody would check them."""
+    """Otherwise their hashes would not be checked."""
     files = {name: info for name, info in document["files"].items() if name != file}
     replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
     (bundle / file).unlink()
@@ -231,36 +224,30 @@ def test_files_in_use_must_be_listed(bundle, document, file):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "trunk.cpu.one.onnx", "chat_template.jinja"])
-def test_a_file_that_is_the_exported_one_but_broken(bundle, document, name):
-    """The hash is right and the content is not: an engine's complaint is a PassError too."""
-    broken = b"{% broken \xff"
-    replace(bundle / name, broken)
-    info = file_info(bundle / name)
-    files = document["files"] | {name: {"sha256": info.sha256, "bytes": info.bytes}}
+def test_a_broken_file_with_the_right_hash_is_refused(bundle, document, name):
+    """The error of the library that reads it becomes a PassError."""
+    replace(bundle / name, b"{% broken \xff")
+    files = document["files"] | {name: file_info(bundle / name).model_dump()}
     replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
     assert name in refusal(load, bundle, "cpu")
 
 
-def test_a_chat_template_that_nobody_listed_is_refused(bundle, document):
+def test_an_unlisted_chat_template_is_refused(bundle, document):
     """Its hash would not be checked, and templates are programs."""
-    files = {
-        name: info for name, info in document["files"].items() if name != "chat_template.jinja"
-    }
+    files = document["files"].copy()
+    del files["chat_template.jinja"]
     replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
-    assert "chat_template.jinja is used but not listed" in refusal(
-        load, bundle, "cpu", verify=False
-    )
+    message = refusal(load, bundle, "cpu", verify=False)
+    assert "chat_template.jinja is used but not listed" in message
 
 
 def test_engines_belong_to_graphs_and_weights(tiny_bundle):
-    """Their `content` changes with those files, and not with the tokenizer or the template."""
+    """Their hash `content` changes with these files, but not with tokenizer or template."""
     manifest = read_manifest(tiny_bundle)
 
     def content(name: str) -> str:
-        files = manifest.files | {
-            name: manifest.files[name].model_copy(update={"sha256": "0" * 64})
-        }
-        return manifest.model_copy(update={"files": files}).content
+        changed = manifest.files[name].model_copy(update={"sha256": "0" * 64})
+        return manifest.model_copy(update={"files": manifest.files | {name: changed}}).content
 
     for name in manifest.files:
         kept = name in ("tokenizer.json", "chat_template.jinja")
@@ -270,18 +257,13 @@ def test_engines_belong_to_graphs_and_weights(tiny_bundle):
 @pytest.mark.parametrize("field", ["capacities", "prefill_widths"])
 def test_sizes_of_engines_are_positive(field):
     sizes = {"capacities": (64, 128), "prefill_widths": (32, 16)} | {field: (16, -1)}
-    names = {
-        "directory": "one",
-        "library": "tensorrt",
-        "version": "11.0",
-        "targets": (),
-        "bundle": "",
-    }
+    names = {"directory": "one", "library": "tensorrt", "version": "11.0", "bundle": ""}
+    lists = dict.fromkeys(("targets", "engines"), ())
     with pytest.raises(ValidationError, match=rf"{field}\.1\n.* greater than or equal to 1"):
-        EngineSet(**names, lookahead=1, max_batch_size=1, engines=(), **sizes)
+        EngineSet(**names, **lists, lookahead=1, max_batch_size=1, **sizes)
 
 
-def test_a_profile_admits_what_is_in_all_of_its_ranges():
+def test_a_profile_admits_sizes_within_all_of_its_ranges():
     profile = Profile(sizes={"batch": (1, 1, 2), "width": (4, 4, 8)})
     assert profile.admits({"batch": 2, "width": 4, "columns": 512})
     assert not profile.admits({"batch": 3, "width": 4})

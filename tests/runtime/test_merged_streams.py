@@ -26,7 +26,7 @@ async def read(streams):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 40), max_size=5), st.integers(1, 3))
-def test_everything_of_each(tiny_bundle, lengths, slots):
+def test_every_piece_of_each_stream_comes_in_order(tiny_bundle, lengths, slots):
     session = reciting_session(tiny_bundle, slots=slots)
 
     async def both():
@@ -38,14 +38,13 @@ def test_everything_of_each(tiny_bundle, lengths, slots):
     for place, length in enumerate(lengths):
         *pieces, end = [item for at, item in items if at == place]
         assert end is None
-        assert [token for piece in pieces for token in piece] == [
-            words(place + 1 + i) for i in range(length)
-        ]
+        written = [token for piece in pieces for token in piece]
+        assert written == [words(place + 1 + i) for i in range(length)]
     assert {place for place, _ in items} == set(range(len(lengths)))
     assert_idle(session)
 
 
-def test_nobody_waits_for_another(tiny_bundle):
+def test_pieces_of_both_streams_alternate(tiny_bundle):
     session = reciting_session(tiny_bundle, slots=2)
 
     async def both():
@@ -70,7 +69,7 @@ def test_a_failure_is_raised(tiny_bundle):
         asyncio.run(both())
 
 
-def test_one_that_was_read_is_refused(tiny_bundle):
+def test_a_stream_that_was_read_is_refused(tiny_bundle):
     session = reciting_session(tiny_bundle)
     stream = session.generate_ids([5], asked(3)).result()
     with pytest.raises(PassError, match="read to its end"):
@@ -78,7 +77,7 @@ def test_one_that_was_read_is_refused(tiny_bundle):
 
 
 def test_pieces_know_when_they_were_written(tiny_bundle):
-    """Not when somebody came to read them."""
+    """And not when they were read."""
     session = reciting_session(tiny_bundle)
     before = time.perf_counter()
     generation = session.generate("The quick", asked(5, "ar"))

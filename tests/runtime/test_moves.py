@@ -1,4 +1,4 @@
-"""A sequence that moves to a lower slot takes with it everything that a slot knows of it."""
+"""A sequence that moves to a lower slot keeps everything that its slot records."""
 
 from __future__ import annotations
 
@@ -18,37 +18,32 @@ PROMPTS = [list(range(20, 20 + length)) for length in (1, 5, 40)]
 
 
 class WatchedRunner(Runner):
-    """Checks the slots before every pass, and which plan it runs."""
+    """Checks the slots and the plan before every pass."""
 
     moves = 0
 
     def _move(self, source, target):
         super()._move(source, target)
         WatchedRunner.moves += 1
-        assert target.num_drafts == 0 and not target.staged, (
-            "the drafts were in the window that it left"
-        )
+        # Its drafts stayed in the window of the other slot.
+        assert target.num_drafts == 0 and not target.staged
 
     def run(self, plan, drafts):
         for slot in self.busy:
             request = slot.current.request
             assert slot.prompt is request.prompt_ids and slot.salt == request.cache_salt
             assert slot.exact_prefix_len == slot.cached, "chains write what reading a prompt does"
-        # The requests came, and so got their slots, in the order of their seeds.
-        oldest = min(
-            (slot.current for slot in self.decoding),
-            key=lambda sequence: sequence.request.sampling.seed,
-        )
+        # The requests began in the order of their seeds.
+        sequences = (slot.current for slot in self.decoding)
+        oldest = min(sequences, key=lambda sequence: sequence.request.sampling.seed)
         assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.mode)
         return super().run(plan, drafts)
 
 
 @pytest.fixture(scope="module")
 def sessions(tiny_bundle: Path) -> Iterator[dict[int, Session]]:
-    opened = {
-        slots: load(tiny_bundle, "cpu", threads=1, max_batch_size=slots, verify=False)
-        for slots in (4, 8)
-    }
+    options = {"threads": 1, "verify": False}
+    opened = {slots: load(tiny_bundle, "cpu", max_batch_size=slots, **options) for slots in (4, 8)}
     yield opened
     for session in opened.values():
         session.close()
@@ -62,15 +57,14 @@ requests = st.tuples(
     st.sampled_from(["", "a"]),
 )
 alone: dict[tuple[int, int, int], list[int]] = {}
-"""The tokens of a prompt by plain decoding; by slots, its length and the seed."""
+"""The tokens of plain decoding, by the number of slots, the prompt's length and the seed."""
 
 
 def sequence_of(
     session: Session, seed: int, prompt: list[int], tokens: int, plan: str, salt: str = ""
 ) -> SequenceState:
-    options = GenerateOptions(
-        tokens, SamplingParams(0.9, seed=seed), plan=plan, ignore_eos=True, cache_salt=salt
-    )
+    sampling = SamplingParams(0.9, seed=seed)
+    options = GenerateOptions(tokens, sampling, plan=plan, ignore_eos=True, cache_salt=salt)
     return SequenceState(session.request(prompt, options))
 
 
@@ -85,20 +79,15 @@ def play(session: Session, drawn: list) -> list[SequenceState]:
         scheduler.add(sequences[-1])
     while not scheduler.idle:
         scheduler.step()
-    for sequence in sequences:
-        assert sequence.finished is not None and sequence.finished.reason == "length", (
-            sequence.finished
-        )
+    assert [sequence.finished.reason for sequence in sequences] == ["length"] * len(sequences)
     return sequences
 
 
 def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[int]:
     key = slots, len(prompt), seed
     if key not in alone:
-        sequence, scheduler = (
-            sequence_of(session, seed, prompt, 12, "ar"),
-            Scheduler(Runner(session.backend), None, 1),
-        )
+        sequence = sequence_of(session, seed, prompt, 12, "ar")
+        scheduler = Scheduler(Runner(session.backend), None, 1)
         scheduler.reserve(1)
         scheduler.add(sequence)
         while not scheduler.idle:
@@ -109,7 +98,7 @@ def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[in
 
 @settings(derandomize=True, deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 @given(slots=st.sampled_from([4, 8]), drawn=st.lists(requests, min_size=3, max_size=9))
-def test_nothing_is_lost(sessions: dict[int, Session], slots: int, drawn: list):
+def test_a_move_changes_no_text(sessions: dict[int, Session], slots: int, drawn: list):
     session = sessions[slots]
     for seed, sequence in enumerate(play(session, drawn)):
         prompt = list(sequence.request.prompt_ids)
@@ -118,11 +107,8 @@ def test_nothing_is_lost(sessions: dict[int, Session], slots: int, drawn: list):
 
 
 def test_the_older_request_still_decides_the_plan(sessions: dict[int, Session]):
-    """The first one ends, and the third moves to its slot. `WatchedRunner` looks at the plans."""
+    """The first request ends and the third moves to its slot; `WatchedRunner` checks the plans."""
     before = WatchedRunner.moves
-    first, older, younger = (
-        (0, prompt, 12, plan, "")
-        for prompt, plan in zip(PROMPTS, ("ar", "two-pass", "fused"), strict=True)
-    )
-    play(sessions[4], [(*first[:2], 3, *first[3:]), older, younger])
+    tokens, plans = (3, 12, 12), ("ar", "two-pass", "fused")
+    play(sessions[4], [(0, *one, "") for one in zip(PROMPTS, tokens, plans, strict=True)])
     assert WatchedRunner.moves > before

@@ -1,5 +1,5 @@
-"""Noise is filled in as texts grow: it is the noise of bundle/noise.py to the last bit, wherever a
-pass reads it, and beginning a request costs the same whatever the capacity is."""
+"""Noise is filled in as texts grow. Where a pass reads it, it is exactly that of bundle/noise.py,
+and the cost of beginning a request does not depend on the capacity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many positions every computation was of."""
+    """A list to which every computation of noise appends its number of positions."""
     counts: list[int] = []
 
     def counted(seed, positions, stream):
@@ -65,7 +65,7 @@ def test_what_a_pass_may_read_is_the_noise_of_its_positions(passes, anew):
 
 
 def texts(bundle: Path) -> list[list[int]]:
-    """Of requests that move between slots, and some that begin where others were."""
+    """Texts of requests that move between slots or begin in a slot that was used."""
     session = load(bundle, "cpu", threads=1, max_batch_size=4)
     plans = ("fused", "two-pass", "ar")
     options = [
@@ -81,15 +81,14 @@ def test_how_much_is_filled_at_a_time_changes_no_token(
 ):
     monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", 1000)
     expected = texts(bundle)
-    for block in (0, 1, 50):  # 0: exactly what the next pass may look at
+    for block in (0, 1, 50):  # 0: exactly what the next pass may read
         del computed[:]
         monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", block)
         assert texts(bundle) == expected
         assert len(computed) > 100 / (block + 1)
 
 
-def test_beginning_and_moving_cost_a_block(bundle: Path, computed: list[int]):
-    """Not every position of the capacity."""
+def test_a_request_fills_in_few_positions_when_it_begins(bundle: Path, computed: list[int]):
     session = load(bundle, "cpu", threads=1, max_batch_size=2)
     positions = session.backend.capabilities.noise_positions
     options = GenerateOptions(4, SAMPLED[0], plan="ar", ignore_eos=True)

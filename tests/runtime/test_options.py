@@ -177,7 +177,7 @@ def test_a_stop_string_that_is_a_special_token(tiny_bundle, plan):
 
 @pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
-def test_stop_tokens(tiny_bundle, plan, at):
+def test_a_stop_token_ends_the_text(tiny_bundle, plan, at):
     options = GenerateOptions(50, plan=plan, stop_token_ids=[words(at), 300])
     stream = reciting_session(tiny_bundle).generate_ids([5], options).result()
     assert stream.token_ids == [words(position) for position in range(1, at + 1)]
@@ -195,9 +195,8 @@ def test_stop_tokens_beside_an_ignored_end(tiny_bundle):
 
 def test_seeds_are_random_reported_and_repeat_the_text(real):
     def ask(seed=None):
-        options = GenerateOptions(
-            24, SamplingParams(1.0, seed=seed), plan="two-pass", ignore_eos=True
-        )
+        sampling = SamplingParams(1.0, seed=seed)
+        options = GenerateOptions(24, sampling, plan="two-pass", ignore_eos=True)
         return real.generate("The quick", options).result()
 
     first, second = ask(), ask()

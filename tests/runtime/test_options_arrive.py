@@ -60,7 +60,7 @@ def session(random_bundle):
 
 
 def opened_with(bundle, *options, **named):
-    """What opening the bundle hands on."""
+    """The arguments of the functions that open a bundle."""
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(patch)
         calls.replace("pass_runtime.session.verify_files")
@@ -73,10 +73,8 @@ def opened_with(bundle, *options, **named):
 @pytest.mark.parametrize("name", [each.name for each in fields(LoadOptions)])
 def test_an_option_of_load_changes_how_a_bundle_is_opened(random_bundle, name):
     value, expected = OPENED[name]
-    before, after = (
-        opened_with(random_bundle),
-        opened_with(random_bundle, LoadOptions(**{name: value})),
-    )
+    before = opened_with(random_bundle)
+    after = opened_with(random_bundle, LoadOptions(**{name: value}))
     assert {key: after[key] for key in after if after[key] != before[key]} == expected
     # The field as an argument does the same.
     assert opened_with(random_bundle, **{name: value}) == after
@@ -84,19 +82,17 @@ def test_an_option_of_load_changes_how_a_bundle_is_opened(random_bundle, name):
 
 
 def test_load_takes_a_device_and_no_unknown_options(random_bundle):
-    assert opened_with(random_bundle, "cpu", threads=2) == opened_with(
-        random_bundle, LoadOptions("cpu", 2)
-    )
+    expected = opened_with(random_bundle, LoadOptions("cpu", 2))
+    assert opened_with(random_bundle, "cpu", threads=2) == expected
     with pytest.raises(TypeError, match="colour"):
         load(random_bundle, colour="red")
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(GenerateOptions)])
 def test_an_option_of_a_request_changes_it(session, name):
-    assert session.request((5,), GenerateOptions()) == session.request((5,), GenerateOptions())
-    assert session.request((5,), GenerateOptions(**{name: REQUESTED[name]})) != session.request(
-        (5,), GenerateOptions()
-    )
+    changed = session.request((5,), GenerateOptions(**{name: REQUESTED[name]}))
+    plain = session.request((5,), GenerateOptions())
+    assert plain == session.request((5,), GenerateOptions()) != changed
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])

@@ -36,9 +36,8 @@ LOGGED = "runs without a CUDA graph"
 
 def open_on(bundle: Path, device: FakeCuda, slots: int = 2) -> Session:
     manifest = read_manifest(bundle)
-    backend = OrtBackend(
-        bundle, manifest, "cpu", threads=1, max_batch_size=slots, memory=Cuda(device)
-    )
+    options = {"threads": 1, "max_batch_size": slots, "memory": Cuda(device)}
+    backend = OrtBackend(bundle, manifest, "cpu", **options)
     return Session(manifest, backend, Tokenizer.from_file(str(bundle / TOKENIZER_FILE)))
 
 
@@ -72,14 +71,14 @@ def test_a_run_that_captures_writes_its_tokens_once(
     assert session.backend.uncaptured == {}
 
 
-def test_batches(session: Session, expected: list[list[int]]):
+def test_captured_batches_write_the_same_tokens(session: Session, expected: list[list[int]]):
     for some in (slice(2), slice(3, 5), slice(6, 8), slice(3)):
         written = [stream.result().token_ids for stream in submit_together(session, ASKED[some])]
         assert written == expected[some]
 
 
 @pytest.mark.slow
-def test_the_rejection_rule(tiny_model: Path, tmp_path: Path, monkeypatch):
+def test_captures_change_no_text_by_rejection(tiny_model: Path, tmp_path: Path, monkeypatch):
     """Its tail overwrites the draft probabilities that it reads. Compared without captures, because
     the rule writes other texts than plain decoding."""
     bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, rule="rejection")

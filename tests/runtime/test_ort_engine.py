@@ -1,4 +1,4 @@
-"""Sessions on a device that may not be able to do what is asked for first."""
+"""ONNX Runtime's sessions on a device that may refuse settings or not start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cuda:
 
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_graph_that_cannot_be_captured_runs_without(monkeypatch, caplog, refused: int):
-    """The reason is what ONNX Runtime said first; it is logged and kept."""
+    """ONNX Runtime's first error is the reason, which is logged and kept."""
     cuda = Cuda.install(monkeypatch, Cuda(refused))
     assert open_session(Path("x"), "cuda") is cuda
     reasons = ["cannot use the graph capture feature"][:refused]
@@ -70,25 +70,23 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
         assert found == {file: f"no capture of {file}" for file in (trunk, "tail.ar.greedy.onnx")}
 
 
-def test_what_cannot_be_loaded_is_one_line(monkeypatch):
+def test_a_file_that_cannot_be_loaded_is_an_error_of_one_line(monkeypatch):
     Cuda.install(monkeypatch, Cuda(2))
     with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
         open_session(Path("x"), "cuda")
 
 
-def test_too_little_memory_is_told_in_words(monkeypatch):
+def test_too_little_memory_has_an_error_of_its_own(monkeypatch):
     def create(*_: object) -> None:
         raise RuntimeError("Exception during initialization: std::bad_alloc")
 
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
-    with pytest.raises(
-        PassError,
-        match=r"^too little memory to load x: end other programs, or export .* w8a8 or int4$",
-    ):
+    message = r"^too little memory to load x: end other programs, or export .* w8a8 or int4$"
+    with pytest.raises(PassError, match=message):
         open_session(Path("x"), "cpu")
 
 
-def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(monkeypatch, capsys):
+def test_an_error_of_cuda_opens_no_session_on_the_cpu(monkeypatch, capsys):
     """By default InferenceSession prints such an error and opens the file on the CPU."""
     opened = []
 
@@ -98,18 +96,16 @@ def test_what_cuda_throws_is_not_hidden_by_a_session_on_the_cpu(monkeypatch, cap
 
     monkeypatch.setattr(ort, "preload_dlls", lambda: None)
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
-    monkeypatch.setattr(
-        ort.InferenceSession, "_fallback_providers", ["CPUExecutionProvider"], raising=False
-    )
-    with pytest.raises(
-        PassError, match=r"cannot load x: CUDA failure 35: driver version is insufficient$"
-    ):
+    fallback = ["CPUExecutionProvider"]
+    monkeypatch.setattr(ort.InferenceSession, "_fallback_providers", fallback, raising=False)
+    message = r"cannot load x: CUDA failure 35: driver version is insufficient$"
+    with pytest.raises(PassError, match=message):
         open_session(Path("x"), "cuda")
     assert opened == ["CUDAExecutionProvider"] * 2
     assert capsys.readouterr().out == ""
 
 
-def test_a_gpu_that_did_not_start_is_said(monkeypatch):
+def test_a_gpu_that_does_not_start_is_an_error(monkeypatch):
     Cuda.install(monkeypatch, Cuda(0, "CPUExecutionProvider"))
     with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
         open_session(Path("x"), "cuda")
@@ -117,7 +113,7 @@ def test_a_gpu_that_did_not_start_is_said(monkeypatch):
 
 @pytest.mark.skipif(not psutil.LINUX, reason="reads what is mapped from /proc")
 @pytest.mark.parametrize("name", [TABLES_FILE, HEAD_FILE])
-def test_what_tails_share_is_mapped_once(head_bundle: Path, name: str):
+def test_tables_that_tails_share_are_mapped_once(head_bundle: Path, name: str):
     def mapped() -> int:
         return sum(name in place.path for place in psutil.Process().memory_maps(grouped=False))
 
@@ -126,7 +122,6 @@ def test_what_tails_share_is_mapped_once(head_bundle: Path, name: str):
     with load(head_bundle, "cpu", threads=1) as session:
         for sampling in (SamplingParams(0.8, seed=1), SamplingParams(0.8, 50, 0.9, 1)):
             for plan in ("ar", "two-pass", "fused"):
-                session.generate(
-                    "fox", GenerateOptions(8, sampling, plan=plan, ignore_eos=True)
-                ).result()
+                options = GenerateOptions(8, sampling, plan=plan, ignore_eos=True)
+                session.generate("fox", options).result()
         assert mapped() == before + 1

@@ -280,11 +280,11 @@ def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, 
     assert logged(caplog) == ["packed", "mapped"] and len(entries(cache)) == 1
 
 
-def test_remains_of_other_trunks_are_removed(tiny_bundle: Path, cache: Path):
+def test_remains_of_killed_processes_are_removed(tiny_bundle: Path, cache: Path):
     remains = cache / f"{'0' * 32}.part"
     remains.mkdir(parents=True)
     (remains / WEIGHTS_FILE).write_bytes(b"1")
-    with packed_weights._lock(remains.with_suffix(""), 0):  # somebody is writing it
+    with packed_weights._lock(remains.with_suffix(""), 0):  # as if a process were writing it
         logits(verified(tiny_bundle))
     assert remains.exists() and len(entries(cache)) == 2
     logits(tiny_bundle, slots=2)
@@ -340,7 +340,7 @@ def test_weights_that_are_too_small_or_too_large_are_not_packed(
     assert reason in caplog.text and not cache.exists()
 
 
-def test_a_full_disk(tiny_bundle: Path, cache: Path, caplog, monkeypatch):
+def test_a_full_disk_leaves_no_entry(tiny_bundle: Path, cache: Path, caplog, monkeypatch):
     monkeypatch.setattr(packed_weights, "RESERVED_BYTES", 1 << 62)
     logits(verified(tiny_bundle))
     assert "too little room" in caplog.text and entries(cache) == []
@@ -381,9 +381,8 @@ def test_only_verified_files_are_packed(tiny_bundle: Path, tmp_path: Path, cache
 
 @pytest.mark.parametrize("flags", [[], ["--no-weight-cache"]])
 def test_the_option_of_commands(tiny_bundle: Path, caplog, flags: list[str]):
-    done = CliRunner().invoke(
-        main, ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags]
-    )
+    command = ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags]
+    done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     assert len(caplog.records) == 1 - len(flags)  # it says that these weights are too small
 
@@ -419,7 +418,6 @@ print(sys.stderr.getvalue(), end="")
 
 
 def test_a_terminal_shows_once_why_the_first_opening_takes_longer():
-    done = subprocess.run(
-        [sys.executable, "-c", ON_A_TERMINAL], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", ON_A_TERMINAL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == packed_weights.PACKING % "trunk.onnx" + "\n"

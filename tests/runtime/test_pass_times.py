@@ -52,9 +52,8 @@ class Timer:
 
     def __call__(self, plan):
         number = self.count[plan.name] = self.count.get(plan.name, 0) + 1
-        seconds = plan.width * (
-            10 if (plan.name, number) in self.paused else 2 if number == 1 else 1
-        )
+        factor = 10 if (plan.name, number) in self.paused else 2 if number == 1 else 1
+        seconds = plan.width * factor
         return float(seconds), seconds / 10
 
 
@@ -88,9 +87,8 @@ def test_another_sampler_times_narrow_passes_alone(tiny_bundle):
         asked.append(kind)
         row = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler]
         tail = row * (kind.plan.drafts + 1 + 5 * kind.plan.next.drafts)  # a draft costs five rows
-        return (kind.plan.width + bool(kind.plan.next.drafts)) * (
-            1.0 if kind.sampler == "greedy" else 3.0
-        ), tail
+        factor, width = 1.0 if kind.sampler == "greedy" else 3.0, kind.plan.width
+        return factor * (width + bool(kind.plan.next.drafts)), tail
 
     session = reciting_session(tiny_bundle)
     tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)

@@ -26,7 +26,7 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_known_answers(counter, key, answer):
+def test_philox_gives_its_published_answers(counter, key, answer):
     words = noise.philox4x32(np.array(counter, np.uint32), np.array(key, np.uint32))
     assert words.dtype == np.uint32
     assert words.tolist() == list(answer)
@@ -66,12 +66,6 @@ def test_offsets_use_their_whole_range_evenly():
     for column in offsets.T:
         for bits in (column >> 7, column & 255):
             assert chisquare(np.bincount(bits, minlength=256)).pvalue > 1e-3
-
-
-def test_positions_have_offsets_of_their_own():
-    offsets = noise.noise_offsets(3, np.arange(10_000, dtype=np.int64))
-    # A shared pair has probability 2^-30 for each of 5e7 pairs.
-    assert len(np.unique(offsets, axis=0)) >= 9_999
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])

@@ -52,9 +52,8 @@ def metaspace() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    tokenizer = Tokenizer(
-        models.Unigram([(word, -1.0) for word in (*SPECIAL, "▁", *LETTERS)], unk_id=0)
-    )
+    pieces = [(word, -1.0) for word in (*SPECIAL, "▁", *LETTERS)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
@@ -86,14 +85,14 @@ def made(request):
     grammars.close()
 
 
-def written(made, constraint: Constraint, seed: int, most: int = 400) -> tuple[list[int], str]:
+def written(made, constraint: Constraint, seed: int, limit: int = 400) -> tuple[list[int], str]:
     """Return what a random model writes: the tokens, and their text."""
     tokenizer, grammars = made
     state, random_of = grammars.start(constraint), random.Random(seed)
     size = tokenizer.get_vocab_size() + 5
     tokens: list[int] = []
     table = PlainTokenizer(tokenizer, size, [END]).tokens
-    while len(tokens) < most:
+    while len(tokens) < limit:
         forced = state.forced()
         allowed = np.zeros((1, -(-size // 32)), np.uint32)
         state.fill(allowed, ())
@@ -142,9 +141,8 @@ def test_text_that_spells_an_added_token_is_text(made, mark, make):
 def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
     """As the grammars of tools do."""
     tokenizer, _ = made
-    tokens, _ = written(
-        made, Constraint(grammar=f'start: "a" {marker_terminals(tokenizer)(mark)} "b"'), 1
-    )
+    constraint = Constraint(grammar=f'start: "a" {marker_terminals(tokenizer)(mark)} "b"')
+    tokens, _ = written(made, constraint, 1)
     assert tokenizer.token_to_id(mark) in tokens
     assert len(tokens) == 3
 

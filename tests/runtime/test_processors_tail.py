@@ -33,23 +33,19 @@ def test_graph_and_numpy_agree_to_the_last_bit(vocab: int, data: st.DataObject):
     allowed = rng.random((batch, rows, vocab)) < data.draw(st.sampled_from([0.0, 0.3, 1.0]))
     packed = np.packbits(allowed, axis=-1, bitorder="little").astype(np.int32)
     listed = data.draw(st.integers(1, min(size, vocab)))
-    touched = (
-        np.stack([rng.permutation(vocab)[:size] for _ in range(batch)]) if size <= vocab else None
-    )
-    touched = rng.integers(0, vocab, (batch, size)) if touched is None else touched
+    touched = rng.integers(0, vocab, (batch, size))
+    if size <= vocab:
+        touched = np.stack([rng.permutation(vocab)[:size] for _ in range(batch)])
     bias = rng.normal(0, 5, (batch, size)).astype(np.float32)
     factor = rng.choice([0.5, 1.0, 1.7], (batch, rows, size)).astype(np.float32)
     penalty = rng.choice([-1.0, 0.0, 2.5], (batch, rows, size)).astype(np.float32)
     # Unused entries of a list repeat its first entry.
     for values in (touched, bias, factor, penalty):
         values[..., min(listed, vocab) :] = values[..., :1]
-    for slot in range(batch):
-        _, first = np.unique(touched[slot], return_index=True)
-        assert len(first) <= listed
+    assert all(len(np.unique(row)) <= listed for row in touched)
     feeds = {"logits": logits, "allowed": packed, "touched": touched, "bias": bias}
-    out = run_graph(session(vocab), feeds | {"factor": factor, "penalty": penalty})[
-        "processed_logits"
-    ]
+    feeds |= {"factor": factor, "penalty": penalty}
+    out = run_graph(session(vocab), feeds)["processed_logits"]
     expected = process_logits(logits, allowed, touched, bias, factor, penalty)
     assert out.dtype == np.float32
     assert np.array_equal(out, expected)
@@ -57,6 +53,6 @@ def test_graph_and_numpy_agree_to_the_last_bit(vocab: int, data: st.DataObject):
     assert (out[:, :rows][~allowed] < -1e29).all()
 
 
-def test_the_graph_is_small(tmp_path: Path):
+def test_the_graph_of_processors_is_small(tmp_path: Path):
     graph = write_processors(tmp_path, 49152)
     assert (tmp_path / graph.file).stat().st_size < 20_000

@@ -1,4 +1,4 @@
-"""A prompt is read in few windows, none of them mostly empty."""
+"""A prompt is read in few windows, none of which is mostly padding."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def session(tiny_bundle):
         yield session
 
 
-def chunks(session: Session, tokens: int, most: int | None = None) -> list[tuple[int, int]]:
-    """(tokens, width) of every window of a prompt of which that many are read."""
+def chunks(session: Session, tokens: int, limit: int | None = None) -> list[tuple[int, int]]:
+    """(tokens, width) of the windows in which `tokens` tokens of a prompt are read."""
     found: list[tuple[int, int]] = []
     while (start := sum(count for count, _ in found)) < tokens:
-        found.append(runner_of(session)._chunk(start, tokens, most))
+        found.append(runner_of(session)._chunk(start, tokens, limit))
     return found
 
 
@@ -43,23 +43,23 @@ def chunks(session: Session, tokens: int, most: int | None = None) -> list[tuple
         (300, [256, 16, 16, 16]),
     ],
 )
-def test_the_widths(session: Session, tokens: int, widths: list[int]):
+def test_the_widths_in_which_a_prompt_is_read(session: Session, tokens: int, widths: list[int]):
     assert [width for _, width in chunks(session, tokens)] == widths
 
 
 @settings(deadline=None)
 @given(st.integers(1, 400), st.sampled_from([None, 64]))
 def test_every_token_is_read_and_no_window_is_wider_than_allowed(
-    session: Session, tokens: int, most: int | None
+    session: Session, tokens: int, limit: int | None
 ):
-    found = chunks(session, tokens, most)
+    found = chunks(session, tokens, limit)
     assert sum(count for count, _ in found) == tokens
     assert all(count == width for count, width in found[:-1])
-    assert all(count <= width <= (most or 256) for count, width in found)
+    assert all(count <= width <= (limit or 256) for count, width in found)
 
 
 @pytest.mark.parametrize("tokens", [2, 10, 16, 50])
-def test_the_text_is_that_of_single_tokens(tiny_bundle, session: Session, tokens: int, monkeypatch):
+def test_single_tokens_give_the_same_text(tiny_bundle, session, tokens: int, monkeypatch):
     prompt, options = list(range(30, 31 + tokens)), GenerateOptions(8, plan="ar", ignore_eos=True)
     found = session.generate(prompt, options).result().token_ids
     monkeypatch.setattr(Runner, "_chunk", lambda *_: (1, 1))

@@ -21,9 +21,8 @@ LONG = ([7 + i % 90 for i in range(560)], ASKED[1][1])
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt-rtx"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_engines(
-        adapter_bundle, tmp_path_factory.mktemp("rehearsal"), 2, SLOTS, request.param
-    )
+    directory = tmp_path_factory.mktemp("rehearsal")
+    return with_engines(adapter_bundle, directory, 2, SLOTS, request.param)
 
 
 def test_after_a_warm_up_no_request_waits_for_a_capture(engine_bundle: Path, monkeypatch):

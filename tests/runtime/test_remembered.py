@@ -26,7 +26,7 @@ def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are read to the end."""
+    """A list to which every file that is hashed appends its name."""
     names: list[str] = []
 
     def noted(path, *rest):
@@ -84,29 +84,28 @@ def test_a_file_that_changed_just_now_is_not_remembered(
 
 
 @pytest.mark.parametrize("what", ["a file", "bytes", "words", "another hash", "a directory"])
-def test_a_cache_that_is_of_no_use_harms_nobody(bundle: Path, cache_of_its_own: Path, what: str):
+def test_an_unusable_cache_of_hashes_is_ignored(bundle: Path, cache_of_its_own: Path, what: str):
+    file = cache_of_its_own / HASHES_FILE
     if what == "a file":
         cache_of_its_own.write_text("")
     else:
         cache_of_its_own.mkdir()
     if what == "bytes":
-        (cache_of_its_own / HASHES_FILE).write_bytes(b"\xff\xfe\x00 1\n")
+        file.write_bytes(b"\xff\xfe\x00 1\n")
     elif what == "words":
-        (cache_of_its_own / HASHES_FILE).write_text("no such line\n\n 1 2 3\n")
+        file.write_text("no such line\n\n 1 2 3\n")
     elif what == "another hash":
         load(bundle, "cpu").close()
-        lines = (cache_of_its_own / HASHES_FILE).read_text().splitlines()
-        (cache_of_its_own / HASHES_FILE).write_text(
-            "".join(f"{line[:-64]}{'0' * 64}\n" for line in lines)
-        )
+        lines = file.read_text().splitlines()
+        file.write_text("".join(f"{line[:-64]}{'0' * 64}\n" for line in lines))
     elif what == "a directory":
-        (cache_of_its_own / HASHES_FILE).mkdir()
+        file.mkdir()
     load(bundle, "cpu").close()
     replace(bundle / NAME, b"x" * (bundle / NAME).stat().st_size)
     assert NAME in refusal(load, bundle, "cpu")
 
 
-def test_the_newest_are_kept_and_nobody_elses_are_lost(
+def test_the_newest_hashes_are_kept_and_those_of_other_processes_too(
     tmp_path: Path, cache_of_its_own: Path, monkeypatch
 ):
     monkeypatch.setattr(integrity, "MAX_CACHED_HASHES", 3)

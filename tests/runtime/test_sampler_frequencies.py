@@ -93,9 +93,8 @@ def dependence_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, la
     """The contingency table of (token at n, token at n + lag)."""
     tokens = draw_tokens(draw, logits, params)
     vocab = len(logits)
-    pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab).reshape(
-        vocab, vocab
-    )
+    pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab)
+    pairs = pairs.reshape(vocab, vocab)
     common = exact_probabilities(logits, params) > 0.02  # cells of some hundred counts and more
     return float(chi2_contingency(pairs[common][:, common]).pvalue)
 
@@ -115,7 +114,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES.keys())
-def test_frequencies(params):
+def test_tokens_are_as_frequent_as_their_probabilities_say(params):
     assert frequency_pvalue(sample, spread_logits(), params) > PASS
 
 
@@ -130,7 +129,7 @@ def test_frequencies(params):
     ],
     ids=["plain", "top-p", "top-k", "min-p"],
 )
-def test_frequencies_of_a_large_vocabulary(params, positions):
+def test_frequencies_with_a_large_vocabulary(params, positions):
     """More tokens than MAX_CANDIDATES, no multiple of a table block; rare tokens are one group."""
     logits = np.random.default_rng(11).normal(0, 2.5, 1501).astype(np.float32)
     assert frequency_pvalue(sample, logits, params, positions) > PASS
@@ -147,9 +146,8 @@ def test_positions_are_independent(params, lag):
 def test_seeds_are_independent():
     """Two requests at the same positions draw unrelated tokens."""
     logits = spread_logits()
-    a, b = (
-        draw_tokens(sample, logits, SamplingParams(temperature=1.0, seed=seed)) for seed in (1, 2)
-    )
+    requests = [SamplingParams(temperature=1.0, seed=seed) for seed in (1, 2)]
+    a, b = (draw_tokens(sample, logits, params) for params in requests)
     common = exact_probabilities(logits, CASES["plain"]) > 0.02
     pairs = np.bincount(a * 24 + b, minlength=24 * 24).reshape(24, 24)[common][:, common]
     assert chi2_contingency(pairs).pvalue > PASS
@@ -161,9 +159,8 @@ def test_seeds_are_independent():
 def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The likeliest token gets 2 % more than its due."""
     logits = logits.copy()
-    logits[:, logits[0].argmax()] += np.float32(
-        params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7))
-    )
+    more = params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7))
+    logits[:, logits[0].argmax()] += np.float32(more)
     return sample(logits, positions, params)
 
 

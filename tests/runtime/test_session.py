@@ -58,7 +58,7 @@ def tokens_of(session, prompt, options) -> list[int]:
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-def test_cancelling_early(tiny_bundle, pieces):
+def test_a_cancelled_stream_keeps_what_was_written(tiny_bundle, pieces):
     session = reciting_session(tiny_bundle)
     stream = session.generate_ids([5], ENDLESS)
     for _ in range(pieces):
@@ -87,7 +87,7 @@ def test_dropping_the_last_reference_cancels(tiny_bundle):
 
 
 @pytest.mark.parametrize("how", ["iterate", "result"])
-def test_breaking_out_and_going_on(tiny_bundle, how):
+def test_a_stream_can_be_read_on_after_a_break(tiny_bundle, how):
     stream = reciting_session(tiny_bundle).generate_ids([5], TWO_PASS)
     for _ in stream:
         break
@@ -190,7 +190,7 @@ def test_a_place_is_free_when_the_end_is_read(tiny_bundle):
 
 
 def test_a_cancelled_request_leaves_the_queue(stopped):
-    """Although an older one still waits; its place is free at once."""
+    """Although an older request still waits; a new request gets its place at once."""
     session, go, begun = stopped
     running = session.generate_ids([5], TWO_PASS)
     assert begun.wait(20)
@@ -402,7 +402,7 @@ def test_prefix_reuse_after_an_early_end_and_with_another_plan(real):
 
 
 def test_prefix_reuse_finds_the_slot_that_holds_it(tiny_bundle):
-    """Beside a request that goes on, and with a slot that is empty."""
+    """While another request decodes and a third slot is empty."""
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=3)
     beside, prompt = session.generate_ids([5], ENDLESS), list(range(20, 53))
     next(beside)

@@ -13,21 +13,19 @@ OTHER = GenerateOptions(700, plan="two-pass", ignore_eos=True)
 
 
 def asked(n: int, plan: str = "two-pass", new: int = 12) -> list[GenerateOptions]:
-    return [
-        GenerateOptions(new, SamplingParams(0.9, seed=7 + i), plan=plan, ignore_eos=True)
-        for i in range(n)
-    ]
+    sampled = (SamplingParams(0.9, seed=7 + i) for i in range(n))
+    return [GenerateOptions(new, each, plan=plan, ignore_eos=True) for each in sampled]
 
 
 @pytest.fixture(scope="module")
 def alone(tiny_bundle):
-    """The texts' tokens, each by a session that does nothing else."""
+    """The tokens of each text, decoded alone."""
     with load(tiny_bundle, "cpu", threads=1) as session:
         return [session.generate(PROMPT, options).result().token_ids for options in asked(5)]
 
 
 def watched(bundle, slots: int):
-    """A session, and the (slot, tokens) of every chunk that it reads."""
+    """A session, and a list to which it appends the (slot, number of tokens) of every chunk."""
     session = load(bundle, "cpu", threads=1, max_batch_size=slots)
     chunks, prefill = [], session.backend.prefill
 
@@ -53,7 +51,7 @@ def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
         assert_idle(session)
 
 
-def test_beside_others(tiny_bundle, alone):
+def test_a_shared_prompt_is_read_while_others_decode(tiny_bundle, alone):
     """While another request decodes, the prompt is read in chunks, a long prompt between them."""
     session, chunks = watched(tiny_bundle, 4)
     with session:
@@ -67,14 +65,13 @@ def test_beside_others(tiny_bundle, alone):
         assert len({tuple(each.result().token_ids) for each in second}) == 2
         assert not beside.done, "the tiny model has become quicker than this test"
         beside.cancel()
-        # What they begin with is read once: of the other two prompts, only what is left of the last
-        # block.
+        # Of the other two prompts only the tokens after the last whole block are read.
         assert sum(count for _, count in chunks) == 2 + len(PROMPT) - 1 + (109 - 96) + (108 - 96)
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_the_one_that_reads_is_cancelled(tiny_bundle, alone, chunk):
-    """Behind its first chunk or its second: the next one reads what is missing."""
+def test_the_request_that_reads_the_prompt_is_cancelled(tiny_bundle, alone, chunk):
+    """After its first chunk or its second: the next request reads the rest."""
     session, chunks = watched(tiny_bundle, 3)
     with session:
         beside = session.generate([3, 4], OTHER)  # so that the prompt is read in chunks
@@ -95,7 +92,7 @@ def test_the_one_that_reads_is_cancelled(tiny_bundle, alone, chunk):
         beside.cancel()
 
 
-def test_reading_fails_for_the_first_only(tiny_bundle, alone):
+def test_a_failed_read_of_the_prompt_fails_its_request_only(tiny_bundle, alone):
     session, _ = watched(tiny_bundle, 3)
     with session:
         prefill, failures = session.backend.prefill, [RuntimeError("broken")]
@@ -112,7 +109,7 @@ def test_reading_fails_for_the_first_only(tiny_bundle, alone):
         assert [each.result().token_ids for each in others] == alone[1:3]
 
 
-def test_all_or_none_are_queued(tiny_bundle):
+def test_either_all_texts_are_queued_or_none(tiny_bundle):
     session = reciting_session(tiny_bundle, max_queue=2)
     beside = session.generate([5], OTHER)
     next(beside)

@@ -1,4 +1,4 @@
-"""The figures, from numbers counted by hand."""
+"""The figures of a request, compared with numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
     return stats
 
 
-def test_two_pass_figures():
+def test_figures_of_two_pass_cycles():
     stats = two_pass_stats([4, 0, 2, 2, 1])
     assert stats.passes == 10
     assert stats.steps == 5

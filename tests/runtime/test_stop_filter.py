@@ -90,7 +90,7 @@ def test_no_more_is_held_back_than_may_become_a_stop(text, stops):
         (["abc"], [], "abc"),
     ],
 )
-def test_examples(pieces, stops, shown):
+def test_the_text_before_a_stop_is_shown(pieces, stops, shown):
     assert "".join(run_filter(pieces, stops)[0]) == shown
 
 

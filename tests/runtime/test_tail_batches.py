@@ -71,9 +71,8 @@ def test_a_masked_row_is_unchanged_and_changes_no_other(plan, sampler, rule, hea
     out = run_tail(plan, sampler, params=params, rule=rule, active=active, **batch)
     assert out["count"].tolist() == (full["count"] * active).tolist()
     assert out["next_length"].tolist() == (batch["length"] + out["count"]).tolist()
-    in_place = run_tail(
-        plan, sampler, params=params, rule=rule, active=active, run=run_in_place, **batch
-    )
+    options = {"params": params, "rule": rule, "active": active}
+    in_place = run_tail(plan, sampler, run=run_in_place, **options, **batch)
     for name, value in out.items():
         assert np.array_equal(value[~masked], full[name][~masked]), name
         assert np.array_equal(value, in_place[name]), name

@@ -85,10 +85,8 @@ def test_each_number_of_accepted_drafts(plan, sampler):
     logits = rng.normal(0, 2, (batch, plan.width, vocab)).astype(np.float32)
     length = rng.integers(0, 500, batch)
     top = {"top_k": 20, "top_p": 0.9, "min_p": 0.05} if sampler == "truncated" else {}
-    params = [
-        SamplingParams(0.0 if sampler == "greedy" else 0.7 + b / 10, seed=b, **top)
-        for b in range(batch)
-    ]
+    temperatures = [0.0 if sampler == "greedy" else 0.7 + b / 10 for b in range(batch)]
+    params = [SamplingParams(t, seed=b, **top) for b, t in enumerate(temperatures)]
     ids = np.zeros((batch, plan.width), np.int64)
     for b in range(batch):
         samples = oracle_samples(plan, logits[b], int(length[b]), params[b])
@@ -141,9 +139,8 @@ def test_temperature_0_tells_neighbouring_floats_apart(sampler):
 def test_a_tiny_temperature_is_argmax(sampler, temperature):
     """However large logits / temperature is, in numpy and in the graph."""
     logits = np.random.default_rng(2).normal(0, 30, (20, 1, 37)).astype(np.float32)
-    params = [
-        SamplingParams(temperature, 5 if sampler == "truncated" else 0, seed=b) for b in range(20)
-    ]
+    top_k = 5 if sampler == "truncated" else 0
+    params = [SamplingParams(temperature, top_k, seed=b) for b in range(20)]
     out = run_tail(PLANS[0], sampler, logits, np.zeros((20, 1), np.int64), np.arange(20), params)
     best = logits[:, 0].argmax(-1).tolist()
     assert out["emitted"][:, 0].tolist() == best

@@ -13,6 +13,7 @@ from pass_runtime.text.chat_template import ChatTemplate
 from pass_runtime.text.child import Limits
 
 USER = [{"role": "user", "content": "Hi"}]
+UNREADABLE = "the chat template cannot read these messages and variables:"
 MANY = "range(99999)"
 SET = f"{{% set many = {MANY} | list %}}"
 
@@ -148,13 +149,11 @@ def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch):
 
 def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch):
     monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
-    template = ChatTemplate(
-        "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ n }}"
-    )
+    loops = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(loops + "{{ n }}")
     assert template.render(USER, n=2) == "2"
-    with pytest.raises(
-        PassError, match=r"^the chat template cannot be used: it takes more than 0\.3 seconds$"
-    ):
+    message = r"^the chat template cannot be used: it takes more than 0\.3 seconds$"
+    with pytest.raises(PassError, match=message):
         template.render(USER, n=99999)
     assert template.render(USER, n=3) == "3"
 
@@ -162,7 +161,7 @@ def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch):
 @pytest.mark.parametrize("depth", [300, 100_000])
 @pytest.mark.parametrize("opening", ["list", "object"])
 def test_messages_that_nest_deeply(opening: str, depth: int):
-    """They are rendered, or refused in words."""
+    """They are rendered, or refused in one line."""
     content: object = "x"
     for _ in range(depth):
         content = [content] if opening == "list" else {"a": content}
@@ -170,10 +169,7 @@ def test_messages_that_nest_deeply(opening: str, depth: int):
     if depth < 1000:
         assert template.render([{"content": content}]) == str(len(json.dumps(content)))
     else:
-        with pytest.raises(
-            PassError,
-            match=r"^the chat template cannot read these messages and variables: .*recursion",
-        ):
+        with pytest.raises(PassError, match=f"^{UNREADABLE} .*recursion"):
             template.render([{"content": content}])
 
 
@@ -188,22 +184,18 @@ def test_a_template_that_cannot_be_compiled(source: str):
         assert "\n" not in str(error.value)
 
 
-def test_long_messages_are_no_runaway():
+def test_long_messages_are_within_the_limits():
     long = "word " * 1_000_000
     template = ChatTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}")
     assert template.render([{"role": "user", "content": long}]) == long.strip()
 
 
-def test_no_messages():
+def test_an_empty_conversation_is_refused():
     with pytest.raises(PassError, match="at least one message"):
         ChatTemplate("x").render([])
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", 1j])
-def test_what_json_cannot_hold(value: object):
-    with pytest.raises(
-        PassError,
-        match=r"^the chat template cannot read these messages and variables: they must be JSON "
-        r"values, not ",
-    ):
+def test_variables_that_are_no_json_are_refused(value: object):
+    with pytest.raises(PassError, match=f"^{UNREADABLE} they must be JSON values, not "):
         ChatTemplate("x").render(USER, documents=value)

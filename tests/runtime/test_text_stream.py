@@ -20,9 +20,8 @@ TEXTS = {
     "spaces": "  two  spaces\n\n\ttab ",
 }
 PLANS = [("ar", 0), ("two-pass", 1), ("two-pass", 6)]
-PRINTABLE = st.text(
-    st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\ufffd"), max_size=12
-)
+CHARACTERS = st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\ufffd")
+PRINTABLE = st.text(CHARACTERS, max_size=12)
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +40,14 @@ def say(
 
 @pytest.mark.parametrize(("plan", "lookahead"), PLANS)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
+def test_pieces_hold_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
     ids = tokenizer.encode(text).ids
     generation = say(tiny_bundle, ids, plan=plan, lookahead=lookahead)
     pieces = list(generation)
-    assert (
-        generation.text == "".join(piece.text for piece in pieces) == tokenizer.decode(ids) == text
-    )
-    assert (
-        generation.token_ids
-        == [token for piece in pieces for token in piece.token_ids]
-        == [*ids, EOS]
-    )
+    joined = "".join(piece.text for piece in pieces)
+    assert generation.text == joined == tokenizer.decode(ids) == text
+    assert generation.token_ids == [*ids, EOS]
+    assert [token for piece in pieces for token in piece.token_ids] == [*ids, EOS]
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece.text for piece in pieces)
         assert len(ids) > len(text) or text.isascii(), "the fixture no longer splits characters"
@@ -61,7 +56,7 @@ def test_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(text=PRINTABLE, before=PRINTABLE, plan=st.sampled_from(PLANS))
 def test_any_text_after_any_prompt(tiny_bundle, tokenizer, text, before, plan):
-    """Only the answer is shown, whatever characters the prompt's last tokens are cut from."""
+    """Only the answer is shown, even if the prompt ends within a character."""
     prompt = [BOS, *tokenizer.encode(before).ids]
     generation = say(tiny_bundle, tokenizer.encode(text).ids, prompt, *plan).result()
     assert generation.text == text
@@ -77,10 +72,8 @@ def test_a_prompt_that_ends_in_half_a_character(tiny_bundle, tokenizer):
 
 
 def test_a_prompt_that_ends_in_a_replacement_character(tiny_bundle, tokenizer):
-    generation = say(
-        tiny_bundle, tokenizer.encode("ok").ids, tokenizer.encode("abc\ufffd").ids
-    ).result()
-    assert generation.text == "ok"
+    prompt = tokenizer.encode("abc\ufffd").ids
+    assert say(tiny_bundle, tokenizer.encode("ok").ids, prompt).result().text == "ok"
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
@@ -118,7 +111,7 @@ def test_special_tokens_are_not_text(tiny_bundle, tokenizer):
         ("nothing", ("",), "nothing"),
     ],
 )
-def test_stop_strings(tiny_bundle, tokenizer, text, stops, shown, plan, lookahead):
+def test_stop_strings_are_cut_off(tiny_bundle, tokenizer, text, stops, shown, plan, lookahead):
     ids = tokenizer.encode(text).ids
     generation = say(tiny_bundle, ids, plan=plan, lookahead=lookahead, stop=stops)
     pieces = list(generation)
@@ -158,11 +151,9 @@ def test_stop_strings_before_min_tokens_are_text(tiny_bundle, tokenizer, plan, l
 
 
 def test_a_stop_in_the_prompt_is_none(tiny_bundle, tokenizer):
-    """Also where the prompt's end and the answer's beginning form it together."""
-    generation = say(
-        tiny_bundle, tokenizer.encode("D. yes").ids, tokenizer.encode("END. EN").ids, stop=("END.",)
-    ).result()
-    assert generation.text == "D. yes"
+    """Even if the prompt's end and the answer's beginning spell it together."""
+    prompt, answer = tokenizer.encode("END. EN").ids, tokenizer.encode("D. yes").ids
+    assert say(tiny_bundle, answer, prompt, stop=("END.",)).result().text == "D. yes"
 
 
 def test_an_end_of_sequence_before_the_stop_wins(tiny_bundle, tokenizer):
@@ -188,13 +179,12 @@ def test_text_held_back_is_released_at_max_new_tokens(tiny_bundle, tokenizer):
 def test_any_stop_at_any_acceptance(tiny_bundle, tokenizer, text, stop, misses, plan):
     ids = tokenizer.encode(text).ids
     target = recite(ids)
-    session = reciting_session(
-        tiny_bundle,
-        target,
-        lambda position: 2 if position in misses and target(position) != 2 else target(position),
-    )
-    generation = session.generate(
-        [BOS], GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))
-    ).result()
+
+    def drafter(position: int) -> int:
+        return 2 if position in misses and target(position) != 2 else target(position)
+
+    session = reciting_session(tiny_bundle, target, drafter)
+    options = GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))
+    generation = session.generate([BOS], options).result()
     assert generation.text == text.partition(stop)[0]
     assert generation.stop_reason == (stop if stop in text else EOS)

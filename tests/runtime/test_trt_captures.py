@@ -37,9 +37,8 @@ ASKED = [
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt-rtx"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_engines(
-        adapter_bundle, tmp_path_factory.mktemp("captures"), 2, SLOTS, request.param
-    )
+    directory = tmp_path_factory.mktemp("captures")
+    return with_engines(adapter_bundle, directory, 2, SLOTS, request.param)
 
 
 def test_batches_that_take_turns_are_replayed(gpu: Gpu):
@@ -82,11 +81,8 @@ def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
             for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
                 assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
         assert gpu.cuda.captures == gpu.cuda.launches == 0
-        logged = [
-            record.message
-            for record in caplog.records
-            if "runs without a CUDA graph" in record.message
-        ]
+        lines = [record.message for record in caplog.records]
+        logged = [line for line in lines if "runs without a CUDA graph" in line]
         assert len(logged) == len(set(logged)) > 5
         assert all(f"{function} failed with CUDA error 901" in message for message in logged)
         assert any(message.startswith("pass ar 4 ") for message in logged)
@@ -161,9 +157,8 @@ def test_cudas_last_error_is_reset_after_a_failure(gpu: Gpu):
     cuda = Cuda(gpu.cuda)
     gpu.cuda.limit = 1000
     for fail in (lambda: cuda.allocate(1 << 20), lambda: cuda.capture(cuda.synchronize)):
-        with pytest.raises(
-            PassError, match=r"(cudaMalloc|cudaStreamSynchronize) failed with CUDA error"
-        ):
+        message = r"(cudaMalloc|cudaStreamSynchronize) failed with CUDA error"
+        with pytest.raises(PassError, match=message):
             fail()
         assert gpu.cuda.error == 0 and gpu.cuda.capturing is None
     cuda.close()
@@ -277,6 +272,4 @@ class TestRuntimeCache:
         gpu.trt.refuses = {"is_stream_capturable"}
         assert self.compiled(gpu) > 3
         assert gpu.cuda.captures == 0
-        assert any(
-            record.message.endswith("is_stream_capturable says no") for record in caplog.records
-        )
+        assert any(line.endswith("is_stream_capturable says no") for line in caplog.messages)

@@ -50,19 +50,16 @@ def expected(engine_bundle: Path) -> list[list[int]]:
     return [cpu.generate_ids(*one).result().token_ids for one in ASKED]
 
 
-def test_close_gives_everything_back_and_may_be_repeated(gpu: Gpu):
+@pytest.mark.parametrize("closed", [True, False], ids=["closed twice", "forgotten"])
+def test_a_session_frees_everything_at_its_end(gpu: Gpu, closed: bool):
     session = gpu.open()
     tokens(session, plan="fused")
-    session.close()
-    session.close()
-    gpu.assert_empty()
-
-
-def test_a_forgotten_session_gives_everything_back(gpu: Gpu):
-    session = gpu.open()
-    tokens(session)
-    del session
-    gc.collect()
+    if closed:
+        session.close()
+        session.close()
+    else:
+        del session
+        gc.collect()
     gpu.assert_empty()
 
 
@@ -76,7 +73,7 @@ def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch):
 
 
 def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]], caplog):
-    """A failure during a capture is only logged. Replaying a captured graph asks nobody."""
+    """A failure during a capture is only logged; replaying a captured graph executes nothing."""
     failures, eager = [], []
     for number in range(1, 100):
         caplog.clear()

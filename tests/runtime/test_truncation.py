@@ -1,4 +1,4 @@
-"""Which tokens top-k, top-p and min-p keep: as transformers has it, in numpy and in the graph."""
+"""Top-k, top-p and min-p keep the tokens that transformers keeps, in numpy and in the graph."""
 
 from __future__ import annotations
 
@@ -71,17 +71,15 @@ def truncations(draw) -> SamplingParams:
         draw(st.floats(0.3, 1.5)),
         draw(st.one_of(st.just(0), st.integers(1, 60), st.integers(1, 1024))),
         draw(st.one_of(st.just(1.0), st.floats(0.05, 0.97))),
-        min_p=draw(
-            st.one_of(st.just(0.0), st.floats(1e-6, 1e-3), st.floats(1e-3, 1.0), st.just(1.0))
-        ),
+        min_p=draw(st.sampled_from([0.0, 1.0]) | st.floats(1e-6, 1e-3) | st.floats(1e-3, 1.0)),
     )
 
 
 @pytest.mark.parametrize("vocab", [37, 1501, 20_000])
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(params=st.lists(truncations(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
-def test_what_transformers_keeps_is_kept(vocab, params, seed):
-    """Tokens nearer to a limit than rounding may be kept or not."""
+def test_the_tokens_of_transformers_are_kept(vocab, params, seed):
+    """Tokens that are nearer to a limit than rounding may be kept or removed."""
     assume(all(p.sampler == "truncated" for p in params))
     logits = np.random.default_rng(seed).normal(0, 3, (len(params), ROWS, vocab)).astype(np.float32)
     from_graph = graph_weights(logits, params) > 0
@@ -99,9 +97,8 @@ STAIRS = 1200
 
 @st.composite
 def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
-    """A request, the slope of probabilities that fall as stairs do (0: all alike), and the step
-    that its nucleus ends on: often next to the candidates that are looked at first, or to the last
-    of all."""
+    """A request; the slope of its probabilities, which fall in steps (0: all are equal); and the
+    step at which its nucleus ends, often next to the last of the first or of all candidates."""
     slope = draw(st.sampled_from([0.0, 0.002, 0.01, 0.05, 0.3]))
     edges = [edge + i for edge in (FIRST_CANDIDATES, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
     step = draw(st.one_of(st.sampled_from(edges), st.integers(1, STAIRS)))
@@ -110,7 +107,7 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
     )
     shares = np.exp(-slope * np.arange(STAIRS))
     shares /= shares[: top_k or STAIRS].sum()
-    step = min(step, int((shares > 1e-4).sum()))  # sums in float32 do not tell those behind apart
+    step = min(step, int((shares > 1e-4).sum()))  # float32 sums do not distinguish later steps
     between = shares[:step].sum() - shares[step - 1] / 2
     top_p = draw(st.one_of(st.just(1.0), st.just(float(min(1.0, between)))))
     min_p = draw(st.one_of(st.just(0.0), st.just(float(np.exp(-slope * (step - 0.5))))))
@@ -120,9 +117,9 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
 @pytest.mark.parametrize("vocab", [2048, 20_000, 20_001])
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(cases=st.lists(requests_on_stairs(), min_size=1, max_size=4), seed=st.integers(0, 2**32))
-def test_the_candidates_looked_at_first_make_no_difference(vocab, cases, seed):
-    """Limits lie in the middle of steps, where rounding has no say: the sets are numpy's to the
-    token. Rows that the first few candidates settle stand beside rows that they do not."""
+def test_whether_the_first_candidates_suffice_makes_no_difference(vocab, cases, seed):
+    """Rows for which they suffice stand beside rows for which they do not. Limits are in the middle
+    of steps, so that rounding does not matter: the kept tokens are exactly numpy's."""
     params, rng = [case[0] for case in cases], np.random.default_rng(seed)
     logits = np.full((len(cases), ROWS, vocab), -30, np.float32)
     for b, (_, slope, _) in enumerate(cases):
@@ -163,9 +160,7 @@ def test_normalized_weights_add_up_to_one_and_are_the_softmax_where_nothing_is_r
     assert np.array_equal(every, graph_weights(logits, params)[1])
 
 
-@pytest.mark.parametrize(
-    ("min_p", "sampler"), [(0.0, "sample"), (1e-9, "truncated"), (1.0, "truncated")]
-)
-def test_min_p_needs_the_truncated_tail(min_p, sampler):
-    assert SamplingParams(1.0, min_p=min_p).sampler == sampler
-    assert SamplingParams(0.0, min_p=min_p).sampler == "greedy"
+def test_min_p_needs_the_truncated_tail():
+    for min_p, sampler in ((0.0, "sample"), (1e-9, "truncated"), (1.0, "truncated")):
+        assert SamplingParams(1.0, min_p=min_p).sampler == sampler
+        assert SamplingParams(0.0, min_p=min_p).sampler == "greedy"

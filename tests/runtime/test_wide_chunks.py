@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,26 +34,25 @@ def model(dtype: str, hidden_size: int, heads: int) -> ModelInfo:
 def test_wide_chunks_are_those_with_room():
     """For 7B in fp16 and fp32, and 135M: a chunk's cache fits the memory that its rows have."""
     capacities = ort_backend.doubling_capacities(32768)
-    found = [
-        wide_chunks(m, capacities) for m in (model("float16", 4096, 32), model("float32", 4096, 32))
-    ]
-    assert found == [{2048: 2048, 1024: 8192}, {1024: 4096}]
-    assert wide_chunks(model("float16", 576, 9), capacities) == {2048: 16384, 1024: 32768}
-    assert wide_chunks(model("float16", 576, 9), (256, 512, 1000)) == {}
-    for rows, capacity in found[0].items():
-        assert activation_bytes(model("float16", 4096, 32), rows, capacity) <= MAX_CHUNK_BYTES
-        assert activation_bytes(model("float16", 4096, 32), rows, 2 * capacity) > MAX_CHUNK_BYTES
+    large, small = model("float16", 4096, 32), model("float16", 576, 9)
+    assert wide_chunks(large, capacities) == {2048: 2048, 1024: 8192}
+    assert wide_chunks(model("float32", 4096, 32), capacities) == {1024: 4096}
+    assert wide_chunks(small, capacities) == {2048: 16384, 1024: 32768}
+    assert wide_chunks(small, (256, 512, 1000)) == {}
+    for rows, capacity in wide_chunks(large, capacities).items():
+        assert activation_bytes(large, rows, capacity) <= MAX_CHUNK_BYTES
+        assert activation_bytes(large, rows, 2 * capacity) > MAX_CHUNK_BYTES
 
 
-def chunks(capacity: int, tokens: int, most: int | None = None) -> list[int]:
-    """The widths in which so many tokens are read, the cache growing from `capacity`."""
+def chunks(capacity: int, tokens: int, limit: int | None = None) -> list[int]:
+    """The widths in which `tokens` tokens are read while the cache grows from `capacity`."""
     sizes = (256, 512, 1024, 2048, 4096, 8192)
     limits = Capabilities(
         "cuda", 320, sizes, (2048, 1024, 256, 64, 16, 1), chunk_capacities={2048: 4096, 1024: 8192}
     )
     backend, found, start = SimpleNamespace(capabilities=limits, capacity=capacity), [], 0
     while start < tokens:
-        count, width = Runner._chunk(SimpleNamespace(backend=backend), start, tokens, most)  # type: ignore[arg-type]
+        count, width = Runner._chunk(SimpleNamespace(backend=backend), start, tokens, limit)  # type: ignore[arg-type]
         backend.capacity = max(backend.capacity, limits.capacity(start + width))
         assert backend.capacity <= limits.chunk_capacities.get(width, limits.max_capacity)
         found.append(width)
@@ -59,7 +60,7 @@ def chunks(capacity: int, tokens: int, most: int | None = None) -> list[int]:
     return found
 
 
-def test_the_widths():
+def test_the_widths_depend_on_the_capacity():
     assert chunks(256, 720) == [256, 256, 256]
     assert chunks(256, 768) == [1024]
     assert chunks(256, 1536) == [2048]
@@ -67,7 +68,7 @@ def test_the_widths():
     # With 4096 entries in use, 2048 rows are too many.
     assert chunks(256, 6000) == [2048, 2048, 1024, 1024]
     assert chunks(8192, 2048) == [1024, 1024]
-    assert chunks(256, 3000, 64) == [64] * 46 + [64]  # beside others that decode
+    assert chunks(256, 3000, 64) == [64] * 47  # while others decode
 
 
 @pytest.fixture(scope="module")
@@ -80,56 +81,47 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_engines_read_them(bundle: Path, monkeypatch):
+def test_engines_read_wide_chunks(bundle: Path, monkeypatch):
     """The warm-up captures them for every slot; while others decode, chunks are narrow as ever."""
     read: list[int] = []
     prefill = TrtBackend.prefill
-    monkeypatch.setattr(
-        TrtBackend,
-        "prefill",
-        lambda backend, *given: (read.append(given[3]), prefill(backend, *given))[1],
-    )
+
+    def noted(backend: TrtBackend, slot: int, length: int, tokens: list[int], width: int) -> None:
+        read.append(width)
+        prefill(backend, slot, length, tokens, width)
+
+    monkeypatch.setattr(TrtBackend, "prefill", noted)
     gpu = Gpu(bundle, monkeypatch)
     assert gpu.manifest.engines[0].prefill_widths == (2048, 1024, 256, 32)
     profiles = [each.sizes for each in gpu.manifest.engines[0].engines[-1].profiles]
     assert {sizes["batch"][2] for sizes in profiles if sizes["width"][0] > 32} == {1}
     with gpu.open(max_batch_size=2) as session:
         session.warm_up(SAMPLINGS[0])
-        names = set(session.backend.captures)
-        assert {
-            f"prefill {width} {slot} over {CAPACITY} columns"
-            for width in (2048, 1024)
-            for slot in (0, 1)
-        } <= names
+        for width, slot in product((2048, 1024), (0, 1)):
+            name = f"prefill {width} {slot} over {CAPACITY} columns"
+            assert name in session.backend.captures
         captures = gpu.cuda.captures
         read.clear()
-        asked = (PROMPT, GenerateOptions(4, SAMPLINGS[0], plan="ar", ignore_eos=True))
-        assert_cpu_writes(bundle, asked, session.generate_ids(*asked).result().token_ids)
+        options = GenerateOptions(4, plan="ar", ignore_eos=True)
+        written = session.generate_ids(PROMPT, options).result().token_ids
+        assert_cpu_writes(bundle, (PROMPT, options), written)
         assert read[0] == 2048 and gpu.cuda.captures == captures
         read.clear()
-        beside = ([5, 6, 7], GenerateOptions(60, SAMPLINGS[0], plan="ar", ignore_eos=True))
-        later = ([9, *PROMPT[:1500]], GenerateOptions(4, SAMPLINGS[0], plan="ar", ignore_eos=True))
-        for one, stream in zip(
-            (beside, later), submit_together(session, (beside, later)), strict=True
-        ):
+        decoding = ([5, 6, 7], replace(options, max_new_tokens=60))
+        asked = (decoding, ([9, *PROMPT[:1500]], options))
+        for one, stream in zip(asked, submit_together(session, asked), strict=True):
             assert_cpu_writes(bundle, one, stream.result().token_ids)
         assert read.count(32) > 20 and max(read) == 32, read
 
 
-def test_onnx_runtime_offers_them_on_cuda_alone(bundle: Path, monkeypatch):
+def test_onnx_runtime_reads_wide_chunks_on_cuda_only(bundle: Path, monkeypatch):
     def widths(device: str, capacity: int | None = None) -> tuple[int, ...]:
         monkeypatch.setattr(ort_backend, "choose_device", lambda _: device)
         monkeypatch.setattr(ort_backend.OrtBackend, "_open_trunks", lambda *_: None)
-        backend = ort_backend.OrtBackend(
-            bundle,
-            read_manifest(bundle),
-            device,
-            capacity=capacity,
-            memory=ort_backend.open_memory("cpu"),
-        )
-        found = backend.capabilities.prefill_widths
+        options = {"capacity": capacity, "memory": ort_backend.open_memory("cpu")}
+        backend = ort_backend.OrtBackend(bundle, read_manifest(bundle), device, **options)
         backend.close()
-        return found
+        return backend.capabilities.prefill_widths
 
     assert widths("cpu") == (256, 64, 16, 1)
     assert widths("cuda") == (2048, 1024, 256, 64, 16, 1)

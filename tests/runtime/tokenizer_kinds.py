@@ -24,9 +24,8 @@ def _alphabet() -> dict[int, str]:
 
 def _finished(tokenizer: Tokenizer, decoder: object) -> Tokenizer:
     tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.add_tokens(
-        [AddedToken("<call>", normalized=False), AddedToken("é\u4e16", normalized=False)]
-    )
+    words = ("<call>", "é\u4e16")
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     tokenizer.decoder = decoder
     return tokenizer
 
@@ -48,15 +47,13 @@ def _pieces(more: Sequence[str] = ()) -> list[str]:
 def byte_fallback(*, strip: int = 1) -> Tokenizer:
     """As Llama 2's and Mistral's; without `strip` as Gemma's."""
     pieces = _pieces([f"<0x{byte:02X}>" for byte in range(256)])
-    model = models.BPE(
-        {piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True
-    )
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    model = models.BPE(ids, [], unk_token="<unk>", byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return _finished(
-        tokenizer, decoders.Sequence([*steps, *([decoders.Strip(" ", strip, 0)] if strip else [])])
-    )
+    last = [decoders.Strip(" ", strip, 0)] if strip else []
+    return _finished(tokenizer, decoders.Sequence([*steps, *last]))
 
 
 def metaspace(scheme: str = "always") -> Tokenizer:
