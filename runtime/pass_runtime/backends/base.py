@@ -4,7 +4,7 @@ runs the graphs.
 `pass_runtime.decode.runner` tracks which sequence is in which slot, and how much of it is cached; a
 backend does not. All inputs of a pass are in the buffers (written here, or by the graphs of the
 previous pass) or in the KV cache. The backend keeps a host copy of the cached lengths, to fill the
-noise and to compact the accepted rows.
+noise, and to move the K/V of accepted rows next to each other.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ class Capabilities:
 
     device: "cpu", "cuda", or the engines' library and its version. capacities: the KV capacities in
     tokens that passes may have, in rising order.
-    prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: width
-    of a wide chunk -> the largest KV capacity with which it may run, because it needs much memory.
-    batch_sizes: how many slots a pass may run over, in rising order; the last is the number of
-    slots.
+    prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: by
+    width of a wide chunk, which needs much memory, the largest KV capacity with which it may run.
+    batch_sizes: how many slots a pass may run over, in rising order, up to the number of slots.
     fixed_lookahead: the number of drafts of every chain, and of rows of its look-ahead groups, if
     engines run no other number; None allows any plan.
-    trees: the sizes, in drafts, of the trees that there are tails for; in a tree several drafts may
-    follow one row.
+    trees: the sizes, in drafts, of the trees that there are tails for.
     rounds_activations: whether activations are rounded to 8 bits.
     same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a
     tree, only the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write
@@ -98,10 +96,10 @@ class Capabilities:
 
     @property
     def exact_trees(self) -> tuple[int, ...]:
-        """Those of `trees` that may run: none if activations are rounded to 8 bits. A row's place
-        in the window changes the last bits of its values, and so what is rounded up or down. A
-        tree's accepted drafts may be in other rows than in plain decoding, which could change the
-        text, also of other sequences in the batch."""
+        """The sizes in `trees`, or none if activations are rounded to 8 bits: a tree's accepted
+        drafts may be in other rows than in plain decoding, and the row changes the last bits of a
+        value, so it may be rounded to another code. That could change the text, also of other
+        sequences in the batch."""
         return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
@@ -154,7 +152,8 @@ class Capabilities:
 class PassKind:
     """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk.
 
-    touched: T of `ProcessedRows`; 0 runs no logits processors. logprobs: whether log-probabilities
+    touched: T of `ProcessedRows`, the length of its token lists; 0 runs no logits processors, so
+    that bit masks are ignored too. logprobs: whether log-probabilities
     are computed, of the processed logits if `processed_logprobs`, else of the trunk's.
     """
 
@@ -183,19 +182,19 @@ class PassKind:
 
 
 class ProcessedRows(NamedTuple):
-    """What the logits processors do to one slot (`pass_exporter.tails.processors`). P: the root and
-    draft rows. T: the length of the lists of tokens."""
+    """What the logits processors do to one slot (`pass_exporter.tails.processors`). P: the number
+    of root and draft rows. T: the length of the lists of tokens."""
 
     allowed: npt.NDArray[np.int32]
-    """[P,V/8 rounded up] bit masks: bit i % 8 of number i // 8 is set if token i may be drawn."""
+    """[P,V/8 rounded up] bit i % 8 of number i // 8 is set if token i may be drawn."""
     touched: npt.NDArray[np.int64]
     """[T] ids of the tokens that the next three fields change."""
     bias: npt.NDArray[np.float32]
-    """[T] added to their logits."""
+    """[T] numbers that are added to the logits of these tokens."""
     factor: npt.NDArray[np.float32]
-    """[P,T] then divides positive logits, and multiplies negative ones."""
+    """[P,T] numbers that then divide positive logits, and multiply negative ones."""
     penalty: npt.NDArray[np.float32]
-    """[P,T] then subtracted."""
+    """[P,T] numbers that are then subtracted."""
 
 
 class Emitted(NamedTuple):
@@ -227,7 +226,8 @@ class Backend(ABC):
         memory: Memory,
         spare_entries: int = 0,
     ) -> None:
-        """spare_entries: how many cache entries after its window a pass may overwrite."""
+        """spare_entries: how many cache entries after its window a pass may overwrite, because
+        windows are padded."""
         self.bundle, self.manifest, self.capabilities, self.memory = (
             bundle,
             manifest,
@@ -240,8 +240,7 @@ class Backend(ABC):
             capabilities.padded_width,
             capabilities.trunk_width,
         )
-        # If there are fewer slots than a pass must have rows, the rows of slots that do not exist
-        # are its padding.
+        # A pass over fewer rows than it must have is padded with the rows of more slots.
         rows = max(capabilities.slots, capabilities.least_rows)
         self.buffers = Buffers(memory, rows, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
@@ -251,12 +250,12 @@ class Backend(ABC):
         self.captures: dict[str, str | None] = {}
         """By name of a graph file or a pass: None if it was captured as a CUDA graph, else the
         reason why not. Empty on a device without CUDA graphs."""
-        # The entries of each slot as written to the device; None for masked slots.
+        # The cached length of each slot, as the device has it; None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
 
     @property
     def capacity(self) -> int:
-        """The KV capacity in tokens that passes have now."""
+        """The present KV capacity, in tokens."""
         return self.cache.capacity
 
     @property
@@ -270,10 +269,10 @@ class Backend(ABC):
 
     @property
     def uncaptured(self) -> dict[str, str]:
-        """The graphs or passes that could not be captured, with the reason. It takes long to launch
-        them, which hides a part of what extra rows cost."""
-        known = self.captures.copy()  # Other threads read it while passes add to it.
-        return {name: why for name, why in known.items() if why is not None}
+        """The graphs or passes that could not be captured, with the reason. Launching their kernels
+        one by one takes long, which hides a part of what extra rows cost."""
+        captures = self.captures.copy()  # Passes of another thread may add to it.
+        return {name: why for name, why in captures.items() if why is not None}
 
     @property
     def failure(self) -> PassError | None:
@@ -282,8 +281,8 @@ class Backend(ABC):
         return self.memory.failure
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context that a thread must hold to run passes. Opening and closing the backend need
-        none."""
+        """A context that makes the device current for the calling thread. A thread must hold it to
+        run passes, but not to open or close the backend."""
         return self.memory.for_this_thread()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
@@ -301,8 +300,8 @@ class Backend(ABC):
         write("min_p", slot, params.min_p, np.float32)
 
     def mask(self, slot: int, length: int) -> None:
-        """Leave `slot` out of the following passes. They still write K/V after its `length`
-        entries, but change nothing else of it."""
+        """Leave `slot` out of the following passes. They may overwrite its K/V after the first
+        `length` entries, and nothing else."""
         self._set_slot(slot, length, active=False)
 
     def stage(
@@ -324,14 +323,12 @@ class Backend(ABC):
         self.buffers.write_row("input_ids", slot, ids, np.int64)
         self._set_slot(slot, length, active=True)
         if plan.drafts and self.manifest.rule == "rejection":
-            # A row's draft has probability 1, and all other tokens 0. In a row without a draft all
-            # are 0.
+            # A draft has probability 1 and all other tokens 0; without a draft, all tokens have 0.
             draft_probs = ids[1 : 1 + plan.drafts, None] == np.arange(vocab)
             self.buffers.write_row("draft_probs", slot, draft_probs, np.float32)
 
     def drafts(self, plan: Plan, batch: int) -> list[list[int]]:
-        """The drafts in the staged windows of `plan`, for the first `batch` slots. V stands for no
-        draft."""
+        """The drafts in the staged windows of the first `batch` slots; V stands for no draft."""
         if not plan.drafts:
             return [[] for _ in range(batch)]
         width = self.capabilities.padded_width(plan.width)
@@ -349,8 +346,8 @@ class Backend(ABC):
         self._lengths[slot] = length if active else None
 
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
-        """Append the K/V of `tokens` to the `length` entries of `slot`, in a padded window of
-        `width` rows."""
+        """Write the K/V of `tokens` after the first `length` entries of `slot`, in a window that is
+        padded to `width` rows."""
         if not 0 < len(tokens) <= width:
             raise ValueError(
                 f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}"
@@ -368,9 +365,7 @@ class Backend(ABC):
         a masked slot emits nothing. Afterwards the K/V of the accepted rows are part of the cache,
         and the windows of `kind.plan.next` are staged."""
         for slot, length in enumerate(self._lengths[: kind.batch]):
-            if (
-                length is not None
-            ):  # noise up to the last position that a window of the plan can reach
+            if length is not None:  # up to the last position that a window of the plan can reach
                 self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
         outputs = {name: array.tolist() for name, array in self._run_pass(kind).items()}
         chains = [list(range(kind.plan.max_emitted))] * kind.batch
@@ -393,8 +388,7 @@ class Backend(ABC):
         )
 
     def logprobs(self, kind: PassKind) -> Logprobs:
-        """The log-probabilities of the tokens that the last pass emitted. `kind` is what that pass
-        ran."""
+        """The log-probabilities of the tokens that the last pass, of this `kind`, emitted."""
         shape = (kind.batch, kind.plan.max_emitted)
         top = min(MAX_LOGPROBS, self.capabilities.vocab_size)
         read = self.buffers.read
@@ -419,12 +413,11 @@ class Backend(ABC):
 
     @abstractmethod
     def run_trunk(self, plan: Plan, batch: int) -> None:
-        """Run the trunk alone over the staged windows. It writes logits and K/V, and does not
-        change the windows."""
+        """Run the trunk alone over the staged windows. It writes logits and K/V."""
 
     @abstractmethod
     def run_tail(self, kind: PassKind) -> None:
-        """Run the tail alone, on the logits of the last pass."""
+        """Run the tail alone, on the logits that the last `run_trunk` wrote."""
 
     @abstractmethod
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
@@ -436,9 +429,9 @@ class Backend(ABC):
 
 
 def listed_positions(entries: int) -> int:
-    """N, the number of positions that noise inputs list for so many cache entries: one more, which
-    the last row of a window predicts, and MAX_LOOKAHEAD more, because a fused tail reads noise for
-    a look-ahead group of so many rows."""
+    """N, the number of positions that noise inputs list for a cache of so many entries: one more
+    for the token after the last entry, and MAX_LOOKAHEAD more for the look-ahead group that follows
+    in a fused window."""
     return entries + 1 + MAX_LOOKAHEAD
 
 

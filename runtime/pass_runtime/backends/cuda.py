@@ -1,5 +1,4 @@
-"""The part of CUDA that the backends use, through NVIDIA's cuda-python: memory, one stream,
-captured graphs.
+"""The part of CUDA that the backends use, through cuda-python: memory, one stream, graphs.
 
 `api` is the module `cuda.bindings.runtime`, or a fake in tests. Its functions return a tuple that
 begins with an error code.
@@ -53,8 +52,8 @@ DEVICE_LOST_ERRORS = {
     810: "cudaErrorMpsClientTerminated",
     911: "cudaErrorExternalDevice",
 }
-"""Errors after which CUDA cannot work for this process any more. For most of them its documentation
-says that the process must be ended; after the others the memory, link or context is gone."""
+"""Errors after which CUDA cannot work for this process any more. After most of them, by CUDA's
+documentation, the process must end; after the others the memory, link or context is gone."""
 OLD_DRIVER_ERROR = 35
 """cudaErrorInsufficientDriver: the driver is older than the library."""
 NO_DEVICE_ERRORS = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
@@ -98,9 +97,8 @@ def require_device(api: Any, ordinal: int) -> None:
 
 @contextmanager
 def on_device(api: Any, ordinal: int) -> Iterator[None]:
-    """Make GPU `ordinal` the current device of the calling thread while the context is open. In
-    CUDA every thread has a current device, GPU 0 at first. If a call here fails, the calls that
-    follow report it."""
+    """Make GPU `ordinal` the current device of the calling thread while the context is open. Every
+    thread has a current device, at first GPU 0. If a call here fails, later calls report it."""
     code, before = api.cudaGetDevice()
     if int(code) == 0 and before == ordinal:
         yield
@@ -114,8 +112,7 @@ def on_device(api: Any, ordinal: int) -> Iterator[None]:
 
 
 def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
-    """GPU `ordinal`; None if the driver, the device or cuda-python is missing (`why_no_device` says
-    which)."""
+    """Return GPU `ordinal`; None if the driver, the GPU or cuda-python is missing."""
     try:
         api = api or import_api()
         if unwrap(api.cudaGetDeviceCount()) <= ordinal:
@@ -134,7 +131,7 @@ def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
 
 
 def why_no_device(api: Any | None = None) -> str:
-    """A message about why `find_device` found none: what is missing or too old, and what to do."""
+    """Return why `find_device` found no GPU: what is missing or too old, and what to do."""
     try:
         api = api or import_api()
         count = unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
@@ -162,16 +159,14 @@ def _attribute(api: Any, number: int) -> Any:
 
 
 def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
-    """Return the values after the error code. Raises PassError on an error; DeviceLost if later
-    calls would fail too.
-    name: the function's, for the message. api: its module, which is asked for the versions if the
-    driver is too old."""
+    """Return the values after the error code. Raises PassError if the code is an error, and
+    DeviceLost if later calls would fail too. name: the function, for the message. api: its module,
+    which knows the versions if the driver is too old."""
     code, *values = result
     if int(code) in DEVICE_LOST_ERRORS:
-        known = DEVICE_LOST_ERRORS[int(code)]
         raise DeviceLost(
-            f"the GPU works no more for this process (CUDA error {int(code)}, {known}, "
-            f"{name}); restart the process"
+            f"the GPU works no more for this process (CUDA error {int(code)}, "
+            f"{DEVICE_LOST_ERRORS[int(code)]}, {name}); restart the process"
         )
     if int(code) != 0:
         hint = "; is the GPU visible to nvidia-smi?" if int(code) in NO_DEVICE_ERRORS else ""
@@ -188,13 +183,12 @@ class Cuda:
     """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the
     graphs captured on it.
 
-    ordinal: the number of the GPU. A thread must hold `for_this_thread` to call a method. Without
-    staging memory, methods that write memory return when the device is done, so that other streams
-    can read it. `close` frees it all.
+    ordinal: the number of the GPU. A thread must hold `for_this_thread` to call a method.
 
-    staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit it
-    return at once, and only later work on this stream is sure to see them, so it must be 0 if other
-    streams use the memory.
+    staging_bytes: the size of the staging memory, pinned host memory that copies go through.
+    Uploads that fit it return at once, and only later work on this stream is sure to see them. So
+    staging_bytes must be 0 if other streams use the memory: uploads then return when the device is
+    done.
     """
 
     api: Any
@@ -215,12 +209,11 @@ class Cuda:
         if self.ordinal:
             require_device(self.api, self.ordinal)
         with self.for_this_thread():
-            self.stream = int(
-                self._call("cudaStreamCreateWithFlags", NON_BLOCKING)
-            )  # TensorRT takes an integer.
+            # TensorRT takes an integer.
+            self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context in which the calling thread works on this device."""
+        """A context that makes this device current for the calling thread."""
         return on_device(self.api, self.ordinal)
 
     @property
@@ -229,8 +222,8 @@ class Cuda:
         return os.getpid() != self._process
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the CUDA function `name`. If it fails, CUDA's own record of the error is cleared,
-        because engines would take it for the error of a later launch."""
+        """Call the CUDA function `name`. If it fails, clear CUDA's own record of the error, because
+        engines would take it for the error of a later launch."""
         try:
             return self._check(getattr(self.api, name)(*arguments), name)
         except DeviceLost:
@@ -251,8 +244,8 @@ class Cuda:
         self.why()
 
     def why(self) -> str:
-        """Clear the CUDA error of a failed engine and return it as text, "" if there is none.
-        Raises DeviceLost if the device is lost."""
+        """Clear the CUDA error after which an engine failed, and return it as text; "" if there is
+        none. Raises DeviceLost if the device is lost."""
         results = [("cudaGetLastError", self.api.cudaGetLastError())]
         if not self._capturing:  # Waiting inside a capture is an error of its own.
             results.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
@@ -266,7 +259,7 @@ class Cuda:
         )
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes, padded with zeros to a multiple of
+        """Return the address of `size` zeroed bytes, and zeros up to a multiple of
         ALIGNMENT_BYTES."""
         size = -(-max(size, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
@@ -313,28 +306,25 @@ class Cuda:
         change afterwards."""
         if not array.nbytes:
             return
-        place = self._stage(array.nbytes)
-        if place is None:
-            self._call(
-                "cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, TO_DEVICE, self.stream
-            )
+        staged = self._stage(array.nbytes)
+        if staged is not None:
+            ctypes.memmove(staged, array.ctypes.data, array.nbytes)
+        source = array.ctypes.data if staged is None else staged
+        self._call("cudaMemcpyAsync", address, source, array.nbytes, TO_DEVICE, self.stream)
+        if staged is None:
             self.synchronize()
-            return
-        ctypes.memmove(place, array.ctypes.data, array.nbytes)
-        self._call("cudaMemcpyAsync", address, place, array.nbytes, TO_DEVICE, self.stream)
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Fill a host array from the device, in the order of the stream."""
-        place = self._stage(array.nbytes)
-        source = array.ctypes.data if place is None else place
-        self._call("cudaMemcpyAsync", source, address, array.nbytes, TO_HOST, self.stream)
+        staged = self._stage(array.nbytes)
+        target = array.ctypes.data if staged is None else staged
+        self._call("cudaMemcpyAsync", target, address, array.nbytes, TO_HOST, self.stream)
         self.synchronize()
-        if place is not None:
-            ctypes.memmove(array.ctypes.data, place, array.nbytes)
+        if staged is not None:
+            ctypes.memmove(array.ctypes.data, staged, array.nbytes)
 
     def _stage(self, size: int) -> int | None:
-        """The address of `size` bytes of staging memory that no copy is using; None if staging
-        memory is smaller."""
+        """The address of `size` bytes of staging memory that no copy uses; None if it has less."""
         if size > self.staging_bytes:
             return None
         if self._staged is None:
@@ -348,45 +338,33 @@ class Cuda:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
     ) -> None:
-        """Copy `rows` rows of `size` bytes on the device. They begin `target_pitch` and
-        `source_pitch` bytes apart."""
-        self._call(
-            "cudaMemcpy2DAsync",
-            target,
-            target_pitch,
-            source,
-            source_pitch,
-            size,
-            rows,
-            ON_DEVICE,
-            self.stream,
-        )
+        """Copy rows on the device (see `Memory.copy_rows`)."""
+        places = target, target_pitch, source, source_pitch
+        self._call("cudaMemcpy2DAsync", *places, size, rows, ON_DEVICE, self.stream)
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Put a copy to a host array on the stream. The array is valid after `synchronize`. In a
-        captured graph it must be pinned."""
+        """Put a copy to a host array on the stream. The array is valid after `synchronize`. It must
+        be pinned if the copy is captured."""
         self._call(
             "cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream
         )
 
     def synchronize(self) -> None:
-        """Return when the device has done all that is on the stream."""
+        """Wait until the device has done all that is on the stream."""
         self._call("cudaStreamSynchronize", self.stream)
         self._in_flight = 0
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        """Capture what `enqueue` puts on the stream as a graph to `launch`, without running it.
-        Raises PassError if it cannot be captured; the capture is then ended, and no error is left
-        for later calls."""
+        """Return a graph of what `enqueue` puts on the stream, which `launch` runs. Raises
+        PassError if it cannot be captured; later calls work nevertheless."""
         self._call("cudaStreamBeginCapture", self.stream, THREAD_LOCAL)
         self._capturing = True
         try:
             enqueue()
         except BaseException:
-            _, graph = self.api.cudaStreamEndCapture(
-                self.stream
-            )  # It may fail too; the first error is raised.
+            # This may fail too, but the first error is raised.
+            _, graph = self.api.cudaStreamEndCapture(self.stream)
             if graph is not None:
                 self.api.cudaGraphDestroy(graph)
             self.api.cudaGetLastError()
@@ -406,8 +384,7 @@ class Cuda:
         self._call("cudaGraphLaunch", executable, self.stream)
 
     def close(self) -> None:
-        """Free everything. Repeated calls do nothing, nor do calls in a forked process, where CUDA
-        does not work."""
+        """Free everything. Repeated calls do nothing, nor do calls in a fork, where CUDA fails."""
         if self.stream is None or self.forked:
             return
         # The memory of a lost device is freed when the process ends.

@@ -1,5 +1,4 @@
-"""The part of an error message that says what to do about an NVIDIA driver that is missing or too
-old."""
+"""Says in error messages what to do about an NVIDIA driver that is missing or too old."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ MIN_DRIVER_BRANCH = {12: 525, 13: 580}
 
 
 def driver_hint(api: Any | None) -> str:
-    """The end of a message: what to do about a missing or too old driver, with versions if `api`
-    reports them."""
+    """Return the end of a message: what to do, and the versions if `api` reports them."""
     driver, library = driver_version(api), _version(api, "cudaRuntimeGetVersion")
     if driver == 0:
         return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"
@@ -30,14 +28,13 @@ def driver_hint(api: Any | None) -> str:
 
 
 def driver_version(api: Any | None) -> int | None:
-    """The CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None if it is
-    unknown."""
+    """Return the CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None if
+    it is unknown."""
     return _version(api, "cudaDriverGetVersion")
 
 
 def _version(api: Any | None, name: str) -> int | None:
-    """The version that the CUDA function `name` returns, as 13040 for 13.4; None if it fails or is
-    missing."""
+    """Return the version that the CUDA function `name` reports; None if it fails or is missing."""
     code, *values = getattr(api, name)() if hasattr(api, name) else (1,)
     return int(values[0]) if int(code) == 0 else None
 

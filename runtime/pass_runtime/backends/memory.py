@@ -1,8 +1,7 @@
-"""The memory of a device, and what a backend keeps there: named buffers, the KV cache, the noise of
-every slot.
+"""The memory of a device, and what a backend keeps there: named buffers, the KV cache, and noise.
 
-Memory is the host's or a GPU's (`pass_runtime.backends.cuda`). It is handled as addresses, because
-ONNX Runtime and TensorRT are both bound to addresses.
+Memory is on the host or on a GPU (`pass_runtime.backends.cuda`). It is handled as addresses,
+because ONNX Runtime and TensorRT are both bound to addresses.
 """
 
 from __future__ import annotations
@@ -45,19 +44,15 @@ def activation_bytes(
 
 
 def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
-    """Return, by width, the largest of the KV `capacities` (tokens, in rising order) with which a
-    chunk of this width fits the cache and takes at most MAX_CHUNK_BYTES. Those of WIDE_CHUNK_ROWS
-    without one are left out."""
-    chunks = {}
-    for rows in WIDE_CHUNK_ROWS:
-        fitting = [
-            each
-            for each in capacities
-            if rows <= each and activation_bytes(model, rows, each) <= MAX_CHUNK_BYTES
-        ]
-        if fitting:
-            chunks[rows] = fitting[-1]
-    return chunks
+    """Return, for each width in WIDE_CHUNK_ROWS, the largest of the KV `capacities` (tokens) with
+    which such a chunk fits the cache and takes at most MAX_CHUNK_BYTES. Widths that fit none are
+    left out."""
+    return {
+        rows: capacity
+        for rows in WIDE_CHUNK_ROWS
+        for capacity in sorted(capacities)
+        if rows <= capacity and activation_bytes(model, rows, capacity) <= MAX_CHUNK_BYTES
+    }
 
 
 ALIGNMENT_BYTES = 64
@@ -67,20 +62,17 @@ NOISE_AHEAD_POSITIONS = 256
 
 
 class DeviceLost(PassError):
-    """The device cannot work for this process any more: this call failed, and every later one will
-    fail."""
+    """The device cannot work for this process any more: every later call will fail, too."""
 
 
 class Memory(Protocol):
-    """What buffers need of a device. Work that begins after a method has returned sees its
-    effect."""
+    """What buffers need of a device. Work that begins after a method returned sees its effect."""
 
     failure: DeviceLost | None
     """Set once the device is lost."""
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes. Raises PassError if there is no memory (see
-        `out_of_memory`)."""
+        """Return the address of `size` zeroed bytes. Raises PassError if memory has run out."""
 
     def free(self, address: int) -> None: ...
 
@@ -93,11 +85,11 @@ class Memory(Protocol):
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
     ) -> None:
-        """Copy `rows` rows of `size` bytes, which begin `target_pitch` and `source_pitch` bytes
-        apart."""
+        """Copy `rows` rows of `size` bytes. They begin `source_pitch` bytes apart, and their copies
+        `target_pitch` bytes apart."""
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context in which the calling thread works on this device. The host's does nothing."""
+        """A context that makes this device current for the calling thread."""
 
     def check_device(self) -> None:
         """Call it after work that failed without a reason. Raises DeviceLost if the device is
@@ -109,9 +101,9 @@ class Memory(Protocol):
 
 def out_of_memory(size: int | None = None) -> PassError:
     """The error to raise if an allocation of `size` bytes failed."""
-    more = "" if size is None else f" for {size / 2**20:.1f} MiB more"
+    wanted = "" if size is None else f" for {size / 2**20:.1f} MiB more"
     return PassError(
-        f"there is no memory{more}: use fewer slots (--max-batch-size), a smaller --capacity, "
+        f"there is no memory{wanted}: use fewer slots (--max-batch-size), a smaller --capacity, "
         "or shorter prompts"
     )
 
@@ -126,9 +118,8 @@ class HostMemory:
 
     def allocate(self, size: int) -> int:
         try:
-            block = np.zeros(
-                size + ALIGNMENT_BYTES, np.uint8
-            )  # The system provides pages when they are first written.
+            # The system provides the pages when they are first written.
+            block = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
         except MemoryError:
             raise out_of_memory(size) from None
         address = -(-block.ctypes.data // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -154,10 +145,10 @@ class HostMemory:
         return nullcontext()
 
     def check_device(self) -> None:
-        """Does nothing: the host cannot be lost."""
+        """Do nothing: the host cannot be lost."""
 
     def close(self) -> None:
-        """Does nothing: the blocks are freed with the last reference to this object."""
+        """Do nothing: the blocks are freed with the last reference to this object."""
 
 
 ITEM_SIZES = {"bfloat16": 2}
@@ -166,11 +157,9 @@ ITEM_SIZES = {"bfloat16": 2}
 
 def item_size(dtype: npt.DTypeLike) -> int:
     """Bytes of one element."""
-    return (
-        ITEM_SIZES[dtype]
-        if isinstance(dtype, str) and dtype in ITEM_SIZES
-        else np.dtype(dtype).itemsize
-    )
+    if isinstance(dtype, str) and dtype in ITEM_SIZES:
+        return ITEM_SIZES[dtype]
+    return np.dtype(dtype).itemsize
 
 
 class Buffers:
@@ -179,9 +168,9 @@ class Buffers:
     a row for each of `slots` slots, callers give the shape of one row.
 
     transient: names of buffers with rows whose content, such as logits, is not needed after the
-    pass that wrote it. All shapes of such a name share memory. If it is too small for a shape, a
-    new block of at least twice its size is allocated, so that all blocks together take less than
-    four times the largest buffer.
+    pass that wrote it. All shapes of such a name share a block of memory. If the block is too small
+    for a shape, a new one of at least twice its size is allocated, so that all blocks together take
+    less than four times the largest buffer.
     """
 
     def __init__(self, memory: Memory, slots: int, transient: Collection[str] = ()) -> None:
@@ -221,8 +210,8 @@ class Buffers:
     def write_part(
         self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]
     ) -> None:
-        """Write `items` [n,...] to items `first` .. `first`+n-1 of the row of `slot`, which has
-        this `shape`."""
+        """Write `items` [n,...] to items `first` .. `first`+n-1 of the row of `slot`. shape: of the
+        whole row."""
         item = math.prod(shape[1:]) * items.itemsize
         address = self.rows_address(name, shape, items.dtype) + (slot * shape[0] + first) * item
         self._memory.upload(address, np.ascontiguousarray(items))
@@ -275,7 +264,7 @@ class KVCache:
 
     @property
     def entry_bytes(self) -> int:
-        """The bytes of one token's entry in one head."""
+        """The bytes of a token's keys, or values, in one head."""
         return self._head_dim * item_size(self.dtype)
 
     def shape(self, slots: int) -> tuple[int, int, int, int]:
@@ -283,7 +272,7 @@ class KVCache:
         return slots, self._heads, self.capacity + self._spare, self._head_dim
 
     def places(self, slot: int = 0) -> Iterator[tuple[str, int]]:
-        """For every tensor, the name of its input and the address at which `slot` begins."""
+        """Yield for every tensor the name of its input, and the address of the part of `slot`."""
         offset = slot * self._heads * self._pitch(self.capacity)
         for name, address in self._addresses.items():
             yield name, address + offset
@@ -345,9 +334,8 @@ class KVCache:
             )
 
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
-        """Move entries of a window to its beginning, so that they follow one another. The window
-        begins after the first `length` entries of `slot`. rows: the entries' rows in the window,
-        rising; the first is 0."""
+        """Move the K/V of some rows of the last window, which begins after the first `length`
+        entries of `slot`, next to each other at its beginning. rows: rising, and the first is 0."""
         pitch, size = self._pitch(self.capacity), self.entry_bytes
         for index, row in enumerate(rows):
             if index == row:  # as all rows of a chain
@@ -382,7 +370,7 @@ class NoiseRows:
         self._filled = [range(0)] * slots
 
     def begin(self, slot: int, seed: int | None) -> None:
-        """Start another text in `slot`. seed: None if it is decoded greedily and needs no noise."""
+        """Start another text in `slot`. seed: None for greedy decoding, which needs no noise."""
         self._seeds[slot], self._filled[slot] = seed, range(0)
 
     def cover(self, slot: int, first: int, stop: int) -> None:
@@ -391,7 +379,7 @@ class NoiseRows:
         stop = min(stop, self._positions)
         if seed is None or (filled.start <= first and stop <= filled.stop):
             return
-        self._filled[slot] = range(0)  # Nothing counts as filled until all of it is written.
+        self._filled[slot] = range(0)  # If a write fails, nothing counts as filled.
         wanted = range(first, min(stop + NOISE_AHEAD_POSITIONS, self._positions))
         positions = np.arange(wanted.start, wanted.stop, dtype=np.int64)
         for stream in self._streams:

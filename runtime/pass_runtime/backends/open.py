@@ -17,8 +17,8 @@ log = logging.getLogger("pass_runtime.device")
 
 
 def gpus_of_replica(name: str) -> int:
-    """How many GPUs Ray must give to a process that opens `name`. Raises PassError if `name` has a
-    number: the process sees only the GPUs from Ray, so the number could mean another GPU."""
+    """Return how many GPUs Ray must give to a process that opens `name`. Raises PassError if `name`
+    has a number: the process sees only the GPUs from Ray, so the number could mean another GPU."""
     device, _ = split_device(name)
     if ":" in name:
         raise PassError(f"device {name!r}: Ray chooses the GPU of every replica; use {device}")
@@ -36,11 +36,11 @@ def open_backend(
     verify: bool = True,
     weight_cache: bool = False,
 ) -> Backend:
-    """Open the backend for a device name (see `devices`). The other arguments are those of
-    `LoadOptions`. Raises PassError if something is missing."""
+    """Open the backend for a device name. The keyword arguments are fields of `LoadOptions`. Raises
+    PassError if a library, a GPU or the engines are missing."""
     check_load_options(bundle, manifest, device, capacity)
-    if device == "auto" and (found := find_engine_library(manifest)) is not None:
-        device = found.name
+    if device == "auto" and (library := find_engine_library(manifest)) is not None:
+        device = library.name
     kind, ordinal = split_device(device)
     if kind in LIBRARIES:
         from pass_runtime.backends.trt.backend import TrtBackend
@@ -72,9 +72,9 @@ def check_load_options(bundle: Path, manifest: Manifest, device: str, capacity: 
     """Raises PassError if no machine could open the bundle on such a device with this KV capacity
     in tokens."""
     if capacity is not None and capacity > manifest.model.max_capacity:
-        most = manifest.model.max_capacity
+        limit = manifest.model.max_capacity
         raise PassError(
-            f"capacity {capacity} is more than the {most} tokens of the model; use {most} or less"
+            f"capacity {capacity} is more than the {limit} tokens of the model; use {limit} or less"
         )
     kind, _ = split_device(device)
     if kind in LIBRARIES:
@@ -89,8 +89,7 @@ def find_engine_library(manifest: Manifest) -> Library | None:
         return None
     device = find_device()
     if device is None:
-        # If there is a driver, the user probably expects that the GPU is used, so this is a
-        # warning.
+        # With a driver, the user probably expects that the GPU is used.
         level = logging.WARNING if has_driver() else logging.INFO
         log.log(level, "the bundle's engines are not used: %s", why_no_device())
         return None

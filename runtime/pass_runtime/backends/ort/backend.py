@@ -62,8 +62,8 @@ Tasks = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 class OneThread:
     """Runs tasks one after another in its own thread, because captured graphs belong to the thread
-    that captured them. The thread ends with this object. context: makes the context that the thread
-    holds."""
+    that captured them. The thread ends with this object. context: makes a context in which the
+    thread runs."""
 
     def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
         self._tasks: Tasks = SimpleQueue()
@@ -90,13 +90,13 @@ class OneThread:
 
 def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> None:
     with context():
-        while (given := tasks.get()) is not None:
-            task, future = given
+        while (queued := tasks.get()) is not None:
+            task, future = queued
             try:
                 future.set_result(task())
             except BaseException as error:
                 future.set_exception(error)
-            del given, task, future  # Free what they hold before waiting for the next task.
+            del queued, task, future  # Free what they hold before waiting for the next task.
 
 
 FIRST_CAPACITY = 256
@@ -185,15 +185,11 @@ class OrtBackend(Backend):
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
-        self._bound_trunks = BoundSessions[
-            tuple[str, int]
-        ]()  # by plan and batch, until the cache is resized
-        self._bound_prefills = BoundSessions[
-            tuple[int, int]
-        ]()  # by width and slot, until the cache is resized
-        self._bound_tails = BoundSessions[
-            tuple[Hashable, ...]
-        ]()  # by `PassKind.tail_key`, `logprobs_key` and so on
+        # By plan and batch, and by width and slot, until the cache is resized.
+        self._bound_trunks = BoundSessions[tuple[str, int]]()
+        self._bound_prefills = BoundSessions[tuple[int, int]]()
+        # By `PassKind.tail_key`, `logprobs_key` and so on.
+        self._bound_tails = BoundSessions[tuple[Hashable, ...]]()
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         limits = self.capabilities
@@ -219,8 +215,7 @@ class OrtBackend(Backend):
 
     @cached_property
     def _shared(self) -> Mapping[str, ort.OrtValue]:
-        """The constants that all tails share on the CPU. On other devices each tail has its own
-        copy."""
+        """The constants that all tails share on the CPU; elsewhere each tail has its own copy."""
         return map_shared(self.bundle, self.manifest) if self.capabilities.device == "cpu" else {}
 
     def close(self) -> None:
@@ -244,7 +239,7 @@ class OrtBackend(Backend):
         self._in_thread(lambda: self._run_tails(kind))
 
     def _in_thread(self, task: Callable[[], T]) -> T:
-        """Run `task`, in the thread of the captured graphs if the device captures them."""
+        """Run `task`, in the thread of the captured graphs if there is one."""
         return task() if self._thread is None else self._thread.run(task)
 
     def _run_tails(self, kind: PassKind) -> None:
@@ -288,7 +283,7 @@ class OrtBackend(Backend):
         return self._bind(graph_id, trunk.file, trunk, bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The cache inputs and outputs. They share memory, so that no pass copies the cache."""
+        """The cache inputs, and the outputs, which share their memory so that no pass copies it."""
         cache = self.cache
         past = [
             BoundTensor(name, cache.dtype, cache.shape(batch), address)
@@ -369,9 +364,8 @@ def following_capacities(maximum: int) -> tuple[int, ...]:
     """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the
     size before.
 
-    They follow the text's length closely: attention on the CPU takes time for every entry of the
-    cache, valid or not, and copying the cache whenever it grows costs less than attention over
-    invalid entries.
+    The steps are small: attention on the CPU takes time for every entry of the cache, valid or not,
+    and copying the cache whenever it grows costs less than attention over invalid entries.
     """
     sizes, size = [], CAPACITY_STEP
     while size < maximum:
@@ -381,8 +375,7 @@ def following_capacities(maximum: int) -> tuple[int, ...]:
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """256, 512, ... up to and including `maximum`. They are few, because each needs its own CUDA
-    graphs."""
+    """256, 512, ... up to and including `maximum`: few, because each needs its own CUDA graphs."""
     return doublings(maximum, FIRST_CAPACITY)
 
 

@@ -1,5 +1,4 @@
-"""Chooses the device, opens ONNX Runtime sessions, shares constants among them, and checks
-graphs."""
+"""Chooses the device, and opens ONNX Runtime sessions that share constants; checks their graphs."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
 CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
-    # The second if opening with the first fails, as for a graph with a node on the CPU. TF32 would
-    # round float32.
+    # A graph with a node on the CPU cannot be opened with the first options, but with the second.
+    # TF32 would round float32.
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 
@@ -62,8 +61,8 @@ zero points are missing or shared."""
 
 
 def choose_device(device: str) -> str:
-    """The device to use, which may end in a GPU's number. `auto` is CUDA if this onnxruntime has it
-    and CUDA sees a GPU, else the CPU. Raises PassError if a device that is named cannot be used."""
+    """Return the device to use: for `auto`, CUDA if this onnxruntime has it and CUDA sees a GPU,
+    else the CPU. Raises PassError if another `device` cannot be used."""
     has_cuda = PROVIDERS["cuda"][0] in ort.get_available_providers()
     if device == "auto":
         return "cuda" if _sees_gpu(has_cuda) else "cpu"
@@ -78,8 +77,8 @@ def choose_device(device: str) -> str:
 
 
 def _sees_gpu(has_cuda: bool) -> bool:
-    """Whether there is a GPU and this onnxruntime can use it. If only one of both is the case, the
-    log says so."""
+    """Whether there is a GPU and this onnxruntime can use it. Logs it if it has only one of the
+    two."""
     gpu = find_device()
     if gpu is not None and not has_cuda:
         log.warning("%s is not used: %s", gpu.name, why_no_cuda())
@@ -109,13 +108,13 @@ def open_session(
     packed: bool = False,
     unsigned: bool = False,
 ) -> ort.InferenceSession:
-    """Open a session on `device`, which may end in a GPU's number. Raises PassError if that fails.
-    `captures` of the session is whether it captures CUDA graphs. If it cannot, `not_captured` is
-    ONNX Runtime's reason, else None. `file` is the name of the graph's file.
+    """Open a session on `device`. Raises PassError if that fails. The session gets the attributes
+    `captures` (whether it captures CUDA graphs), `not_captured` (ONNX Runtime's reason why it
+    cannot, else None) and `file` (the name of the graph's file).
 
-    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights, which is slow.
-    Quantized weights are then multiplied in float32; fused kernels also round activations to 8
-    bits. shared: constants, by name, that the session reads from this memory instead of from the
+    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights: quantized weights
+    are then multiplied in float32, which is slow, while fused kernels round activations to 8 bits.
+    shared: constants, by name, that the session reads from this memory instead of from the
     file. save: also write the optimized graph to this file, and the weights as ONNX Runtime's
     kernels read them to a file beside it (.data). packed: `path` was written with `save`.
     unsigned: make int8 weights uint8, where products of uint8 and int8 codes are not summed
@@ -125,9 +124,8 @@ def open_session(
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     kind, ordinal = split_device(device)
-    options.enable_mem_pattern = (
-        kind != "cpu"
-    )  # A memory pattern would be kept for each of many shapes.
+    # On the CPU, a memory pattern would be kept for each of many shapes.
+    options.enable_mem_pattern = kind != "cpu"
     for name, value in shared.items():
         options.add_initializer(name, value)
     if save is not None:
@@ -139,8 +137,8 @@ def open_session(
         for name in UNSIGNED_OPTIONS:
             options.add_session_config_entry(name, "1")
     if packed:
-        # Passes alternate between two such sessions. Threads of one that spin after its pass would
-        # take the cores that the other one's pass needs, which doubled the time of a pass.
+        # Passes alternate between two such sessions. If the threads of one went on spinning after
+        # its pass, they would take cores from the other's pass, which doubled the time of a pass.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if exact or packed:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -148,10 +146,8 @@ def open_session(
         options.add_session_config_entry("session.disable_prepacking", "1")
     if kind == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, if installed
-    if ordinal:
-        require_device(
-            import_api(), ordinal
-        )  # ONNX Runtime's own error would not say how many GPUs there are.
+    if ordinal:  # ONNX Runtime's own error would not say how many GPUs there are.
+        require_device(import_api(), ordinal)
     source: str | bytes | Path = path
     if (resolved := resolve_links(path)) is not None:
         source, folder = resolved
@@ -159,8 +155,7 @@ def open_session(
     provider, errors = PROVIDERS[kind][0], []
     for settings in provider_options(device):
         try:
-            # enable_fallback=1, the default, would print an error of CUDA and open a session on the
-            # CPU instead.
+            # enable_fallback=1, the default, would open a session on the CPU if CUDA fails.
             session = ort.InferenceSession(
                 source, options, providers=[(provider, settings)], enable_fallback=0
             )
@@ -223,18 +218,18 @@ ORT_TYPES = {  # by dtype of the manifest
 def check_graph(
     session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None
 ) -> None:
-    """Raises PassError if a session's inputs or outputs differ from those of `graph`. manifest:
-    given for a trunk, whose metadata are then compared with it too."""
-    for described, found in (
+    """Raise PassError if a session's inputs or outputs differ from those of `graph`. manifest: if
+    given, it is compared with the metadata that a trunk has."""
+    for described, actual_tensors in (
         (graph.inputs, session.get_inputs()),
         (graph.outputs, session.get_outputs()),
     ):
         listed = [(tensor.name, ORT_TYPES[tensor.dtype], tensor.shape) for tensor in described]
-        actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in found]
-        for one in sorted({*listed} ^ {*actual}, key=str):
+        actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in actual_tensors]
+        for name, _, shape in sorted({*listed} ^ {*actual}, key=str):
             raise PassError(
-                f"the manifest and {graph.file} differ in {one[0]} {list(one[2])}; export the "
-                "bundle again"
+                f"the manifest and {graph.file} differ in {name} {list(shape)}; export the bundle "
+                "again"
             )
     if manifest is not None:
         stated = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))

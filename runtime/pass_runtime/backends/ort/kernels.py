@@ -1,18 +1,16 @@
-"""What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in about 6
-ms.
+"""How ONNX Runtime's CPU kernels round on this machine, found by running tiny graphs in about 6 ms.
 
-ONNX Runtime has other kernels for other instruction sets, and they differ in three ways that matter
-here.
+ONNX Runtime has other kernels for other instruction sets, which differ in three ways:
 
-- Without 8-bit dot products (VNNI, AMX), a product of uint8 and int8 codes adds two products in 16
-  bits. The sum of two can exceed them, and is then cut off.
+- Without 8-bit dot products (VNNI, AMX), a matrix product of uint8 and int8 codes adds pairs of
+  products in 16 bits. A sum that exceeds 16 bits is cut off.
 - A product with weights in blocks (MatMulNBits) may add in another order for a single row than for
   several rows. Then a token's values depend on the number of rows in its pass.
-- Without AVX2, a softmax adds what is left after whole vectors in another order. Then its results
-  depend on how many masked entries follow.
+- Without AVX2, a softmax adds the elements after the last whole vector in another order. Then its
+  results depend on how many masked entries follow.
 
-The name of the CPU does not tell this: it depends on ONNX Runtime's build too, and under emulation
-on neither.
+The name of the CPU does not tell which kernels run: ONNX Runtime's build decides that too, and
+emulated CPUs have other names.
 """
 
 from __future__ import annotations
@@ -29,19 +27,18 @@ from pass_runtime.backends.ort.external_data import encode_field, encode_varint
 from pass_runtime.bundle.manifest import Manifest
 
 ROW_COUNTS = (1, 2, 3, 5, 9)
-"""Numbers of rows whose results are compared with those of the same rows among MOST_ROWS."""
-MOST_ROWS = 16
+"""The results of so many rows are compared with those of the same rows among MAX_ROWS."""
+MAX_ROWS = 16
 BLOCKS, OUTPUTS = 4, 64
-"""The weights of a probe: blocks of inputs, and outputs."""
+"""The sizes of a probe's weights: blocks of inputs, and outputs."""
 ACCURACY_LEVEL = 4
-"""The attribute of MatMulNBits that ONNX Runtime sets if it fuses such a product: rows are rounded
-to 8 bits."""
+"""The value of MatMulNBits's attribute with which rows are rounded to 8 bits."""
 
 
 class Kernels(NamedTuple):
-    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: the
-    fewest rows from which on the results of a row do not depend on the number of rows; None if they
-    always may. equal_softmax: whether the results of a softmax do not depend on the number of
+    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: with at
+    least so many rows, the results of a row do not depend on the number of rows; None if they do
+    with any number. equal_softmax: whether the results of a softmax do not depend on the number of
     masked entries after the others."""
 
     exact_sums: bool
@@ -56,35 +53,34 @@ class Kernels(NamedTuple):
 
 
 EXACT = Kernels(exact_sums=True, least_rows=1, equal_softmax=True)
-"""Of sessions whose products are not fused."""
+"""The kernels of sessions whose products are not fused."""
 
 
 def find_kernels(manifest: Manifest) -> Kernels:
-    """What the CPU kernels that run the bundle's products compute here."""
-    rows = [least_rows(*each) for each in block_formats(manifest)]
-    known = [each for each in rows if each is not None]
-    least = max(known, default=1) if len(known) == len(rows) else None
+    """Find how the CPU kernels that run the bundle's graphs round here."""
+    least: int | None = 1
+    for rows in (least_rows(*each) for each in block_formats(manifest)):
+        least = None if rows is None or least is None else max(least, rows)
     return Kernels(sums_are_exact(), least, softmax_is_equal())
 
 
 def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
     """The bits and block sizes of the bundle's weights that have blocks."""
-    info, found = manifest.model.quantization, set[tuple[int, int]]()
-    if info is None:
-        return (
-            found if manifest.model.weights == "full" else {(4, 32), (8, 32)}
-        )  # the latter in older bundles
+    info = manifest.model.quantization
+    if info is None:  # Older bundles do not say which formats they have.
+        return () if manifest.model.weights == "full" else {(4, 32), (8, 32)}
+    formats = set[tuple[int, int]]()
     for scheme in (info.grid, info.lm_head, *info.layers.values()):
         if scheme is not None and scheme.block_size is not None and scheme.numbers != "fp8":
-            found.add((int(scheme.numbers.removeprefix("int")), scheme.block_size))
+            formats.add((int(scheme.numbers.removeprefix("int")), scheme.block_size))
             if scheme.offsets:  # The sums of blocks are products with codes of 4 bits.
-                found.add((4, scheme.block_size))
-    return found
+                formats.add((4, scheme.block_size))
+    return formats
 
 
 @cache
 def sums_are_exact() -> bool:
-    """Whether products of uint8 and int8 codes are summed exactly, found once a process."""
+    """`Kernels.exact_sums`, found once a process."""
     rows, weights = np.full((2, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
     session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
     return bool((_run(session, rows) == rows.astype(np.int64) @ weights).all())
@@ -92,8 +88,7 @@ def sums_are_exact() -> bool:
 
 @cache
 def least_rows(bits: int, block_size: int) -> int | None:
-    """`Kernels.least_rows` of products with weights of `bits` bits in blocks, found once a
-    process."""
+    """`Kernels.least_rows` for weights of so many bits in blocks, found once a process."""
     random, inputs = np.random.default_rng(0), BLOCKS * block_size
     codes = random.integers(0, 256, (OUTPUTS, BLOCKS, block_size * bits // 8), np.uint8)
     scales = random.uniform(0.001, 0.02, (OUTPUTS, BLOCKS)).astype(np.float32)
@@ -107,7 +102,7 @@ def least_rows(bits: int, block_size: int) -> int | None:
     session = _open(
         "MatMulNBits", "com.microsoft", sizes, (FLOAT, inputs), FLOAT, codes=codes, scales=scales
     )
-    rows = random.standard_normal((MOST_ROWS, inputs)).astype(np.float32)
+    rows = random.standard_normal((MAX_ROWS, inputs)).astype(np.float32)
     among_all = _run(session, rows)
     differing = [
         n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), among_all[:n])
@@ -119,9 +114,8 @@ def least_rows(bits: int, block_size: int) -> int | None:
 def softmax_is_equal() -> bool:
     """`Kernels.equal_softmax`, found once a process."""
     session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
-    # Scores spread so much, in so many rows, that other orders round differently for some of these
-    # numbers of scores.
-    scores = 3 * np.random.default_rng(0).standard_normal((MOST_ROWS, 32)).astype(np.float32)
+    # Random scores of different sizes in many rows: another order of addition changes some sums.
+    scores = 3 * np.random.default_rng(0).standard_normal((MAX_ROWS, 32)).astype(np.float32)
     for count in range(1, 8):
         masked = np.where(np.arange(32) < count, scores, np.float32(-np.inf))
         if not np.array_equal(_run(session, scores[:, :count]), _run(session, masked)[:, :count]):
