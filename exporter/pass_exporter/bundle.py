@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx_ir as ir
-import onnxruntime
 import torch
 from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +26,7 @@ from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.processors import build_processors
 from pass_exporter.tails.rejection import build_rejection_tail
+from pass_runtime.backends.ort import onnxruntime
 from pass_runtime.bundle import head as heads
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.bindings import fed_by

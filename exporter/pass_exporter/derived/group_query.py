@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime as ort
 from onnx_ir.convenience import extract
 
 from pass_exporter.derived.heads import puts_heads_first
 from pass_exporter.trunk.graph import initializer, take_place
+from pass_runtime.backends.ort import onnxruntime as ort
 
 DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16

@@ -1,9 +1,8 @@
-"""The buffer that every tensor of a graph is bound to, for any engine. Data flows between graphs
-and passes in buffers.
+"""Chooses the buffer that every tensor of a graph is bound to, for any engine.
 
-Tensors with the same buffer name and shape share memory: the trunk's output `logits` is the tail's
-input, and a tail's output `next_ids` is the next pass's input `input_ids` (`fed_by` names these
-pairs).
+Data flows between graphs and passes in buffers: tensors with the same buffer name and shape share
+memory. The trunk's output `logits` is the tail's input, and a tail's output `next_ids` is the input
+`input_ids` of the next pass (`fed_by` names these pairs).
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
 
 PREFILL = "prefill."
-"""Prefix of the buffers that only prefill uses, so that it leaves the windows of all slots as they
-are."""
+"""Prefix of the buffers that only prefill uses, so that it changes no slot's window."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,8 @@ class Binding:
     """The buffer, shape and dtype of a tensor.
 
     by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b
-    rows. row: the shape of such a row: shape[1:], or less if the tensor has padding, which is then
-    in the rows of the next slots.
+    rows. row: the shape of such a row: shape[1:] without padding, for which the tensor extends into
+    the rows of the next slots.
     constant: what the buffer always holds; None if the host or a graph writes it.
     """
 
@@ -76,8 +74,7 @@ class BundleBindings:
         """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of `plan`'s graphs that are the same in every pass, by name. The manifest
-        lists them, too."""
+        """The inputs of `plan`'s graphs that are the same in every pass, by name."""
         constants: dict[str, npt.NDArray[Any]] = {
             "row_position": plan.row_position,
             "window_mask": plan.window_mask,
@@ -88,19 +85,16 @@ class BundleBindings:
         return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
 
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
-        """The bindings of the trunk, without the KV cache. prefill: use buffers of its own, and
-        compute the logits of one row; the host writes which row that is."""
+        """The bindings of the trunk, without the KV cache. prefill: use the buffers of prefill, and
+        compute the logits of a single row, which the host chooses."""
         constants, width = self.constants(plan), self._trunk_width(plan.width, batch)
         own = {"batch": batch, "width": self._padded_width(plan.width), "logit_rows": plan.width}
-        # Rows that were padded because products of few rows differ have logits too: these are a
-        # product.
+        # If products of few rows round differently (`least_rows`), the padding has logits too, as
+        # they are such a product.
         rows = 1 if prefill else width if width > own["width"] else plan.width
-        if (
-            width > plan.width
-        ):  # The padded window is one chain of rows; nothing reads the results of the padding.
-            constants = self.constants(prefill_plan(width)) | {
-                "logit_rows": np.arange(rows, dtype=np.int64)
-            }
+        if width > plan.width:  # The window is padded to a longer chain.
+            constants = self.constants(prefill_plan(width))
+            constants["logit_rows"] = np.arange(rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": rows}
         own["lookahead_rows"] = sizes["lookahead_rows"] = len(constants["lookahead_rows"])
         if prefill:
@@ -126,8 +120,7 @@ class BundleBindings:
     def tail(
         self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False
     ) -> Bindings:
-        """The bindings of the tail of `plan`. processed: the tail reads the logits that the
-        processors wrote."""
+        """The bindings of the tail of `plan`. processed: it reads the logits of the processors."""
         graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
@@ -164,8 +157,7 @@ class BundleBindings:
         return Bindings(_reading_processed(inputs) if processed else inputs, outputs)
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
-        """`tensor` with the shape that it has in memory, which for a window includes the
-        padding."""
+        """`tensor` with its shape in memory, which for a window includes the padding."""
         window = plan.next if tensor.name == "next_ids" else plan
         if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != window.width:
             return tensor
@@ -181,8 +173,7 @@ class BundleBindings:
         scope: str = "",
         own: Mapping[str, int] | None = None,
     ) -> Binding:
-        """own: the sizes without the padding that tails do not see, if that differs from
-        `sizes`."""
+        """own: the sizes without the padding for the trunk, if they differ from `sizes`."""
         shape, unpadded = (
             tuple(known[size] if isinstance(size, str) else size for size in tensor.shape)
             for known in (sizes, own or sizes)
@@ -205,8 +196,8 @@ def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
 
 
 def fed_by(output: str) -> str | None:
-    """The input of the next pass that shares the memory of `output` under another name; None if
-    there is none."""
+    """Return the input of the next pass, of another name, that shares the memory of `output`; None
+    if there is none."""
     if output == "next_ids":
         return "input_ids"
     for prefix, fed in ((PRESENT, PAST), ("next_", "")):

@@ -1,5 +1,4 @@
-"""The draft head of a bundle: its arrays and their file. `pass_exporter.tails.definitions` computes
-with them."""
+"""The arrays of a draft head and their file. `pass_exporter.tails.definitions` reads them."""
 
 from __future__ import annotations
 
@@ -14,12 +13,11 @@ import numpy.typing as npt
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 HEAD_FILE = "tail.head.data"
-"""The file in a bundle with the arrays, one after another and little-endian. The tails that make
-drafts read it."""
+"""The file with the arrays, one after another and little-endian, for the tails that make drafts."""
 HEAD_PREFIX = "head_"
 """Prefix of an array's name in the tails: `head_table` is `HeadArrays.table`."""
 CANDIDATE_BLOCKS = 64
-"""How many blocks of token ids the candidates for a draft come from."""
+"""The candidates for a draft are the token ids of so many blocks, the likeliest ones."""
 ALIGNMENT = 64
 """Every array in the file begins at a multiple of this many bytes."""
 
@@ -30,9 +28,9 @@ Floats = npt.NDArray[np.float32]
 class HeadArrays:
     """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32.
     V: vocabulary size, H: hidden size, r: rank, m: width. The head adds s @ out @ table.T to the
-    logits of a look-ahead row. Its state is s = silu(h @ hidden + table[t] @ token + s' @ state +
-    bias) for the hidden state h of the row, the token t before it, and the state s' of the row
-    before, at first 0."""
+    logits of a look-ahead row. The head's state is s = silu(h @ hidden + table[t] @ token + s' @
+    state + bias), where h is the row's hidden state, t the token before the row, and s' the head's
+    state of the row before, at first 0."""
 
     table: npt.NDArray[np.float16]
     hidden: Floats
@@ -56,7 +54,7 @@ class ArrayRegion:
 
 
 def head_layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str, ArrayRegion]:
-    """Where every array lies in the file, by its name in `HeadArrays`. rank, width: r and m."""
+    """Return where every array lies in the file, by its name in `HeadArrays`. rank, width: r, m."""
     shapes: dict[str, tuple[int, ...]] = {
         "table": (vocab_size, rank),
         "hidden": (hidden_size, width),
@@ -65,26 +63,24 @@ def head_layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dic
         "bias": (width,),
         "out": (width, rank),
     }
-    places, offset = {}, 0
+    regions, offset = {}, 0
     for name, shape in shapes.items():
-        places[name] = ArrayRegion(offset, shape, "<f2" if name == "table" else "<f4")
-        offset += -(-places[name].nbytes // ALIGNMENT) * ALIGNMENT
-    return places
+        regions[name] = ArrayRegion(offset, shape, "<f2" if name == "table" else "<f4")
+        offset += -(-regions[name].nbytes // ALIGNMENT) * ALIGNMENT
+    return regions
 
 
-def head_file_size(places: Mapping[str, ArrayRegion]) -> int:
-    """The size of the file in bytes."""
-    return max(place.offset + place.nbytes for place in places.values())
+def head_file_size(regions: Mapping[str, ArrayRegion]) -> int:
+    """Return the size of the file in bytes."""
+    return max(region.offset + region.nbytes for region in regions.values())
 
 
-def map_head(file: Path, places: Mapping[str, ArrayRegion]) -> HeadArrays:
-    """The arrays, memory-mapped from `file`."""
+def map_head(file: Path, regions: Mapping[str, ArrayRegion]) -> HeadArrays:
+    """Return the arrays, memory-mapped from `file`."""
     data = np.memmap(file, np.uint8, "r")
     arrays: dict[str, Any] = {
-        name: data[place.offset : place.offset + place.nbytes]
-        .view(place.dtype)
-        .reshape(place.shape)
-        for name, place in places.items()
+        name: np.ndarray(region.shape, region.dtype, data, region.offset)
+        for name, region in regions.items()
     }
     return HeadArrays(**arrays)
 

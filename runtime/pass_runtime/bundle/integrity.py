@@ -1,9 +1,9 @@
 """Checks that a bundle's files are the ones that were exported, by size and SHA-256.
 
 Reading a large model takes long, so hashes are cached in the user's cache directory. A file is
-identified by its device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime
-back. The hash of a file that changed a moment ago is not cached, because another change within the
-same tick of the clock would not show.
+identified by its device, inode, size, mtime and ctime, because neither a copy nor `touch` can set
+the ctime back. The hash of a file that changed a moment ago is not cached: another change within
+the same tick of the clock would leave the times as they are.
 """
 
 from __future__ import annotations
@@ -27,25 +27,22 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 HASHES_FILE = "hashes.txt"
-"""A file of the cache directory. Each line has the numbers that identify a file, and its SHA-256,
-between spaces."""
+"""A file of the cache directory. A line has the numbers that identify a file, and its SHA-256."""
 MAX_CACHED_HASHES = 4096
-"""How many lines the file keeps: the newest ones."""
+"""Only the newest lines of HASHES_FILE, at most so many, are kept."""
 MIN_AGE_NS = 2 * 10**9
 """A hash is cached only if the file's last change is older than this; some file systems have coarse
 timestamps."""
 
 
 def cache_directory() -> Path:
-    """The directory PASS_CACHE, or pass-toolkit in the user's cache directory if that is not
-    set."""
+    """Return the directory PASS_CACHE if it is set, else pass-toolkit in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PASS_CACHE") or Path(base) / "pass-toolkit")
 
 
 class HashCache:
-    """The cached SHA-256 hashes, read when the object is made. Empty if there is no usable cache
-    directory."""
+    """The cached SHA-256 hashes, read when the object is made; none if they cannot be read."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -60,28 +57,26 @@ class HashCache:
         return self._known.get(_identity(path)) == sha256
 
     def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
-        """Whether `path` has this hash. `compute` reads the file if the cache has no hash for
-        it."""
+        """Whether `path` has this hash. `compute` reads the file if its hash is not cached."""
         before = _identity(path)
         if self._known.get(before) == sha256:
             return True
-        found = compute(path)
+        actual = compute(path)
         status = path.stat()
         if (
             before == _identity(path)
             and max(status.st_mtime_ns, status.st_ctime_ns) + MIN_AGE_NS < time.time_ns()
         ):
-            self._new[before] = found
-        return found == sha256
+            self._new[before] = actual
+        return actual == sha256
 
     def save(self) -> None:
-        """Write the new hashes, and keep those that other processes have written meanwhile."""
+        """Add the new hashes to the file, which other processes may have changed meanwhile."""
         if not self._new:
             return
         known = HashCache()._known | self._new
-        lines = [f"{identity} {sha256}\n" for identity, sha256 in known.items()][
-            -MAX_CACHED_HASHES:
-        ]
+        newest = [*known.items()][-MAX_CACHED_HASHES:]
+        lines = [f"{identity} {sha256}\n" for identity, sha256 in newest]
         with suppress(OSError, RuntimeError, PassError):  # The next check reads the files again.
             cache_directory().mkdir(parents=True, exist_ok=True)
             write_whole(cache_directory() / HASHES_FILE, "".join(lines))
@@ -124,10 +119,10 @@ def verify_files(
 
 
 def has_hash(path: Path, sha256: str, hash_cache: HashCache | None = None) -> bool:
-    """Whether a file has this hash. The file is read unless `hash_cache` has its hash."""
-    return (
-        _sha256(path) == sha256 if hash_cache is None else hash_cache.matches(path, sha256, _sha256)
-    )
+    """Whether a file has this hash. The file is read unless its hash is in `hash_cache`."""
+    if hash_cache is not None:
+        return hash_cache.matches(path, sha256, _sha256)
+    return _sha256(path) == sha256
 
 
 def _sha256(path: Path) -> str:
@@ -135,8 +130,7 @@ def _sha256(path: Path) -> str:
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Size and SHA-256 of a file. It is read in pieces of 4 MiB; `progress` gets the bytes of each
-    piece."""
+    """Return the size and SHA-256 of a file. It is read in pieces, whose bytes `progress` gets."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

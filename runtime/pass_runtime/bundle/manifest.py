@@ -1,5 +1,4 @@
-"""pass_config.json, the contract between exporter, runtimes and servers, as pydantic models that
-validate it."""
+"""pass_config.json, the contract between exporter, runtimes and servers, as pydantic models."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from pass_runtime.errors import PassError
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
-"""Files of chat templates, by name. If there is `tool_use`, transformers uses it for conversations
-with tools."""
+"""Files of chat templates, by name. As in transformers, `tool_use`, if it exists, is used for
+conversations with tools."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 MANIFEST_VERSION = 3
@@ -93,10 +92,9 @@ class SchemeInfo(_Strict):
     point) * scale.
 
     numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of
-    an output.
-    zero_points: whether there are zero points; codes are then unsigned. offsets: whether every
-    block's values also have an offset in common. The graph multiplies it by the sum of the block's
-    inputs, and adds that to the layer's output.
+    an output. zero_points: whether there are zero points; codes are then unsigned. offsets: whether
+    an offset is added to all values of a block. The graph multiplies the offset by the sum of the
+    block's inputs, and adds the product to the layer's output.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -109,11 +107,11 @@ class QuantizationInfo(_Strict):
     """How linear layers are quantized. Embeddings, norms and layers that do not divide into blocks
     are not quantized.
 
-    grid: the scheme of the decoder's layers. lm_head: its scheme; null if it has the model's dtype.
-    layers: the schemes of decoder layers that have another one, by name. calibration: the text with
-    which weights were rounded or activations measured; null if none was needed. activations:
-    "static_int8" rounds the layers' inputs to 8 bits, with a scale for each tensor, except in the
-    layers `weight_only`.
+    grid: the scheme of decoder layers that are not in `layers`. lm_head: the LM head's scheme; null
+    if it has the model's dtype. layers: the schemes of other decoder layers, by name. calibration:
+    the text with which weights were rounded or activations measured; null if none was needed.
+    activations: "static_int8" rounds the layers' inputs to 8 bits, with a scale for each tensor,
+    except in the layers `weight_only`.
     """
 
     grid: SchemeInfo
@@ -133,12 +131,11 @@ class QuantizationInfo(_Strict):
 class ModelInfo(_Strict):
     """The model. `max_capacity` is the longest sequence that it has positions for, in tokens.
 
+    source: the model's origin, such as `file:x.gguf`. family: transformers' `model_type`.
     dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is
-    dtype.
-    quantization: that format's details; null for "full" and in bundles of older versions.
+    dtype. quantization: how they are quantized; null for "full" and in older bundles.
     special_tokens: the special tokens by the variable that chat templates read, such as
-    `bos_token`; null in bundles of older versions. source: the model's origin, such as
-    `file:x.gguf`. family: transformers' `model_type`.
+    `bos_token`; null in older bundles.
     """
 
     name: str
@@ -254,9 +251,8 @@ class PlanInfo(_Strict):
 
 
 class NoiseInfo(_Strict):
-    """The random tables of the sampling tails, which must be those of
-    `pass_runtime.bundle.noise`. members: token ids in a block. row: entries in a row of a table.
-    bits: random bits in an entry."""
+    """The random tables of the sampling tails, from `pass_runtime.bundle.noise`. members: token ids
+    in a block. row: entries in a row of a table. bits: random bits in an entry."""
 
     scheme: str
     members: int
@@ -275,7 +271,7 @@ class Profile(_Strict):
     sizes: dict[str, Annotated[tuple[int, int, int], Field(strict=False)]]
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether all names in `sizes` of this profile are dimensions, each in its range."""
+        """Whether `sizes` has every dimension of this profile, each in its range."""
         return all(
             name in sizes and low <= sizes[name] <= high
             for name, (low, _, high) in self.sizes.items()
@@ -283,8 +279,7 @@ class Profile(_Strict):
 
 
 class EngineFile(_Strict):
-    """The engine of `graph`, in `file` of the set's directory. aliases: by output, the input whose
-    memory it shares."""
+    """The engine of `graph`. aliases: by output, the input whose memory it shares."""
 
     graph: FileName
     file: FileName
@@ -298,12 +293,10 @@ class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
     library, version: the library that built it. bundle: `Manifest.content` of the bundle that it
-    was built from.
-    targets: compute capabilities, such as `sm89`. lookahead: the L of its plans. None has group
-    sizes in its name.
-    capacities: numbers of cache entries that a pass may read, ascending; the last is S, the
-    capacity of the cache.
-    prefill_widths: tokens in a prompt chunk, descending; 1 is always possible and not listed.
+    was built from. targets: compute capabilities, such as `sm89`. lookahead: the L of its plans,
+    which have full groups. capacities: numbers of cache entries that a pass may read, ascending;
+    the last is S, the capacity of the cache. prefill_widths: tokens in a prompt chunk, descending;
+    1 is always possible and not listed.
     """
 
     directory: FileName
@@ -325,12 +318,10 @@ class Manifest(_Strict):
     """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
     derived: trunks rewritten for one device each. tools: the versions of the software that made the
-    bundle, by name.
-    feeds: by output, the input of the next graph or pass that shares its memory. Tensors of the
-    same name share it.
-    logprobs: the graph of the emitted tokens' log-probabilities, which can run after any tail.
-    processors: the graph of constraints, penalties and biases, which can run before any tail; null
-    in older bundles.
+    bundle, by name. feeds: by output, the input of the next graph or pass that shares its memory,
+    if their names differ. logprobs: the graph of the emitted tokens' log-probabilities, which can
+    run after any tail. processors: the graph of constraints, penalties and biases, which can run
+    before any tail; null in older bundles.
     """
 
     format: Literal["pass-bundle"]
@@ -364,10 +355,7 @@ class Manifest(_Strict):
     ) -> DerivedTrunk | None:
         """The trunk that ONNX Runtime runs on `device` in a session with so many slots; None if it
         is `trunk`. A session runs the same trunk for every batch size, so that a sequence's text
-        does not depend on the batch.
-
-        lookahead_rows: whether the passes have look-ahead rows.
-        """
+        does not depend on the batch. lookahead_rows: whether the passes have look-ahead rows."""
         fitting = [
             each for each in self.derived if each.device == device and each.batch in (slots, None)
         ]
@@ -387,14 +375,14 @@ class Manifest(_Strict):
         return bundle_plans(self.lookahead.length, trees=any(plan.parents for plan in self.plans))
 
     def tree_sizes(self, graphs: Collection[str] | None = None) -> tuple[int, ...]:
-        """The numbers of drafts of the bundle's trees. graphs: only of trees whose tails are all
-        among these files."""
-        trees = [plan for plan in self.plans if plan.parents]
-        if graphs is not None:
-            trees = [
-                plan for plan in trees if {tail.file for tail in plan.tails.values()} <= set(graphs)
-            ]
-        return tuple(plan.drafts for plan in trees)
+        """The numbers of drafts of the bundle's trees. graphs: leave out trees with a tail that is
+        not among these files."""
+        return tuple(
+            plan.drafts
+            for plan in self.plans
+            if plan.parents
+            and (graphs is None or {tail.file for tail in plan.tails.values()} <= set(graphs))
+        )
 
     def plan(self, name: str) -> PlanInfo:
         """The plan of this name. Raises PassError if the bundle has none."""

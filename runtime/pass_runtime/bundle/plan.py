@@ -1,7 +1,7 @@
 """Plans: the static layout of a decoding window.
 
 A window is a list of rows. Every row has a kind, a parent row and a depth, its distance from the
-root. The attention mask and the positions follow from these. Training, export and runtime all take
+root, from which the attention mask and the positions follow. Training, export and runtime all take
 their masks and positions from here, so they cannot disagree.
 
     ar          root                             emits 1
@@ -122,7 +122,7 @@ class Plan:
     def draft_rows(self) -> npt.NDArray[np.int64]:
         """[D+1,L'], L' being the depth of the next window's drafts. Entry (a, j) is the row whose
         logits give the drafts at depth j + 1 of the next window if row a holds the last accepted
-        draft (row 0: no draft is accepted). It is 0 if group a has no such row."""
+        draft (row 0: no draft is accepted), or 0 if group a has no such row."""
         table = np.zeros((self.drafts + 1, self.next.depth), np.int64)
         row = 1 + self.drafts
         for last, size in enumerate(self.groups):
@@ -134,15 +134,14 @@ class Plan:
     def paths(self) -> npt.NDArray[np.int64]:
         """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if row
         a is less deep."""
-        found = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
+        table = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
         for row in range(1, self.drafts + 1):
-            found[row] = found[self.rows[row].parent]
-            found[row, self.rows[row].depth :] = row
-        return found
+            table[row] = table[self.rows[row].parent]
+            table[row, self.rows[row].depth :] = row
+        return table
 
     def next_draft_depth(self, last: int) -> int:
-        """The depth of the drafts for the next pass. last: the row of the last accepted draft, 0 if
-        none is."""
+        """The depth of the next drafts. last: the row of the last accepted draft, or 0."""
         return self.groups[last] if self.groups else 0
 
     @cached_property
@@ -159,8 +158,7 @@ class Plan:
 
     @property
     def tail(self) -> str:
-        """The name of this plan's tail graphs, which fused plans (or trees) of the same number of
-        drafts share."""
+        """The name of the tail graphs, which fused plans (or trees) of as many drafts share."""
         kind = "tree" if self.parents else "fused"
         return f"{kind}-{self.drafts}" if self.is_fused else self.name
 
@@ -177,8 +175,7 @@ def ar_plan() -> Plan:
 
 @cache
 def draft_plan(lookahead: int) -> Plan:
-    """The paper's first pass: it emits the token after the root, and makes `lookahead` drafts that
-    follow it."""
+    """The paper's first pass: it emits a token, and makes `lookahead` drafts that follow it."""
     return Plan(f"draft-{_checked_lookahead(lookahead)}", 0, (lookahead,))
 
 
@@ -194,8 +191,7 @@ def prefill_plan(width: int) -> Plan:
 
 
 def fused_plan(groups: Sequence[int]) -> Plan:
-    """Both passes in one. `groups[a]` is the number of drafts to make if `a` drafts are
-    accepted."""
+    """Both passes in one. groups[a]: how many drafts to make if `a` drafts are accepted."""
     drafts = _checked_lookahead(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
@@ -302,9 +298,8 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
 def fused_cycle(groups: Sequence[int]) -> Cycle:
     """The cycle that repeats one fused pass with these groups."""
     plan = fused_plan(groups)
-    return Cycle(
-        "fused" if plan.name == plan.tail else plan.name, (plan,)
-    )  # "fused" if all groups are full
+    all_full = plan.name == plan.tail
+    return Cycle("fused" if all_full else plan.name, (plan,))
 
 
 def tree_cycle(groups: Sequence[int], lookahead: int) -> Cycle:
@@ -323,8 +318,7 @@ def _sizes(mode: str) -> list[int]:
 
 
 def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
-    """Every plan that a bundle with `lookahead` look-ahead rows has tails for. trees: whether it
-    has trees."""
+    """Every plan that a bundle with this look-ahead has tails for. trees: whether it has trees."""
     lengths = range(1, lookahead + 1)
     chains = [
         ar_plan(),

@@ -11,18 +11,16 @@ from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """offsets [N,2] of positions -> [N,I] float32: log E and log F of each position, in the order
-    of the I table entries that it reads. `noise.entries_per_position` says which of them are E and
-    which F."""
+    """offsets [N,2] of positions -> [N,I] float32: the logs of the exponential variables that each
+    position reads. `noise.entries_per_position` says which of the I are E and which are F."""
     rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (
         table[rows + offsets[:, i : i + 1]]
         for i, table in enumerate(noise.noise_tables(vocab_size))
     )
     x = (first + second).reshape(len(offsets), -1)
-    u = (x & ((1 << noise.BITS) - 1)).astype(np.float32) * noise.SCALE + np.float32(
-        0.5
-    ) * noise.SCALE
+    integers = (x & ((1 << noise.BITS) - 1)).astype(np.float32)
+    u = integers * noise.SCALE + np.float32(0.5) * noise.SCALE
     series = u * (1 + u * (np.float32(0.5) + u * np.float32(1 / 3)))
     exponential = np.where(u < noise.SERIES_LIMIT, series, -np.log(1 - u))
     log: npt.NDArray[np.float32] = np.log(exponential).astype(np.float32)
@@ -32,12 +30,11 @@ def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDA
 def gumbel_scores(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """[N,V] logits of the tokens at `positions` [N] -> [N,V] scores, whose argmax is the token that
-    is drawn.
+    """[N,V] logits at `positions` [N] -> [N,V] scores, whose argmax is the token that is drawn.
 
     A token's score is the Gumbel-max score of its block, minus how far its own score within the
-    block is below the best one there. So the difference of the two best scores shows how close the
-    choice was, of blocks or within a block. Tokens that truncation removes have -inf.
+    block is below the best score there. So the difference of the two best scores shows how close
+    the choice of the block, or within the block, was. Tokens that truncation removes have -inf.
     """
     if params.temperature == 0:
         return logits
@@ -63,9 +60,7 @@ def two_level_scores(
     of_blocks, of_tokens = (
         log_noise[:, start : start + size] for start, size in noise.entries_per_position(vocab)
     )
-    with np.errstate(
-        divide="ignore"
-    ):  # The log of 0 belongs to a block whose tokens were all removed.
+    with np.errstate(divide="ignore"):  # log 0: a block whose tokens were all removed
         block_scores = np.log(np.exp(by_block).sum(1)) - of_blocks
     token_scores = by_block - of_tokens[:, :, None]
     best = token_scores.max(1, keepdims=True)
@@ -88,9 +83,9 @@ def sample(
 def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
     """[N,V] logits / temperature, at most 0 -> [N,V] bool: which tokens truncation keeps.
 
-    These are the top-k tokens; of those the smallest set whose probability reaches top-p; and of
-    those the ones that are at least min-p times as likely as the most likely one. Ties with the
-    last token kept are kept too, as in Hugging Face's top-k.
+    First top-k keeps the k most likely tokens, then top-p the smallest set of these whose
+    probability reaches p, then min-p those that are at least min-p times as likely as the most
+    likely token. Ties with the last token kept are kept too, as in Hugging Face's top-k.
     """
     p = np.exp(scaled)
     p /= p.sum(-1, keepdims=True)

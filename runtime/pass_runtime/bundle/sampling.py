@@ -1,5 +1,4 @@
-"""Sampling parameters, and the tail that samples with them. `pass_runtime.bundle.reference` defines
-what they do."""
+"""Sampling parameters, whose effect `pass_runtime.bundle.reference` defines."""
 
 from __future__ import annotations
 
@@ -16,12 +15,11 @@ of two keeps different logits different, so a sampling tail is exact for the req
 0 in its batch, too."""
 
 FORBIDDEN_BIAS = -1e30
-"""Added to the logit of a token that may not be drawn. It is finite, because infinities lead to
-NaNs."""
+"""Added to the logit of a token that may not be drawn; finite, because infinities lead to NaNs."""
 
 TOKEN_LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
-"""The lengths to which logits processors' token lists are padded. They are few, because each has
-CUDA graphs."""
+"""The lengths to which logits processors' token lists are padded: few, because each length needs
+CUDA graphs of its own."""
 
 Sampler = Literal["greedy", "sample", "truncated"]
 Rule = Literal["match", "rejection"]
@@ -30,8 +28,8 @@ RULES: tuple[Rule, ...] = ("match", "rejection")
 min(1, p/q), p being the model's and q the draft's probability ("rejection")."""
 
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
-"""Argmax, draws from all tokens, draws from those that truncation keeps. Each can also do what
-those before it do."""
+"""Take the argmax, draw from all tokens, or draw from those that truncation keeps. A later sampler
+can also do what the earlier ones do."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for each in SAMPLING_FIELDS:
-            object.__setattr__(
-                self, each.name, each.checked(getattr(self, each.name))
-            )  # the class is frozen
+            value = each.checked(getattr(self, each.name))
+            object.__setattr__(self, each.name, value)  # the class is frozen
 
     def seeded(self) -> SamplingParams:
-        """These parameters with a seed: if none was given, a random one, or 0 for argmax, which
+        """Return these parameters with a seed: if it is None, a random one, or 0 for argmax, which
         does not use it."""
         if self.seed is not None:
             return self

@@ -1,5 +1,4 @@
-"""The manifest's JSON schema, for readers in other languages. `python -m
-pass_runtime.bundle.schema` writes it."""
+"""Writes the manifest's JSON schema, for readers in other languages (`python -m` this module)."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ SCHEMA_FILE = Path(__file__).with_name("pass_config.schema.json")
 
 
 def schema_text() -> str:
-    """The content of SCHEMA_FILE. `pass_runtime.bundle.read` also checks what a schema cannot
-    express."""
+    """Return the content of SCHEMA_FILE. `bundle.read` checks more than a schema can express."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Manifest.model_json_schema(),

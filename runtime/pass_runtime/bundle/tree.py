@@ -15,28 +15,27 @@ TREE = (
     *((0, 0, 1), (0, 1, 0), (3,), (0, 2), (4,), (0, 0, 0, 1), (5,), (1, 1)),
 )
 """Drafts by falling rate of acceptance. A draft is given by the ranks of the choices on the path to
-it: (0, 1) is the second choice after the most likely first draft. The order was measured with
-SmolLM2-135M's answers to 30 prompts at temperatures 0 and 0.8; docs/studies.md shows what trees
-add."""
+it: (0, 1) is the second choice after the most likely first draft. The rates were measured with
+SmolLM2-135M's answers to 30 prompts at temperatures 0 and 0.8 (docs/studies.md)."""
 
 TREE_SIZES = (3, 5, 8, 16)
 """The numbers of drafts of the trees for which bundles have tails."""
 
 
 def tree_depth(drafts: int) -> int:
-    """How many drafts the longest path of a tree has."""
+    """Return how many drafts the longest path of a tree has."""
     return max(map(len, TREE[:drafts]))
 
 
 def tree_sizes(lookahead: int) -> Sequence[int]:
-    """The sizes of the trees that a bundle with `lookahead` look-ahead rows may have."""
+    """Return the sizes of the trees that a bundle with this look-ahead may have."""
     return [size for size in TREE_SIZES if tree_depth(size) <= lookahead]
 
 
 def tree_nodes(drafts: int, lookahead: int) -> Sequence[tuple[int, ...]]:
-    """The drafts of a tree in the order of its rows. Raises PassError if there is no such tree.
-    The chain of first choices comes first, so that the K/V of most accepted drafts need not be
-    moved."""
+    """Return the drafts of a tree in the order of its rows: first the chain of first choices, so
+    that the K/V of most accepted drafts need not be moved. Raises PassError if there is no such
+    tree."""
     if drafts not in TREE_SIZES:
         raise PassError(
             f"no tree has {drafts} drafts: trees have {', '.join(map(str, TREE_SIZES))}"
@@ -49,7 +48,6 @@ def tree_nodes(drafts: int, lookahead: int) -> Sequence[tuple[int, ...]]:
 
 
 def tree_parents(drafts: int, lookahead: int) -> tuple[int, ...]:
-    """The row that each draft follows, 0 for the root. Drafts that follow one row are in the order
-    of their ranks."""
+    """Return the row that each draft follows, 0 for the root."""
     nodes = list(tree_nodes(drafts, lookahead))
     return tuple(nodes.index(node[:-1]) + 1 if node[:-1] else 0 for node in nodes)

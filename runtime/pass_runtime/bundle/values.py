@@ -1,6 +1,12 @@
+<<<<<<< HEAD
 """Checks of arguments and request fields, which return plain Python values. They raise PassError,
 with the field's `name`, if a value has the wrong type. Numpy's scalars and arrays are accepted; 2.5
 is not a whole number, b"Hello" not a list of token ids, True not a number."""
+=======
+"""Converts arguments to plain Python values, and raises PassError, with the argument's `name`, if
+the type is wrong. numpy's scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" is
+no list of token ids, and True is no number."""
+>>>>>>> 5e10a5f (Bundle, commands: plain sentences; one place reports a missing ONNX Runtime)
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ from pass_runtime.errors import PassError
 
 
 def whole_number(name: str, value: Any) -> int:
-    """A whole number as an int."""
+    """Return a whole number as an int."""
     if type(value) is int:
         return value
     if not isinstance(value, bool | np.bool_):
@@ -30,7 +36,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """A number as a float."""
+    """Return a number as a float."""
     if type(value) is float:
         return value
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -42,37 +48,35 @@ def number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False."""
+    """Return True or False as a bool."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise PassError(f"{name} must be True or False, not {short_repr(value)}")
 
 
 def text(name: str, value: Any) -> str:
-    """A string."""
+    """Return a string."""
     if isinstance(value, str):
         return value
     raise PassError(f"{name} must be a string, not {short_repr(value)}")
 
 
 def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
-    """A list, tuple or one-dimensional array of whole numbers as a tuple."""
+    """Return a list, tuple or one-dimensional array of whole numbers as a tuple."""
     items = values
-    if not isinstance(items, Sequence) and hasattr(
-        items, "tolist"
-    ):  # an array of numpy, torch or Python itself
+    # Arrays of numpy, torch and Python itself have `tolist`.
+    if not isinstance(items, Sequence) and hasattr(items, "tolist"):
         items = items.tolist()
     if isinstance(items, Sequence) and not isinstance(items, str | bytes | bytearray | memoryview):
-        if set(map(type, items)) <= {
-            int
-        }:  # Fast, because a prompt may have a hundred thousand tokens.
+        # This check is fast, because a prompt may have a hundred thousand tokens.
+        if set(map(type, items)) <= {int}:
             return tuple(items)
         return tuple(whole_number(f"every one of {name}", item) for item in items)
     raise PassError(f"{name} must be a list of whole numbers, not {short_repr(values)}")
 
 
 def short_repr(value: Any) -> str:
-    """`value` as short text for a message; its type's name if it is not of a basic Python type."""
+    """Return `value` as short text for a message; of other than basic types, the type's name."""
     if isinstance(
         value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None
     ):

@@ -2,8 +2,8 @@
 run that was killed.
 
 Every result is on disk before the next one is written. It carries a fingerprint of its request, the
-flags and the bundle, so that a run never continues the results of another one. --retry-failed
-appends the new results of failed lines; when the run ends, it sorts the file.
+flags and the bundle, so that a run never continues the results of other requests. --retry-failed
+appends the new results of failed lines, and the file is sorted when the run ends.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ RESULT_PREFIX = b'{"line": '
 
 @dataclass
 class Tally:
-    """The number of results, of those that are errors, and of errors that are not the request's
-    fault. The results of earlier runs that this one continues are included."""
+    """The numbers of results, of results that are errors, and of errors that are not the request's
+    fault, including the results of the run that is continued."""
 
     results: int = 0
     failed: int = 0
@@ -59,10 +59,9 @@ def run_batch(
     *,
     retry_failed: bool = False,
 ) -> Tally:
-    """Answer the lines of `requests` that have no result yet. A failure becomes the result of its
-    line.
+    """Answer the lines of `requests` that have no result yet. A failure becomes the line's result.
 
-    model: what `model_identity` returns. open_session: called only if a line has to be answered.
+    model: from `model_identity`. open_session: called only if a line has to be answered.
     retry_failed: also answer the lines again whose result is an error.
     """
     lines = {_fingerprint(model, defaults, line): line for line in read_lines(requests)}
@@ -109,9 +108,8 @@ def run_batch(
 
 
 def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:
-    return hashlib.sha256(f"{model}\n{defaults}\n{line.number}\n{line.text}".encode()).hexdigest()[
-        :16
-    ]
+    parts = f"{model}\n{defaults}\n{line.number}\n{line.text}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 class ResultFile:
@@ -124,10 +122,8 @@ class ResultFile:
     def __init__(self, path: Path, fingerprints: Collection[str]) -> None:
         """fingerprints: of all requests, in their order."""
         self._path, self._fingerprints = path, fingerprints
-        self._spans, self._end = (
-            dict[str, tuple[int, int]](),
-            0,
-        )  # offset and length of each request's newest result
+        # Offset and length of each request's newest result.
+        self._spans, self._end = dict[str, tuple[int, int]](), 0
         self.resumable = path != STDOUT and (path.is_file() or not path.exists())
         try:
             if path == STDOUT:
@@ -148,8 +144,8 @@ class ResultFile:
 
     def resume(self) -> dict[str, dict[str, Any]]:
         """Return the "error" and "unexpected" fields of the results in the file, by fingerprint,
-        and remove a last line that was not written to its end. Raises PassError if a line is no
-        result of these requests."""
+        and remove a last line that is incomplete. Raises PassError if a line is no result of these
+        requests."""
         earlier = dict[str, dict[str, Any]]()
         if not self.resumable:
             return earlier
@@ -159,14 +155,14 @@ class ResultFile:
                 if line.endswith(b"\n"):
                     result = _parse(line)
                     key = str(result.get("request"))
-                    known = key in self._fingerprints
+                    ours = key in self._fingerprints
                     earlier[key] = {
                         name: result[name] for name in ("error", "unexpected") if name in result
                     }
                     self._record(key, len(line))
                 else:
-                    known = line.startswith(RESULT_PREFIX[: len(line)])
-                if not known:
+                    ours = line.startswith(RESULT_PREFIX[: len(line)])
+                if not ours:
                     raise PassError(
                         f"{self._path} holds results of other requests or flags, or of another "
                         "bundle; remove it, or choose another name"
@@ -193,8 +189,8 @@ class ResultFile:
             raise self._failure(error) from None
 
     def sort(self) -> None:
-        """Put the results in the order of the requests, and remove those that were replaced by
-        newer ones. A file that needs neither is left as it is."""
+        """Put the results in the order of the requests, and keep only the newest of each. A file
+        that is in order is left as it is."""
         spans = [self._spans[key] for key in self._fingerprints if key in self._spans]
         if spans == sorted(spans) and sum(length for _, length in spans) == self._end:
             return
@@ -214,17 +210,10 @@ class ResultFile:
 def model_identity(bundle: Path, manifest: Manifest) -> str:
     """Return a hash of all parts of a bundle that decide what it writes: its files, the chat
     template, the special tokens and the acceptance rule."""
-    template = (
-        bundle / CHAT_TEMPLATE_FILES["default"]
-    )  # not that for tools: a line cannot have tools
-    model = manifest.model
+    file, model = bundle / CHAT_TEMPLATE_FILES["default"], manifest.model  # lines have no tools
+    template = read_text(file) if file.is_file() else ""
     tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
-    parts = (
-        manifest.content,
-        manifest.rule,
-        *tokens,
-        read_text(template) if template.is_file() else "",
-    )
+    parts = (manifest.content, manifest.rule, *tokens, template)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -19,8 +19,7 @@ MAX_FAILED_SESSIONS = 3
 
 
 class LineGeneration:
-    """The generation of one line. Any failure, also one before it begins, becomes the result of the
-    line."""
+    """The generation of one line. Any failure, even before it begins, becomes the line's result."""
 
     def __init__(self, session: Session, line: Line, defaults: GenerateOptions) -> None:
         self.session = session
@@ -41,13 +40,13 @@ class LineGeneration:
             self._generation = error
 
     def wait(self) -> dict[str, Any]:
-        """Return the fields of the result once it is complete, or "error", with "unexpected" if
-        that is not the request's fault. "id" is repeated in both."""
+        """Wait for the result and return its fields, or only "error", and "unexpected" if the error
+        is not the request's fault. Both repeat "id"."""
         try:
             if isinstance(self._generation, Exception):
                 raise self._generation
             result = self._generation.result().as_dict()
-            to_json(result)  # if JSON cannot hold the result, that is an error of this line
+            to_json(result)  # fails if JSON cannot hold the result
         except PassError as error:
             result = {"error": _one_line(error)}
         except Exception as error:
@@ -61,9 +60,9 @@ def results_of(
     """Yield the results of all lines, in order, each as soon as it is complete. Up to two lines per
     slot are submitted.
 
-    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) ends all
-    its sequences. It is not known which line was the cause, so a line with an unexpected error is
-    answered again, alone, in a session that works. If that fails too, the line is the cause.
+    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) all of
+    its sequences. Any of them may be the cause, so a line with an unexpected error is answered
+    again, alone, in a session that works. If it fails again, the line is the cause.
     """
     if not lines:
         return

@@ -1,5 +1,4 @@
-"""pass-run bench: compares plans on the same prompts, in alternation, so that a noisy machine
-affects all plans."""
+"""pass-run bench: compares plans on the same prompts, in turn, so that noise affects all plans."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ DEFAULT_CONTENDERS: Mapping[str, Mapping[str, str]] = {
     "auto (lookahead)": {"plan": "auto", "draft": "lookahead"},
     "auto": {"plan": "auto"},
 }
-"""What is compared if no flag says what: options of a request, by `contender_name`."""
+"""The plans that are compared by default: options of a request, by `contender_name`."""
 MAX_LABEL_CHARS = 32
 HTML_COLUMNS = 100
 """The width of the tables in an .html report."""
@@ -59,8 +58,7 @@ class BenchOptions:
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
-        """Return the tokens of the prompts of flags and file, or else of FIRST_LOOK_PROMPTS, by a
-        label."""
+        """Return the tokens of the prompts, by default those of FIRST_LOOK_PROMPTS, by a label."""
         if self.prompts or self.prompt_file:
             texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
             return {
@@ -78,8 +76,8 @@ def _label(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run of prompts that are submitted together. token_ids and stats: those of each prompt.
-    seconds: the time that its speed is computed from."""
+    """The results for prompts that are submitted together. token_ids and stats: of each prompt.
+    seconds: the time from which the speed is computed."""
 
     token_ids: list[list[int]]
     stats: list[Stats]
@@ -112,24 +110,21 @@ class Contender:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
             seconds = sum(stream.stats.decode_seconds for stream in streams)
         else:
-            streams = [
-                stream.result()
-                for stream in [session.generate_ids(ids, self.options) for ids in prompts]
-            ]
+            generations = [session.generate_ids(ids, self.options) for ids in prompts]
+            streams = [generation.result() for generation in generations]
             seconds = time.perf_counter() - started
         return TimedRun([s.token_ids for s in streams], [s.stats for s in streams], seconds)
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """What was generated for each prompt in the first round."""
+        """The tokens that were generated for each prompt in the first round."""
         return [ids for run in self.rounds[0] for ids in run.token_ids]
 
     def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
-        """Return the plan's entry in the report. labels: those of the prompts."""
+        """Return the plan's entry in the report. labels: of the prompts."""
         rounds = [[stats for run in runs for stats in run.stats] for runs in self.rounds]
-        counts = [
-            sum_stats(parts) for parts in rounds
-        ]  # `auto` may need other passes for the same text in each round
+        # By round, because `auto` may need other passes for the same text in each.
+        counts = [sum_stats(parts) for parts in rounds]
         total = sum_stats(counts)
         seconds = [sum(stats.decode_seconds for stats in parts) for parts in rounds]
         host = [sum(stats.host_seconds for stats in parts) for parts in rounds]
@@ -166,8 +161,8 @@ class Contender:
         return entry
 
     def _speed(self, baseline: Contender, part: slice) -> dict[str, float]:
-        """Return the speed in this part of every round, and its ratio to the baseline's: medians
-        over rounds."""
+        """Return the speed in this part of the rounds, and its ratio to that of the baseline, as
+        medians over rounds."""
         ours, theirs = (
             [tokens_per_second(runs[part]) for runs in c.rounds] for c in (self, baseline)
         )
@@ -198,14 +193,11 @@ def run_bench(
     prompts = [encoded[label] for label in labels]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
-        session.warm_up(
-            contenders[0].options.sampling
-        )  # otherwise `auto` would time passes during a round
-    breakdown = (
-        Breakdown(session, {c.name: (c.options, c.batch) for c in contenders})
-        if request.breakdown
-        else None
-    )
+        # Otherwise `auto` would time passes during a round.
+        session.warm_up(contenders[0].options.sampling)
+    breakdown = None
+    if request.breakdown:
+        breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders})
 
     def entry(contender: Contender) -> dict[str, Any]:
         measured = contender.as_dict(contenders[0], labels)
@@ -233,9 +225,8 @@ def run_bench(
         if breakdown:
             breakdown.time()
         if len(contenders[0].rounds) < request.repeat:
-            save(
-                report({"near_ties": None, "differences": None})
-            )  # the texts are compared at the end
+            # The texts are compared at the end.
+            save(report({"near_ties": None, "differences": None}))
     return report(_compare(session, prompts, contenders))
 
 
@@ -278,16 +269,13 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def _onnx_runtime() -> str:
-    """Its packages and their versions. Engines need none."""
-    return (
-        " and ".join(f"{name} {number}" for name, number in installed().items())
-        or "onnxruntime of no known package"
-    )
+    """Return the packages of ONNX Runtime with their versions."""
+    packages = " and ".join(f"{name} {number}" for name, number in installed().items())
+    return packages or "onnxruntime of no known package"
 
 
 def write_json(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report to `output`, in one step. If that is an .html file, do nothing:
-    `show_report` writes it."""
+    """Write the report to `output`, unless it is an .html file, which `show_report` writes."""
     if output is not None and not is_html(output):
         write_whole(output, to_json(report, indent=2) + "\n")
 
@@ -300,11 +288,8 @@ def show_report(
     report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
     """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if that
-    is its suffix.
-
-    print_report: called with the report and, if it is not to print to standard output, with a
-    console.
-    """
+    is its suffix. print_report: prints the tables to standard output, or to a second argument, a
+    console."""
     write_json(report, output)
     if output is not None and is_html(output):
         console = Console(record=True, file=StringIO(), width=HTML_COLUMNS)
@@ -323,25 +308,22 @@ def _compare(
     `near_ties` if windows of different widths may round differently here, and that could have
     swapped the tokens, else in `differences`."""
     near_ties, differences = list[str](), list[str]()
-    by_rejection = (
-        session.manifest.rule == "rejection" and contenders[0].options.sampling.temperature > 0
-    )
-    for contender in (
-        contenders[1:] if not by_rejection else []
-    ):  # by rejection, plans write different texts
-        for prompt, ours, theirs in zip(
-            prompts, contender.token_ids, contenders[0].token_ids, strict=True
-        ):
-            found = first_difference(session, prompt, contender.options, theirs, ours)
-            if found is not None:
-                allowed = found.is_near_tie and not session.backend.capabilities.same_entries
-                (near_ties if allowed else differences).append(f"{contender.name}: {found}")
+    baseline, *others = contenders
+    if session.manifest.rule == "rejection" and baseline.options.sampling.temperature > 0:
+        others = []  # By rejection, plans write different texts.
+    for contender in others:
+        texts = zip(prompts, contender.token_ids, baseline.token_ids, strict=True)
+        for prompt, ours, theirs in texts:
+            difference = first_difference(session, prompt, contender.options, theirs, ours)
+            if difference is not None:
+                allowed = difference.is_near_tie and not session.backend.capabilities.same_entries
+                (near_ties if allowed else differences).append(f"{contender.name}: {difference}")
     return {"near_ties": near_ties, "differences": differences}
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Return the requested combinations of plan, draft source and look-ahead, or
-    DEFAULT_CONTENDERS. `ar` has no draft source and no look-ahead."""
+    """Return the requested combinations of plan, draft source and look-ahead, by default
+    DEFAULT_CONTENDERS."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.seeded()  # one seed, so that all plans write the same text

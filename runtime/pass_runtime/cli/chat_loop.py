@@ -1,8 +1,7 @@
 """pass-run chat: reads lines and answers them. A line that fails does not end the loop.
 
 Lines are typed in a terminal, with editing and history, or read from a pipe or a file. If the
-conversation outgrows the model's context, its oldest exchanges are dropped. It can be saved to a
-file and loaded.
+conversation outgrows the model's context, its oldest exchanges are dropped.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ def _terminal_reader() -> Reader:
                 return session.prompt("> ")
         except Terminated:
             raise
-        except (
-            EOFError,
-            KeyboardInterrupt,
-        ):  # prompt_toolkit raises a plain KeyboardInterrupt at Ctrl-C
+        except (EOFError, KeyboardInterrupt):  # At Ctrl-C prompt_toolkit raises the plain one.
             return None
 
     return read
@@ -67,8 +63,8 @@ def _terminal_reader() -> Reader:
 
 @contextmanager
 def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
-    """At SIGTERM, make `app` end with `Terminated`. If the signal handler raised it, the event loop
-    would report that a callback failed."""
+    """At SIGTERM, make `app` end with `Terminated`. An exception from the signal handler itself
+    would be reported by the event loop as a failed callback."""
 
     def end() -> None:
         with suppress(Exception):  # the app has ended already
@@ -94,11 +90,8 @@ def _stream_reader(stream: BinaryIO) -> Reader:
         except Interrupted:
             return None
         try:
-            return (
-                line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
-                if line
-                else None
-            )
+            text = line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
+            return text if line else None
         except UnicodeDecodeError:
             raise PassError("skipped a line that is not UTF-8 text; encode it as UTF-8") from None
 
@@ -120,11 +113,8 @@ class Conversation:
     def messages(self, user: str | None = None) -> list[Message]:
         """Return all messages, and `user` as a further message of the user."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
-        return [
-            *opening,
-            *self.history,
-            *([{"role": "user", "content": user}] if user is not None else []),
-        ]
+        ending = [{"role": "user", "content": user}] if user is not None else []
+        return [*opening, *self.history, *ending]
 
     def add(self, user: str, assistant: str) -> None:
         self.history += [
@@ -138,8 +128,7 @@ class Conversation:
         del self.history[: next(later, len(self.history))]
 
     def check(self, session: Session) -> None:
-        """Raises PassError if the model's chat template refuses these messages with a further one
-        of the user."""
+        """Raise PassError if the chat template refuses these messages and another of the user."""
         session.encode_chat(self.messages("?"))
 
     def save(self, path: Path) -> None:
@@ -147,8 +136,8 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path, session: Session) -> Conversation:
-        """Read a JSON list of {"role", "content"}. System message aside, "user" comes first and
-        "assistant" last."""
+        """Read a JSON list of {"role", "content"}. After a system message, if any, the first role
+        is "user", and the last is "assistant"."""
         try:
             history = [message.plain() for message in SAVED_MESSAGES.validate_json(read_text(path))]
         except ValidationError as error:
@@ -167,8 +156,8 @@ class Conversation:
 def fit(
     conversation: Conversation, user: str, session: Session, answer_tokens: int, *, drop: bool
 ) -> tuple[list[int], int]:
-    """Return the prompt's token ids for the message `user`, and how many of the oldest exchanges
-    were dropped from `conversation` for it.
+    """Return the token ids of the conversation with the message `user`, and how many of the oldest
+    exchanges were dropped from `conversation` for it.
 
     The prompt leaves `answer_tokens` of the context free, at most half of it. If the message alone
     is longer than that allows, it may use the whole context. Raises PassError, and drops nothing,
@@ -209,8 +198,7 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 @dataclass
 class ChatLoop:
-    """Reads lines and answers messages and commands. drop: drop the oldest exchanges if the context
-    is full."""
+    """Reads messages and commands, and answers them. drop: as for `fit`."""
 
     session: Session
     options: GenerateOptions
@@ -219,8 +207,7 @@ class ChatLoop:
     show_drafts: bool = False
 
     def run(self) -> int:
-        """Answer every line of standard input, and return how many failed. Such a line is reported
-        and skipped."""
+        """Answer every line of standard input. Report lines that fail, and return how many do."""
         self.conversation.check(self.session)
         self.session.resolve(self.options)
         read, failed = open_reader(), 0
@@ -233,7 +220,7 @@ class ChatLoop:
             except PassError as error:
                 failed += 1
                 report(error)
-            except Interrupted:  # during a command, as /load of a named pipe that nobody writes to
+            except Interrupted:  # in a command, such as /load of a pipe that nobody writes to
                 click.echo("[stopped]", err=True)
 
     def _handle(self, line: str) -> None:

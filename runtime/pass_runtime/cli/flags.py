@@ -40,15 +40,15 @@ def _biases(
     context: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> dict[int, float]:
     """Parse TOKEN=BIAS values to biases by token id."""
-    found = {}
+    biases = {}
     for value in values:
         token, _, bias = value.partition("=")
         try:
-            found[int(token)] = float(bias)
+            biases[int(token)] = float(bias)
         except ValueError:
             problem = f"{value!r} is not a token id, '=' and a number, as in 198=-100"
             raise click.BadParameter(problem, context, option) from None
-    return found
+    return biases
 
 
 PATH = click.Path(path_type=Path)
@@ -61,16 +61,12 @@ REPEATABLE_KINDS = ("texts", "stops", "ids", "biases")
 
 
 def field_option(field: RequestField) -> Callable[[F], F]:
-    """Return the flag of a field."""
+    """Return a decorator that adds the flag of a field."""
     assert field.flag is not None
     repeatable = field.kind in REPEATABLE_KINDS
-    ending = (
-        " May be given several times."
-        if repeatable
-        else f"  [default: {field.default}]"
-        if field.default
-        else ""
-    )
+    ending = f"  [default: {field.default}]" if field.default else ""
+    if repeatable:
+        ending = " May be given several times."
     return click.option(
         field.flag,
         field.name,
@@ -95,11 +91,9 @@ SEED, LOGPROBS = SEPARATE_OPTIONS["seed"], SEPARATE_OPTIONS["logprobs"]
 
 
 def field_options(fields: Iterable[RequestField]) -> Callable[[F], F]:
-    """Return the flags of these fields, except SEPARATE_OPTIONS."""
-    found = [
-        field for field in fields if field.flag is not None and field.name not in SEPARATE_OPTIONS
-    ]
-    return combined(*map(field_option, found))
+    """Return a decorator that adds the flags of these fields, except SEPARATE_OPTIONS."""
+    flagged = (field for field in fields if field.flag and field.name not in SEPARATE_OPTIONS)
+    return combined(*map(field_option, flagged))
 
 
 def constraint_options(command: F) -> F:
@@ -198,7 +192,7 @@ SHOW_DRAFTS = click.option(
 
 
 def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
-    """Make a dataclass `kind` of `more` and of the options named like its fields. These are removed
+    """Make a dataclass `kind` of `more` and of the options named like its fields, which are removed
     from `options`."""
     names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names}, **more)
@@ -219,27 +213,20 @@ def load_options(options: dict[str, Any], **more: Any) -> LoadOptions:
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:
-    """Open a bundle. A signal during imports ends the process with one line. A terminal shows if
-    weights are packed."""
-    with importing():
-        import_module(
-            "pass_runtime.backends.ort.backend"
-        )  # imports ONNX Runtime, before `load` would
+    """Open a bundle. A terminal shows if weights are packed."""
+    with importing():  # ONNX Runtime, before `load` imports it
+        import_module("pass_runtime.backends.ort.backend")
     announce_packing()
     return load(bundle, options)
 
 
 def announce_packing() -> None:
-    """Print the log line about packing weights if stderr is a terminal: it explains why the first
-    opening is slow."""
+    """Print the log line about packing weights, which explains why the first opening is slow, if
+    stderr is a terminal."""
     from pass_runtime.backends.ort.packed_weights import PACKING, log
 
-    if (
-        sys.stderr is None
-        or not sys.stderr.isatty()
-        or logging.getLogger().handlers
-        or log.handlers
-    ):
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not on_terminal or logging.getLogger().handlers or log.handlers:
         return
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: record.msg == PACKING)
@@ -248,8 +235,8 @@ def announce_packing() -> None:
 
 
 def refuse_given(why: str, *names: str) -> None:
-    """Raises PassError if one of these options of the running command was given. why: why it would
-    have no effect."""
+    """Raise PassError if one of these options of the running command was given. why: the reason why
+    it would have no effect."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:

@@ -18,8 +18,8 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS
 
 OTHER_COMMANDS = {"serve": "pass_server.command:serve"}
-"""Commands of packages above this one, which are imported when they are used or listed. An extra of
-the same name brings what they need."""
+"""Commands of packages above this one, imported when they are used or listed. The extra of the same
+name brings the packages that a command needs."""
 
 
 class _Commands(OneLineGroup):
@@ -78,8 +78,8 @@ def generate(
     system: str | None,
     **options: Any,
 ) -> None:
-    """Continue a prompt. It comes from -p, --prompt-file or, without these or for `--prompt-file
-    -`, standard input."""
+    """Continue a prompt from -p or --prompt-file or, without these or for `--prompt-file -`, from
+    standard input."""
     as_json, as_chat, explain, show_drafts = (
         options.pop(key) for key in ("as_json", "as_chat", "explain", "show_drafts")
     )
@@ -142,14 +142,11 @@ def chat(
     """
     with importing():
         from pass_runtime.cli.chat_loop import ChatLoop, Conversation
-    request, drop = (
-        opts.generate_options(options, reuse_prefix=True),
-        context_overflow == "drop-oldest",
-    )
+    request = opts.generate_options(options, reuse_prefix=True)
+    drop = context_overflow == "drop-oldest"
     session = opts.open_bundle(bundle, opts.load_options(options))
-    failed = ChatLoop(
-        session, request, Conversation(system), drop=drop, show_drafts=show_drafts
-    ).run()
+    loop = ChatLoop(session, request, Conversation(system), drop=drop, show_drafts=show_drafts)
+    failed = loop.run()
     if failed and not sys.stdin.isatty():
         sys.exit(2)
 
@@ -191,8 +188,8 @@ def batch(
     fail_on_error: bool,
     **options: Any,
 ) -> None:
-    """Answer every line of a .jsonl file, several together, with results in order. Run it again if
-    it was stopped.
+    """Answer every line of a .jsonl file, several together, with results in order. A run that was
+    stopped goes on if it is started again.
 
     A line is {"prompt": text} or {"messages": [...]}, with an optional "id" and any of the fields
     below, which override the flags. "json_schema" and "grammar" are the schema and the grammar
@@ -209,9 +206,8 @@ def batch(
         from pass_runtime.bundle.read import read_manifest
         from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
-    opened = opts.load_options(
-        options, max_queue=2 * MAX_SLOTS
-    )  # `results_of` submits two lines per slot
+    # `results_of` submits two lines per slot.
+    opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)
     model = model_identity(bundle, read_manifest(bundle))
     tally = run_batch(
         requests,
@@ -305,9 +301,8 @@ def bench(bundle: Path, **options: Any) -> None:
     is tokens per pass.
 
     --breakdown adds columns. host: the part of ms/pass outside the engine. trunk, tail:
-    milliseconds of single passes.
-    cost: trunk and tail together, relative to a pass of ar. predicted: the speed if a pass took
-    only trunk and tail.
+    milliseconds of single passes. cost: trunk and tail together, relative to a pass of ar.
+    predicted: the speed if a pass took only trunk and tail.
 
     With --rows, every round times ten passes of each window, with and without look-ahead rows. The
     KV capacity is --capacity if given, else the smallest that holds --cached tokens and the window.
@@ -326,18 +321,8 @@ def bench(bundle: Path, **options: Any) -> None:
     as_json, output, cached = options.pop("as_json"), options.pop("output"), options.pop("cached")
     batches = parse_sizes("--batch", "sequences", "1,2,4,8", options.pop("batches"))
     rows = parse_sizes("--rows", "rows", "1,2,3,5,7,9,13,25", options.pop("rows"))
-    keys = (
-        "prompts",
-        "prompt_file",
-        "max_new_tokens",
-        "plans",
-        "drafts",
-        "lookahead",
-        "repeat",
-        "breakdown",
-    )
-    own = {key: options.pop(key) for key in keys}
-    request = BenchOptions(sampling=opts.sampling_params(options), batches=batches, **own)
+    sampling = opts.sampling_params(options)
+    request = opts.take(BenchOptions, options, sampling=sampling, batches=batches)
     if request.repeat < 1:
         raise PassError(f"--repeat must be at least 1, not {request.repeat}")
     if rows and request.breakdown:

@@ -32,9 +32,8 @@ _Options: type[BaseModel] = create_model(
 
 
 class BatchRequest(_Options):  # type: ignore[misc, valid-type]
-    """A request: either a prompt or messages. `id` is repeated in the result. Every other field has
-    the name of a field of GenerateOptions, SamplingParams or Constraint, and overrides the flag;
-    null leaves the flag's value."""
+    """A request: a prompt or messages. `id` is repeated in the result. Every other field is one of
+    GenerateOptions, SamplingParams or Constraint, and overrides the flag unless it is null."""
 
     id: Any = None
     prompt: str | None = None
@@ -46,8 +45,8 @@ class BatchRequest(_Options):  # type: ignore[misc, valid-type]
     grammar: str | None = None
 
     def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
-        """Return the options of the request in line `number`. defaults: the flags' values. Without
-        a seed of its own, the line has the flags' seed + number - 1."""
+        """Return the options of the request in line `number`. defaults: the values of the flags. If
+        the request has no seed, it is that of the flags + number - 1."""
         own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
         if "logit_bias" in own:
             own["logit_bias"] = {_token_id(key): bias for key, bias in own["logit_bias"].items()}
@@ -65,20 +64,18 @@ def _token_id(key: str) -> int:
 
 
 def parse_request(value: dict[str, Any]) -> BatchRequest:
-    """Return the request in a line's JSON object. Raises PassError that names the first field that
-    is wrong."""
+    """Return the request in a line's JSON object. Raises PassError for the first wrong field."""
     try:
         request: BatchRequest = BatchRequest.model_validate(value)
     except ValidationError as error:
         raise PassError(first_problem(error)) from None
     if (request.prompt is None) == (request.messages is None):
-        raise PassError('a request needs either "prompt" or "messages"')
+        raise PassError('a request needs "prompt" or "messages", and not both')
     return request
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, as one line: the field, and what is wrong with
-    it."""
+    """Return the first problem that pydantic found: the field, and what is wrong with it."""
     problem = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in problem["loc"])
     return f"{field}: {problem['msg']}" if field else problem["msg"]

@@ -1,5 +1,4 @@
-"""How commands end: with one line on stderr and status 2 if a PassError is raised, with status 130
-at Ctrl-C."""
+"""How commands end: with one line on stderr and status 2 at a PassError, status 130 at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,16 +14,14 @@ import click
 
 from pass_runtime.commands.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
-from pass_runtime.packages import MISSING
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit status of a command whose reader has ended, as if SIGPIPE had ended the command."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. It is no plain KeyboardInterrupt: if one of those passes through exec("..."), which
-    some imports call, `python -m` sends itself SIGINT at its end, even if the exception was
-    handled."""
+    """Ctrl-C. If a plain KeyboardInterrupt passes through exec("..."), which some imports call,
+    `python -m` sends itself SIGINT at its end, even if the exception was handled."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -32,8 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _interrupt(number: int, _: object) -> NoReturn:
-    """Raise in the main thread, so that the command keeps finished results and removes partial
-    files."""
+    """Raise in the main thread, so that the command keeps results and removes partial files."""
     raise Terminated if number == signal.SIGTERM else Interrupted
 
 
@@ -45,23 +41,19 @@ def _signals_handled_by(handler: Handler) -> Iterator[None]:
         yield
     finally:
         for number, previous_handler in previous:
-            if (
-                previous_handler is not None
-            ):  # None: it was not set by Python, which cannot restore it
+            if previous_handler is not None:  # None: not set by Python, which cannot restore it
                 signal.signal(number, previous_handler)
 
 
 @contextmanager
 def importing(extra: str | None = None) -> Iterator[None]:
     """A context for imports, before a command has written anything: a signal ends the process at
-    once, with one line. An exception in the middle of an import would print a traceback. Raises
-    PassError if ONNX Runtime is missing, or a package that `extra` brings."""
+    once, with one line, because an exception in the middle of an import would print a traceback.
+    Raises PassError if a package that `extra` brings is missing."""
     with _signals_handled_by(quit_at_once):
         try:
             yield
         except ModuleNotFoundError as error:
-            if error.name == "onnxruntime":
-                raise PassError(MISSING) from None
             if extra is None:
                 raise
             missing = (error.name or "").partition(".")[0]
@@ -76,8 +68,7 @@ def report(problem: object) -> None:
 
 
 class OneLineCommand(click.Command):
-    """Sets the context, which names the command, in every usage error: click leaves it out of
-    some."""
+    """Sets the context, which names the command, in usage errors in which click leaves it out."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -131,8 +122,7 @@ R = TypeVar("R")
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a command function: Ctrl-C and SIGTERM raise in it, and errors become one line on
-    stderr."""
+    """Decorate a command: Ctrl-C and SIGTERM raise in it, and errors become one line on stderr."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,10 +1,9 @@
-"""Starts pass-run, pass-export and pass-train, so that Ctrl-C and SIGTERM end them in one line,
-even during imports.
+"""Starts pass-run, pass-export and pass-train, so that a signal ends them with one line.
 
 Importing ONNX Runtime or torch takes a while, and an exception that a signal handler raises in the
-middle of an import prints a traceback. Before a command does its work there is nothing to save or
-remove, so a signal ends the process at once. This module is imported first, so it imports nothing
-that takes time.
+middle of an import prints a traceback. Until a command begins its work there is nothing to save or
+remove, so a signal then ends the process at once. This module is imported first, so it imports
+nothing that takes time.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ def run(module: str) -> None:
     try:
         main()
     finally:
-        handle_signals(
-            _quit_silently
-        )  # while threads end, after the command has reported its result
+        # The command has reported its result, and threads end.
+        handle_signals(_quit_silently)
 
 
 def handle_signals(handler: Handler) -> None:
@@ -41,12 +39,10 @@ def handle_signals(handler: Handler) -> None:
 
 
 def quit_at_once(_number: int, _frame: FrameType | None) -> None:
-    """A handler that ends the process with one line. It flushes nothing: the signal may have
-    interrupted a write."""
+    """End the process with one line. Flush nothing: the signal may have interrupted a write."""
     try:
-        os.write(
-            2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n"
-        )  # a progress display hides the cursor
+        # A progress display hides the cursor.
+        os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n")
     finally:
         os._exit(INTERRUPTED)
 

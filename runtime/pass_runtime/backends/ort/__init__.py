@@ -4,8 +4,10 @@ from pass_runtime.errors import PassError
 from pass_runtime.packages import MISSING
 
 try:
-    import onnxruntime  # noqa: F401
+    import onnxruntime
 except ModuleNotFoundError as error:
     if error.name != "onnxruntime":
         raise
     raise PassError(MISSING) from None
+
+__all__ = ["onnxruntime"]
