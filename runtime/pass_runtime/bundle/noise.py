@@ -1,5 +1,4 @@
-"""Random numbers for a (seed, position), which every engine can compute from two integers that the
-host gives it.
+"""Random numbers for a (seed, position), which every engine computes from two integers of the host.
 
 The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first
 a block of 8 token ids and then one token of that block:
@@ -89,14 +88,12 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """K, the number of blocks that cover the vocabulary. The last ids of some blocks may lie beyond
-    it."""
+    """K, the number of blocks that cover the vocabulary; some may have an id beyond it."""
     return -(-vocab_size // BLOCK_SIZE)
 
 
 def rows_per_position(vocab_size: int) -> int:
-    """How many rows of a table one position reads: one with the numbers F of a block's tokens, then
-    those with E."""
+    """How many rows of a table a position reads: the first for F of a block, the rest for E."""
     return -(-vocabulary_blocks(vocab_size) // ROW_SIZE) + 1
 
 

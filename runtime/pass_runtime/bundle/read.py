@@ -1,5 +1,4 @@
-"""Reads the manifest of a bundle. Raises PassError, with one line that says why, if this version
-cannot use it.
+"""Reads the manifest of a bundle. Raises PassError if this version cannot use it.
 
 trunk.onnx repeats some fields of the manifest as metadata, so that the manifest of another model is
 refused at load.
@@ -44,8 +43,7 @@ _FIELDS = (
 
 
 def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | int]:
-    """The repeated fields by their names in the manifest: the model's sizes and formats, look-ahead
-    length and rule."""
+    """Return the repeated fields by their names in the manifest."""
     return {f"model.{name}": getattr(model, name) for name in _FIELDS} | {
         "lookahead.length": lookahead,
         "rule": rule,
@@ -107,10 +105,10 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """Contradictions that would crash a runtime or mislead it silently, and that no other check
-    finds. Other checks compare the files with their hashes, and graphs with the manifest when they
-    are opened. This runtime does not read the drafts, groups, constants and feeds in a manifest: it
-    derives them from names."""
+    """Yield contradictions that would crash a runtime or mislead it silently, and that no other
+    check finds. Other checks compare files with their hashes, and graphs with the manifest when
+    they are opened. This runtime derives drafts, groups, constants and feeds from names, so the
+    manifest's are not checked."""
     model, lookahead = manifest.model, manifest.lookahead
     for token in (model.bos_token_id, *model.eos_token_ids):
         if token is not None and not 0 <= token < model.vocab_size:
@@ -140,7 +138,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
-    """The trunk's cache tensors must fit the model's sizes, by which the KV cache is allocated."""
+    """Compare the trunk's cache tensors with the sizes by which the KV cache is allocated."""
     model, trunk = manifest.model, manifest.trunk
     expected = ("batch", model.kv_heads, "capacity", model.head_dim)
     for tensors, prefix in ((trunk.inputs, PAST), (trunk.outputs, PRESENT)):
@@ -164,12 +162,9 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
-    """Tensors in the same buffer must have the same dtype and rank, and the host must know their
-    symbolic sizes."""
-    tails, vocab = (
-        [tail for plan in manifest.plans for tail in plan.tails.values()],
-        manifest.model.vocab_size,
-    )
+    """Find tensors of other dtype or rank than others in the same buffer, and unknown sizes."""
+    tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
+    vocab = manifest.model.vocab_size
     others = [] if manifest.processors is None else [manifest.processors]
     first: dict[str, Tensor] = {}
     for graph in (manifest.trunk, *tails, manifest.logprobs, *others):

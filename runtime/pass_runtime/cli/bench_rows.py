@@ -1,5 +1,4 @@
-"""pass-run bench --rows and --breakdown: times single passes, trunk and tail separately, without
-generating text.
+"""pass-run bench --rows and --breakdown: times the trunk and the tail of single passes.
 
 --rows times passes by the rows of their windows. --breakdown times the passes of every plan and
 predicts its speed.
@@ -106,9 +105,7 @@ MAX_LISTED_ROW_COUNTS = 8
 @dataclass(frozen=True)
 class RowsOptions:
     """rows: window widths. batches: numbers of slots per pass. cached: tokens in the KV cache of
-    each slot.
-    whole_cache: use the largest KV capacity, not the smallest that holds these tokens and the
-    window."""
+    each slot. whole_cache: use the largest KV capacity, not the smallest that is enough."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
@@ -207,8 +204,7 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
-    """Return those of `windows` that the session's engine can run. Raises PassError if there are
-    none."""
+    """Return the `windows` that the session's engine can run. Raises PassError without any."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
     found = _allowed(rows, lookahead, capabilities)
     if not found:

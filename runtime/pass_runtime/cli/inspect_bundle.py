@@ -1,5 +1,4 @@
-"""pass-run inspect: shows a bundle's manifest, and which passes a device captures as CUDA
-graphs."""
+"""pass-run inspect: shows a bundle's manifest, and which passes a device captures."""
 
 from __future__ import annotations
 
@@ -36,10 +35,9 @@ def run_inspect(
     device: str | None = None,
     max_batch_size: int | None = 1,
 ) -> None:
-    """Print the manifest as tables or JSON. verify: check every file's hash first; raises PassError
-    if one differs.
-    device: print what this device captures as CUDA graphs, instead of the tables or as further
-    fields of the JSON."""
+    """Print the manifest as tables or JSON. verify: first check every file's hash, and raise
+    PassError if one differs. device: print which passes this device captures as CUDA graphs,
+    instead of the tables or as further fields of the JSON."""
     with importing():
         from pass_runtime.backends.ort.kernels import find_kernels
     manifest = read_manifest(bundle)
@@ -61,8 +59,7 @@ def run_inspect(
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return the contents of a bundle for JSON. `kv_bytes_per_token`: KV cache of one token of one
-    sequence."""
+    """Return the contents of a bundle for JSON."""
     model = manifest.model
     kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
     return {
@@ -73,7 +70,10 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
         "lookahead": manifest.lookahead.model_dump(mode="json"),
         "rule": manifest.rule,
         "noise": manifest.noise.model_dump(mode="json"),
-        "plans": [_plan(*each) for each in zip(manifest.layouts, manifest.plans, strict=True)],
+        "plans": [
+            _plan(layout, listed)
+            for layout, listed in zip(manifest.layouts, manifest.plans, strict=True)
+        ],
         "files": {
             name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())
         },
@@ -83,31 +83,22 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _plan(plan: Plan, info: PlanInfo) -> dict[str, Any]:
+def _plan(plan: Plan, listed: PlanInfo) -> dict[str, Any]:
+    """Return a plan for JSON. listed: its entry in the manifest."""
     return {
         "name": plan.name,
         "rows": plan.width,
         "drafts": plan.drafts,
         "groups": list(plan.groups),
         "next": plan.next.name,
-        "samplers": sorted(info.tails),
+        "samplers": sorted(listed.tails),
     }
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """Return a set of engines for JSON. current: it was built from the files that are in the bundle
-    now."""
-    keys = {
-        "directory",
-        "library",
-        "version",
-        "targets",
-        "lookahead",
-        "max_batch_size",
-        "capacities",
-        "prefill_widths",
-    }
-    return engines.model_dump(mode="json", include=keys) | {
+    """Return a set of engines for JSON. `current`: whether it was built from the bundle's present
+    files."""
+    return engines.model_dump(mode="json", exclude={"bundle", "engines"}) | {
         "current": engines.bundle == manifest.content,
         "files": {
             engine.file: {"sha256": engine.sha256, "bytes": engine.bytes}
@@ -203,9 +194,8 @@ def _rates(rates: list[float]) -> str:
 def _head(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none"
-    return (
-        "rank {rank}, state width {width}, drafts from the {blocks} likeliest blocks of token ids"
-    ).format(**found)
+    candidates = f"candidates from the {found['blocks']} likeliest blocks of 8 token ids"
+    return f"rank {found['rank']}, state width {found['width']}, {candidates}"
 
 
 def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -261,15 +251,15 @@ def _size(count: int) -> str:
 
 
 SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, 50, 0.9))
-"""One for each sampler: greedy, sample, truncated."""
+"""Parameters for each sampler: greedy, sample, truncated."""
 
 
 def find_captures(
     bundle: Path, device: str, max_batch_size: int | None
 ) -> tuple[str, Mapping[str, str | None]]:
-    """Run the passes of all plans and samplers on a device. Return the device, and for every graph
-    or pass by name None if it was captured as a CUDA graph, else the reason why not. Raises
-    PassError if the device has no CUDA graphs."""
+    """Run the passes of all plans and samplers on a device. Return the device, and a map from the
+    name of each graph or pass to None if it was captured as a CUDA graph, or else to the reason why
+    not. Raises PassError if the device has no CUDA graphs."""
     with importing():
         from pass_runtime.decode.worker import capture_graphs
         from pass_runtime.session import load
@@ -278,25 +268,20 @@ def find_captures(
             f"--device {device} has no CUDA graphs; use one of {', '.join(GPU_DEVICES)}"
         )
     with load(bundle, LoadOptions(device, max_batch_size=max_batch_size)) as session:
-        limits = session.backend.capabilities
-        if limits.device == "cpu":
+        capabilities = session.backend.capabilities
+        if capabilities.device == "cpu":
             raise PassError(
                 "no CUDA graphs: no engines fit this machine, and ONNX Runtime uses the CPU; run "
                 "pass-export build, or use --device cuda, which says what it lacks"
             )
         session.warm_up(*SAMPLINGS)
-        if not limits.keeps_graphs:  # the warm-up ran only the passes that `auto` times
-            samplers = [sampling.sampler for sampling in SAMPLINGS]
-            for batch in limits.batch_sizes:
+        if not capabilities.keeps_graphs:  # the warm-up ran only the passes that `auto` times
+            samplers, capacity = [each.sampler for each in SAMPLINGS], capabilities.capacities[0]
+            for batch in capabilities.batch_sizes:
                 session.call(
-                    partial(
-                        capture_graphs,
-                        capacity=limits.capacities[0],
-                        batch=batch,
-                        samplers=samplers,
-                    )
+                    partial(capture_graphs, capacity=capacity, batch=batch, samplers=samplers)
                 )
-        return limits.device, dict(sorted(session.backend.captures.items()))
+        return capabilities.device, dict(sorted(session.backend.captures.items()))
 
 
 def print_captures(device: str, captures: Mapping[str, str | None]) -> None:

@@ -1,5 +1,4 @@
-"""Tables that commands print: the report of `bench`, and the plans that `generate --explain`
-compares.
+"""Prints the report of `bench`, and the plans that `generate --explain` compares, as tables.
 
 Words are never cut, even in a narrow terminal. Without a terminal the width is 80 columns.
 """
@@ -20,8 +19,7 @@ from pass_runtime.tuning.tuner import SWITCH_MARGIN, Tuner
 
 
 class OutputConsole(Console):
-    """Standard output. If its reader has ended, raises BrokenPipeError, which `one_line_errors`
-    handles."""
+    """Standard output. Raises BrokenPipeError, which `one_line_errors` handles, if it is closed."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -189,8 +187,7 @@ def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
 
 
 def print_reasoning(tuner: Tuner, depth: int | None) -> None:
-    """Print on stderr the plans that `auto` compares, best first, and the measurements behind their
-    estimates."""
+    """Print on stderr the plans that `auto` compares, best first, and what it has measured."""
     console = Console(stderr=True, highlight=False)
     candidates = tuner.candidates(tuner.max_drafts if depth is None else depth)
     times = tuner.times()

@@ -1,5 +1,4 @@
-"""Copies an ONNX model with external weights, so that every blob of weights begins at an aligned
-offset.
+"""Copies an ONNX model, so that every blob of its external weights begins at an aligned offset.
 
 The model is edited as the bytes of its protobuf
 (https://protobuf.dev/programming-guides/encoding/). Only entries that give the place of a blob are
@@ -37,8 +36,8 @@ class UnknownFormat(ValueError):
 
 @dataclass(frozen=True)
 class AlignedModel:
-    """A model and its weights as `align` wrote them. files: their sizes and hashes, by name. blobs:
-    the offsets of the blobs in the weights' file, by their SHA-256."""
+    """A model and its weights as `align` wrote them. files: sizes and hashes, by the file's name.
+    blobs: offsets in the file of weights, by the blob's SHA-256."""
 
     files: Mapping[str, FileInfo]
     blobs: Mapping[str, int]
@@ -80,14 +79,14 @@ def link(
 
 
 def resolve_links(model: Path) -> tuple[bytes, Path] | None:
-    """If files of weights, or the model itself, are links: the model with the places of the files
-    that they lead to, and the folder to which these places are relative. ONNX Runtime refuses
-    weights that are not in the folder of the model. None without links. Raises PassError if a file
-    is not there."""
+    """If the model or its files of weights are links, return the model with the paths of the files
+    that the links lead to, and the folder to which these paths are relative: ONNX Runtime refuses
+    weights outside the model's folder. None without links. Raises PassError if a file is
+    missing."""
     content = model.read_bytes() if model.is_symlink() or _any_links(model.parent) else b""
     try:
         locations = set(_locations(content))
-    except ValueError:  # ONNX Runtime says what it is
+    except ValueError:  # no model, which ONNX Runtime reports
         return None
     if not locations or not (
         model.is_symlink() or any((model.parent / name).is_symlink() for name in locations)
@@ -120,16 +119,13 @@ def _any_links(folder: Path) -> bool:
 
 
 def _locations(model: bytes) -> Iterator[str]:
-    """The files of weights of a model, as it names them."""
-    for wanted_graph, _, begin, end in _fields(model):
-        graph = model[begin:end] if wanted_graph == GRAPH else b""
-        for wanted, _, first, last in _fields(graph):
-            tensor = graph[first:last] if wanted == INITIALIZER else b""
-            for number, _, start, stop in _fields(tensor):
-                if number == EXTERNAL_DATA:
-                    key, value = _entry(tensor[start:stop])
-                    if key == "location":
-                        yield value
+    """Yield the names of a model's files of weights."""
+    for graph in _contents(model, GRAPH):
+        for tensor in _contents(graph, INITIALIZER):
+            for entry in _contents(tensor, EXTERNAL_DATA):
+                key, value = _entry(entry)
+                if key == "location":
+                    yield value
 
 
 Move = Callable[[int, int], int]
@@ -202,13 +198,8 @@ class _Blobs:
 
 
 def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
-    """Change the offsets of a TensorProto's blobs. A tensor without external data stays as it
-    is."""
-    entries = [
-        _entry(tensor[begin:end])
-        for number, _, begin, end in _fields(tensor)
-        if number == EXTERNAL_DATA
-    ]
+    """Change the offsets of a TensorProto's blobs, if it has external data."""
+    entries = [_entry(content) for content in _contents(tensor, EXTERNAL_DATA)]
     if not entries:
         return tensor
     given = dict(entries)
@@ -241,22 +232,22 @@ def _move_prepacked(value: str, move: Move) -> str:
 
 
 def _entry(content: bytes) -> tuple[str, str]:
-    """The key and value of an entry of external data."""
-    found = {number: content[begin:end].decode() for number, _, begin, end in _fields(content)}
-    return found.get(KEY, ""), found.get(VALUE, "")
+    """Return the key and value of an entry of external data."""
+    texts = {number: content[begin:end].decode() for number, _, begin, end in _fields(content)}
+    return texts.get(KEY, ""), texts.get(VALUE, "")
+
+
+def _contents(message: bytes, wanted: int) -> Iterator[bytes]:
+    """Yield the content of every field with the number `wanted`."""
+    return (message[begin:end] for number, _, begin, end in _fields(message) if number == wanted)
 
 
 def _replace_fields(message: bytes, wanted: int, edit: Callable[[bytes], bytes]) -> bytes:
-    """Return a message with `edit` applied to the content of every field with the number
-    `wanted`."""
-    parts = []
-    for number, start, begin, end in _fields(message):
-        parts.append(
-            encode_field(number, edit(message[begin:end]))
-            if number == wanted
-            else message[start:end]
-        )
-    return b"".join(parts)
+    """Return a message with `edit` applied to the content of the fields with this number."""
+    return b"".join(
+        encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end]
+        for number, start, begin, end in _fields(message)
+    )
 
 
 def _fields(message: bytes) -> Iterator[Field]:
@@ -280,8 +271,7 @@ def _fields(message: bytes) -> Iterator[Field]:
 
 
 def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a number of seven bits a byte, the lowest first. Returns it and the offset of its
-    end."""
+    """Decode a number of seven bits a byte, the lowest first. Returns it and where it ends."""
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:

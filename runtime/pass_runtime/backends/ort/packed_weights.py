@@ -1,5 +1,4 @@
-"""Weights in the form that ONNX Runtime's CPU kernels read, in files that all sessions and
-processes map.
+"""Packed weights, as ONNX Runtime's CPU kernels read them, in files that all processes map.
 
 A session folds constants and packs weights when it opens, into memory of its own. ONNX Runtime can
 write what it made: the first session over a trunk does so, into the user's cache directory, and
@@ -7,9 +6,9 @@ later ones map the file. They need not optimize the graph again, and the weights
 however many sessions there are.
 
 packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why
-they cannot be used. It is renamed into place under a lock, after its logits were compared with
-those of the session that wrote it. The entries of two graphs over the same weights link to one file
-of weights. If anything fails, the trunk is opened without the cache.
+they cannot be used. An entry is renamed into place under a lock, after its logits were compared
+with those of the session that wrote it. The entries of two graphs over the same weights link to one
+file of weights. If anything fails, the trunk is opened without the cache.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from pass_runtime.files import locked, write_whole
 NOTE_FILE = "packed.json"
 GROWTH_FACTOR = 2.5
 """An entry takes at most this many times the bytes of the weights in the bundle: float32 takes 2.2,
-int4 and int8 1.6. While it is written there are two copies of it."""
+int4 and int8 1.6. While an entry is written there are two copies of it."""
 RESERVED_BYTES = 1 << 30
 """This much of the disk stays free."""
 LOCK_SECONDS = 60.0
-"""The time to wait for another process that writes the same entry, which takes seconds. After that
-a session gets its own copy of the weights."""
+"""How long to wait for another process that writes the same entry. After that a session gets its
+own copy of the weights."""
 
 log = logging.getLogger("pass_runtime.weights")
 PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
@@ -67,8 +66,8 @@ class NotPacked(Exception):
 @dataclass(frozen=True)
 class WeightCache:
     """directory: None is packed/ in the user's cache directory. min_bytes: smaller weights are not
-    packed, because they gain little. max_bytes: the size of all entries together; the least
-    recently used are removed."""
+    packed, because that gains little. max_bytes: of all entries together; if they take more, the
+    least recently used ones are removed."""
 
     directory: Path | None = None
     min_bytes: int = 32 << 20
@@ -101,13 +100,8 @@ class WeightCache:
                             pack, bundle / file, threads=threads, probe=probe, unsigned=unsigned
                         )
                         session = self._write(bundle / file, entry, size, make, other_entry)
-        except (
-            NotPacked,
-            PassError,
-            OSError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # RuntimeError: no home directory
+        # RuntimeError: there is no home directory.
+        except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:
             log.info("%s: weights are not packed: %s", file, error)
             return None
         release_free_memory()
@@ -177,8 +171,8 @@ class WeightCache:
             shutil.rmtree(part, ignore_errors=True)
 
     def _make_room(self, directory: Path, size: int) -> None:
-        """Remove what killed processes left, and old entries until a new one fits. Raises NotPacked
-        on a full disk."""
+        """Remove what killed processes left, and the oldest entries until a new one fits. Raises
+        NotPacked if the disk is too full."""
         for part in directory.glob("*.part"):
             with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
@@ -193,8 +187,8 @@ class WeightCache:
 
 
 def _read(entry: Path) -> AlignedModel:
-    """Read an entry's note. If it is damaged, the result has no files. Raises FileNotFoundError if
-    there is none, and NotPacked if it says that the weights cannot be used."""
+    """Read an entry's note. The result has no files if the note is damaged. Raises
+    FileNotFoundError without a note, and NotPacked if the weights cannot be used."""
     try:
         note = json.loads((entry / NOTE_FILE).read_text(encoding="utf-8"))
         if "unusable" in note:
@@ -255,10 +249,6 @@ def _part(entry: Path) -> Path:
 
 
 def _lock(entry: Path, wait_seconds: float) -> AbstractContextManager[None]:
-    """Hold the lock of an entry. Raises PassError if another process still holds it after so many
-    seconds."""
-    return locked(
-        entry.with_name(f"{entry.name}.lock"),
-        "another process is packing them",
-        wait_seconds=wait_seconds,
-    )
+    """Hold the lock of an entry. Raises PassError if another process holds it for so long."""
+    lock = entry.with_name(f"{entry.name}.lock")
+    return locked(lock, "another process is packing them", wait_seconds=wait_seconds)

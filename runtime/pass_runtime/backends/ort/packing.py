@@ -1,5 +1,4 @@
-"""Writes a trunk with its weights packed by ONNX Runtime, and checks that it computes the same
-logits."""
+"""Writes a trunk with its weights packed by ONNX Runtime, and checks its logits."""
 
 from __future__ import annotations
 
@@ -35,24 +34,21 @@ CPU_FIELDS = {
 
 
 def weight_key(graph: str, weights: str, kernels: Kernels) -> str | None:
-    """A trunk's key on this machine, from the SHA-256 of its graph and of its weights; None if
-    the CPU is unknown. Like the packed form, it depends on ONNX Runtime's build and on the CPU,
-    but not on the number of threads. Under emulation CPU_INFO describes another CPU than
-    `kernels` run on."""
+    """Return a trunk's key on this machine, from the SHA-256 of its graph and of its weights; None
+    if the CPU is unknown. Like the packed form, it depends on ONNX Runtime's build and on the CPU,
+    but not on the number of threads. It depends on `kernels` because under emulation CPU_INFO
+    describes another CPU."""
     cpu = describe_cpu()
     if cpu is None:
         return None
     build = f"{ort.__version__} {ort.get_build_info()}"
-    text = (
-        f"format {FORMAT_VERSION}\nonnxruntime {build}\ngraph {graph}\nweights "
-        f"{weights}\n{kernels}\n{cpu}"
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    text = f"format {FORMAT_VERSION}\nonnxruntime {build}\ngraph {graph}\nweights {weights}\n"
+    return hashlib.sha256(f"{text}{kernels}\n{cpu}".encode()).hexdigest()[:32]
 
 
 def describe_cpu() -> str | None:
-    """The lines `field: value` of CPU_INFO that say of what kind the cores are, in order and
-    without repetitions. None if CPU_INFO does not list instruction sets."""
+    """Return the lines `field: value` of CPU_INFO that say of what kind the cores are, without
+    repetitions. None if CPU_INFO does not list instruction sets."""
     try:
         text = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -69,9 +65,9 @@ GRAPH_FILE, WEIGHTS_FILE = "trunk.onnx", "trunk.data"
 SAVED_STEM = "saved-by-onnxruntime"
 ALIGNMENT_BYTES = 4096
 """Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels align
-addresses inside a packed blob, so it must begin, as when it was packed, at a multiple of the 64
-bytes that ONNX Runtime allocates at: else logits are wrong, or the process crashes. ONNX Runtime
-itself aligns only blobs of more than 1 MiB."""
+addresses inside a packed blob, so the blob must begin, as when it was packed, at a multiple of 64
+bytes: else logits are wrong, or the process crashes. ONNX Runtime itself aligns only blobs of more
+than 1 MiB."""
 PROMPT_TOKENS = 16
 """The length of the prompt by which two sessions are compared."""
 
@@ -95,8 +91,8 @@ def pack(
     """Write GRAPH_FILE and WEIGHTS_FILE to `directory`. Returns a session over them, and their
     description. Raises NotUsable, or PassError if `trunk` cannot be opened or written.
 
-    other: the directory of another graph over the same weights, and its description. If its
-    WEIGHTS_FILE has all blobs that this graph reads, that file is linked and not written again.
+    other: the directory and the description of another graph over the same weights. If its
+    WEIGHTS_FILE has all blobs that this graph reads, link that file in place of writing one.
     unsigned: as for `open_session`.
     """
     saved = directory / f"{SAVED_STEM}.onnx"
@@ -133,9 +129,8 @@ def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None
 def sample_logits(
     backend: Backend, *, lookahead_rows: bool = True
 ) -> list[npt.NDArray[np.float32]]:
-    """The logits [b,Q,V] of a new backend for the window of each plan after a prompt, in one slot
-    or two.
-    lookahead_rows: False leaves out the plans with look-ahead rows."""
+    """Return the logits [b,Q,V] of a new backend for the window of each plan after a prompt, b
+    being 1 or 2. lookahead_rows: False leaves out the plans with look-ahead rows."""
     limits, length = backend.capabilities, backend.manifest.lookahead.length
     plans = [
         plan for mode in ("ar", "fused", "two-pass") for plan in make_cycle(mode, length).plans
@@ -164,8 +159,7 @@ def release_free_memory() -> None:
 
 
 def _sync(path: Path) -> None:
-    """Write a file from the system's cache to the disk, so that it is complete even after a crash
-    of the machine."""
+    """Write a file from the system's cache to the disk, so that it survives a power failure."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,12 +1,11 @@
-"""Opens the sessions of a bundle's trunk. Binds sessions to memory, so that they can be captured as
-CUDA graphs.
+"""Opens the sessions of a trunk, and binds sessions to memory for CUDA graphs.
 
 With `enable_cuda_graph` the first `Run` with a graph number executes the graph three times. ONNX
 Runtime runs it until it allocates no memory any more (twice), captures it, which computes nothing,
 and launches the captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A
-tail writes the next window over the one that it reads, so it would advance three times. Therefore
-the inputs that a graph overwrites are saved before its first `Run` and restored after it, and the
-graph is run once more.
+tail overwrites the window that it reads with the next one, so it would advance three times.
+Therefore the inputs that a graph overwrites are saved before its first `Run` and restored after it,
+and the graph is run once more.
 """
 
 from __future__ import annotations
@@ -66,16 +65,15 @@ class BoundSession:
         overwritten: Sequence[BoundTensor],
         on_failure: OnFailure,
     ) -> None:
-        """overwritten: inputs whose memory an output overwrites. Those of the KV cache are not
-        listed: every run writes the same entries. on_failure: called with the reason if a capture
-        fails."""
+        """overwritten: inputs whose memory an output overwrites, but not the KV cache, where every
+        run writes the same. on_failure: called with the reason if a capture fails."""
         self._session, self._binding, self._memory = session, binding, memory
         self._overwritten, self._on_failure = overwritten, on_failure
         self._options = _run_options(graph_id)
         self._captures: bool = session.captures
 
     def run(self) -> None:
-        """Raises PassError if ONNX Runtime fails, as when memory runs out."""
+        """Run the session. Raises PassError if ONNX Runtime fails, as when memory runs out."""
         if self._captures:
             self._capture()
             self._captures = False
@@ -83,7 +81,7 @@ class BoundSession:
             self._run()
 
     def _capture(self) -> None:
-        """The first run. If it fails, this and all later runs are without a capture."""
+        """Run for the first time, with a capture. If that fails, run without, now and later."""
         saved = [np.empty(tensor.shape, tensor.dtype) for tensor in self._overwritten]
         for array, tensor in zip(saved, self._overwritten, strict=True):
             self._memory.download(array, tensor.address)
@@ -125,8 +123,7 @@ class BoundSessions(Generic[Key]):
         self._graph_of: dict[Key, int] = {}
 
     def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`; if there is none, `make` makes it with the key's graph
-        number."""
+        """The bound session of `key`; `make` makes a new one with the key's graph number."""
         if key not in self._bound:
             self._bound[key] = make(self._graph_of.setdefault(key, next(self._graph_ids)))
             if len(self._bound) > self.MAX_BOUND:
@@ -135,7 +132,7 @@ class BoundSessions(Generic[Key]):
         return self._bound[key]
 
     def clear(self) -> None:
-        """Forget all of them, because addresses have changed."""
+        """Forget all bound sessions, because addresses have changed."""
         self._bound.clear()
         self._graph_of.clear()
 
@@ -150,18 +147,16 @@ def bind(
     memory: Memory,
     on_failure: OnFailure,
 ) -> BoundSession:
-    """Bind `session` to the addresses of its inputs and outputs. cache: those of the KV cache.
-    memory: the memory with these addresses. graph_id, on_failure: as for `BoundSession`."""
+    """Bind `session` to the addresses of its inputs and outputs. cache: the inputs and outputs of
+    the KV cache. memory, graph_id, on_failure: as for `BoundSession`."""
     kind, ordinal = split_device(device)
     binding, place = session.io_binding(), PROVIDERS[kind][1]
-    for tensor in (*inputs, *cache[0]):
-        binding.bind_input(
-            tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address
-        )
-    for tensor in (*outputs, *cache[1]):
-        binding.bind_output(
-            tensor.name, place, ordinal, np.dtype(tensor.dtype), tensor.shape, tensor.address
-        )
+    for bind_tensor, tensors in (
+        (binding.bind_input, (*inputs, *cache[0])),
+        (binding.bind_output, (*outputs, *cache[1])),
+    ):
+        for each in tensors:
+            bind_tensor(each.name, place, ordinal, np.dtype(each.dtype), each.shape, each.address)
     written = {tensor.address for tensor in outputs}
     return BoundSession(
         session, binding, graph_id, memory, [t for t in inputs if t.address in written], on_failure
@@ -177,8 +172,8 @@ def _run_options(graph_id: int) -> ort.RunOptions:
 @dataclass(frozen=True)
 class Trunks:
     """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those
-    with look-ahead rows. The first pass with look-ahead rows opens `lookahead` by `open_lookahead`,
-    which may return `plain`."""
+    with look-ahead rows. The first of the latter calls `open_lookahead`, which may return
+    `plain`."""
 
     plain: ort.InferenceSession
     open_lookahead: Callable[[], ort.InferenceSession]
@@ -203,8 +198,8 @@ class TrunkProbe(Protocol):
 def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
-    """Open one session for all passes; on CUDA, if the bundle has a trunk for passes without
-    look-ahead rows, that one, and the other when the first pass with look-ahead rows comes. exact:
+    """Open one session for all passes. On CUDA, if the bundle has a trunk for passes without
+    look-ahead rows, open that, and the other trunk at the first pass with look-ahead rows. exact:
     see `open_session`."""
     kind, _ = split_device(device)
     unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
@@ -246,9 +241,8 @@ def open_packed(
     cache: WeightCache,
     probe: TrunkProbe,
 ) -> Trunks:
-    """Open sessions on the CPU with packed weights: one for each of the bundle's trunk graphs,
-    which share the weights in memory. If the weights cannot be packed, open one session for all
-    passes."""
+    """Open a session on the CPU for each of the bundle's trunk graphs, over one copy of the packed
+    weights. If the weights cannot be packed, open one session for all passes."""
     unsigned = needs_unsigned_weights(bundle, manifest)
     lookahead_file, plain_file = (
         manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False)
@@ -267,9 +261,9 @@ def open_packed(
     def open_unpacked() -> Trunks:
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
-    # The graph with look-ahead rows reads all weights, so it is packed first, and the other's entry
-    # links to its weights. If the cache has its entry already, it is opened only for the first pass
-    # with look-ahead rows.
+    # The graph with look-ahead rows reads all weights, so it is packed first, and the entry of the
+    # plain graph links to its weights. If the weights are packed already, this graph is opened only
+    # at the first pass with look-ahead rows.
     first = None
     if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
         first = map_weights(lookahead_file)

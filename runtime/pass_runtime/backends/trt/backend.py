@@ -29,8 +29,7 @@ from pass_runtime.errors import PassError
 Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
 """What a program runs: engine calls, then copies to pinned arrays from device addresses."""
 STAGING_BYTES = 4 << 20
-"""The pinned memory for what the host writes between passes: windows, noise, draft
-probabilities."""
+"""The pinned memory for what the host writes between passes: windows, noise and the like."""
 RUNTIME_CACHE_FILE = "kernels.cache"
 """The file of `RuntimeCache`, beside the engines."""
 
@@ -51,25 +50,19 @@ class TrtBackend(Backend):
         ordinal: int = 0,
     ) -> None:
         """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV
-        capacity, in tokens.
-        ordinal: the GPU's number."""
+        capacity, in tokens. ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
         self._cuda = Cuda(api, STAGING_BYTES, ordinal)
         super().__init__(bundle, manifest, capabilities, self._cuda)
         self._engine_set = engines
         compiled = engines.path(bundle) / RUNTIME_CACHE_FILE
-        cache = (
-            RuntimeCache(library, compiled)
-            if find_library(engines.library).compiles_kernels
-            else None
-        )
-        self._shared = Shared(library, self._cuda, cache)
+        compiles = find_library(engines.library).compiles_kernels
+        kernels = RuntimeCache(library, compiled) if compiles else None
+        self._shared = Shared(library, self._cuda, kernels)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
-        self._capacity = self._columns = (
-            0  # _columns: the engines' KV capacity that covers _capacity
-        )
+        self._capacity = self._columns = 0  # the engines' smallest capacity that holds _capacity
         self._finalizer = weakref.finalize(
             self, _release, self._programs, self._engines, self._shared
         )
@@ -93,8 +86,7 @@ class TrtBackend(Backend):
         api: Any = None,
         ordinal: int = 0,
     ) -> TrtBackend:
-        """Open the engine set of `library` that fits GPU `ordinal`. Raises PassError if none
-        does."""
+        """Open the engine set of `library` that fits GPU `ordinal`, or raise PassError."""
         module = import_library(library)
         api = api or cuda_api.import_api()
         if ordinal:
@@ -130,10 +122,8 @@ class TrtBackend(Backend):
         largest capacity."""
         if not self.cache.capacity:
             self.cache.resize(self._engine_set.capacities[-1], lengths)
-        self._capacity, self._columns = (
-            capacity,
-            next(c for c in self._engine_set.capacities if c >= capacity),
-        )
+        self._capacity = capacity
+        self._columns = next(c for c in self._engine_set.capacities if c >= capacity)
 
     def run_trunk(self, plan: Plan, batch: int) -> None:
         self._program(
@@ -179,10 +169,8 @@ class TrtBackend(Backend):
     def _bind_trunk(
         self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
     ) -> tuple[TrtEngine, EngineCall]:
-        bindings, engine = (
-            self.bindings.trunk(plan, batch, prefill=prefill),
-            self._engine(self.manifest.trunk),
-        )
+        bindings = self.bindings.trunk(plan, batch, prefill=prefill)
+        engine = self._engine(self.manifest.trunk)
         shapes, addresses = self._shapes_and_addresses(bindings)
         columns = Binding(
             COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False
@@ -205,13 +193,8 @@ class TrtBackend(Backend):
         tail = self.bindings.tail(plan, kind.sampler, batch, processed=bool(kind.touched))
         graphs = [(self.bindings.tail_graph(plan, kind.sampler), tail)]
         if kind.touched:
-            graphs.insert(
-                0,
-                (
-                    self.processors,
-                    self.bindings.processors(self.processors, plan, batch, kind.touched),
-                ),
-            )
+            processors = self.bindings.processors(self.processors, plan, batch, kind.touched)
+            graphs.insert(0, (self.processors, processors))
         if kind.logprobs:
             bindings = self.bindings.logprobs(plan, batch, processed=kind.logprobs_key[-1])
             graphs.append((self.manifest.logprobs, bindings))
@@ -231,9 +214,8 @@ class TrtBackend(Backend):
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
         """The shape of every input, and the address of every tensor."""
         every = (*bindings.inputs, *bindings.outputs)
-        return {b.tensor: b.shape for b in bindings.inputs}, {
-            b.tensor: self.buffers.address_of(b) for b in every
-        }
+        addresses = {b.tensor: self.buffers.address_of(b) for b in every}
+        return {b.tensor: b.shape for b in bindings.inputs}, addresses
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Pinned host memory for an output, the same in every pass."""
@@ -263,8 +245,7 @@ class TrtBackend(Backend):
 def _capabilities(
     manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
 ) -> Capabilities:
-    """What the engines were built for, limited by the options. Raises PassError if the options
-    exceed it."""
+    """What the engines can do, limited by the options. Raises PassError if these exceed it."""
     max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
@@ -301,13 +282,12 @@ def least_width(engines: EngineSet) -> int:
 
 def _pass_key(kind: PassKind) -> tuple[Any, ...]:
     """Identifies a pass or its tails. `_program` joins the items to a name for the program."""
-    logprobs = (
-        ["with processed logprobs" if kind.logprobs_key[-1] else "with logprobs"]
-        if kind.logprobs
-        else []
-    )
-    processors = [f"with processors of {kind.touched} tokens"] if kind.touched else []
-    return kind.plan.name, kind.batch, kind.sampler, *logprobs, *processors
+    extras = []
+    if kind.logprobs:
+        extras.append("with processed logprobs" if kind.logprobs_key[-1] else "with logprobs")
+    if kind.touched:
+        extras.append(f"with processors of {kind.touched} tokens")
+    return kind.plan.name, kind.batch, kind.sampler, *extras
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
@@ -322,6 +302,6 @@ def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared
         for engine in engines.values():
             engine.close()
         engines.clear()
-        if shared.cache is not None:
-            shared.cache.close()
+        if shared.compiled_kernels is not None:
+            shared.compiled_kernels.close()
     shared.cuda.close()

@@ -1,5 +1,4 @@
-"""A deserialized TensorRT engine: its profiles, its contexts, and calls that are replayed as CUDA
-graphs."""
+"""A TensorRT engine with its contexts, and calls that are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class EngineCall:
-    """The arguments of one run of an engine: a profile, the shapes of its inputs, and the address
-    of every tensor."""
+    """The arguments of an engine: a profile, its inputs' shapes, and the address of each tensor."""
 
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -39,9 +37,9 @@ class EngineCall:
 def engine_shapes(
     graph: Graph, capacity: int, least_width: int, *, trunk: bool
 ) -> dict[str, Shape]:
-    """The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens: windows
-    have at least `least_width` rows, and the trunk also has `columns`, whose length is how many
-    cache entries a pass reads."""
+    """Return the shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens,
+    whose windows have at least `least_width` rows. The trunk has one more input, `columns`; its
+    length says how many cache entries the pass reads."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
         rows = least_width if tensor.name in WINDOW_TENSORS else 0
@@ -53,13 +51,12 @@ def engine_shapes(
 
 
 def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
-    """Whether the ranks are equal and no static size differs; the library's size is -1 if it is
-    dynamic."""
+    """Whether the ranks are equal and no static size differs. A dynamic size is -1 in `built`."""
     if built is None or listed is None or len(built) != len(listed):
         return False
     return all(
-        isinstance(size, str) or have in (-1, size)
-        for have, size in zip(built, listed, strict=True)
+        isinstance(size, str) or built_size in (-1, size)
+        for built_size, size in zip(built, listed, strict=True)
     )
 
 
@@ -73,8 +70,8 @@ class TrtEngine:
     def __init__(
         self, shared: Shared, path: Path, file: EngineFile, shapes: Mapping[str, Shape]
     ) -> None:
-        """shapes: of its tensors, from `engine_shapes`. Raises PassError if the engine cannot be
-        loaded, or is not what the manifest describes."""
+        """shapes: from `engine_shapes`. Raises PassError if the engine cannot be loaded, or is not
+        what the manifest describes."""
         self._shared, self._cuda, self._file, self._path = shared, shared.cuda, file, path
         shared.clear_errors()
         self._engine = shared.runtime.deserialize_cuda_engine(map_file(path))
@@ -85,13 +82,13 @@ class TrtEngine:
                 "build"
             )
         self._check(shapes)
-        self._config = None if shared.cache is None else shared.cache.config(self._engine)
+        kernels = shared.compiled_kernels
+        self._config = None if kernels is None else kernels.config(self._engine)
         self._scratch = shared.scratch.reserve(int(self._engine.device_memory_size_v2))
         self._contexts: dict[tuple[object, ...], Any] = {}
 
     def _check(self, shapes: Mapping[str, Shape]) -> None:
-        """Raises PassError if the engine's profiles, aliases or shapes are not those of the
-        manifest."""
+        """Raise PassError if profiles, aliases or shapes are not those of the manifest."""
         engine, file = self._engine, self._file
         if engine.num_optimization_profiles != len(file.profiles):
             raise PassError(
@@ -108,13 +105,9 @@ class TrtEngine:
                     f"{listed}; build it again with pass-export build"
                 )
         output = self._shared.library.TensorIOMode.OUTPUT
-        found = {
-            name: engine.get_aliased_input_tensor(name)
-            for name in names
-            if engine.get_tensor_mode(name) == output
-        }
-        actual = {name: source for name, source in found.items() if source}
-        if actual != file.aliases:
+        outputs = [name for name in names if engine.get_tensor_mode(name) == output]
+        sources = {name: engine.get_aliased_input_tensor(name) for name in outputs}
+        if {name: source for name, source in sources.items() if source} != file.aliases:
             raise PassError(
                 f"{self._path} does not update its KV cache in place as the manifest says; build "
                 "it again with pass-export build"
@@ -146,8 +139,7 @@ class TrtEngine:
             )
 
     def capturable(self, call: EngineCall) -> bool:
-        """Whether a CUDA graph can contain the call. TensorRT-RTX answers this; for TensorRT it is
-        True."""
+        """Whether a CUDA graph can contain the call: always for TensorRT; TensorRT-RTX tells."""
         capturable = getattr(self._context(call), "is_stream_capturable", None)
         return capturable is None or bool(capturable(self._cuda.stream))
 
@@ -196,8 +188,7 @@ class TrtEngine:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Map a file into memory, so that the system reads only what is used. Raises PassError if it
-    cannot be read."""
+    """Map a file into memory, so that only what is used is read. Raises PassError if it fails."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -206,9 +197,8 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 class Program:
-    """Engine calls one after another, then copies of their results to the host. After two runs they
-    are captured as a CUDA graph, which further runs replay. If they cannot be captured, they run as
-    before."""
+    """Engine calls one after another, then copies of their results to the host. After two runs all
+    is captured as a CUDA graph, which further runs replay. Otherwise they run as before."""
 
     def __init__(
         self,
@@ -220,7 +210,7 @@ class Program:
         captures: dict[str, str | None],
     ) -> None:
         """copies: pinned host arrays, each with the device address that it is filled from.
-        captures: see `Backend.captures`; the program enters itself as `name`."""
+        captures: `Backend.captures`, whose entry `name` the program sets."""
         self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
         self._captures = captures
         self._runs = 0
@@ -235,12 +225,11 @@ class Program:
         self._enqueue()
         self._cuda.synchronize()
         self._runs += 1
-        if self._runs == 2:  # The first run with new shapes may do what a capture does not allow.
+        if self._runs == 2:  # The first run with new shapes may allocate, which no capture allows.
             self._capture()
 
     def _capture(self) -> None:
-        """Capture the program. The run before has succeeded, so a failed capture is logged and
-        fails no request."""
+        """Capture the program. If that fails, log it: the runs before succeeded without."""
         try:
             if not all(engine.capturable(call) for engine, call in self._work):
                 raise PassError("is_stream_capturable says no")

@@ -1,11 +1,7 @@
-"""Chooses the engine set of a bundle that fits this machine, from the manifest, before anything is
-allocated.
+"""Chooses the engine set of a bundle that fits this machine, and holds what its engines share.
 
-All engines of one backend share the library, the device, scratch memory, and the library's error
-messages.
-
-TensorRT-RTX compiles kernels for the shapes of a context when it runs first. By default it does so
-in the background, and runs a slower kernel until then, which a captured graph would keep. Contexts
+TensorRT-RTX compiles kernels for the shapes of a context at its first run. By default it does so in
+the background, and meanwhile runs slower kernels, which a captured graph would keep. So contexts
 made here compile before they run. The compiled kernels are kept beside the engines for the next
 process.
 """
@@ -69,12 +65,12 @@ class RuntimeCache:
         """Write the file if kernels were compiled since it was read or written."""
         if self._cache is None:
             return
-        found = bytes(self._cache.serialize())
-        if found == self._saved:
+        kernels = bytes(self._cache.serialize())
+        if kernels == self._saved:
             return
         try:
-            write_whole(self._path, found)
-            self._saved = found
+            write_whole(self._path, kernels)
+            self._saved = kernels
         except PassError as error:
             log.info("compiled kernels are not kept for the next process: %s", error)
 
@@ -89,12 +85,8 @@ MAX_KEPT_ERRORS = 4
 
 @dataclass
 class Scratch:
-    """Device memory for activations. All contexts of all engines share it, because only one of them
-    runs at a time.
-
-    If an engine needs more than those before it, a new block is allocated. Contexts and graphs that
-    refer to an older block go on using it.
-    """
+    """Device memory for activations, which all contexts share, because only one runs at a time. If
+    an engine needs a larger block, older contexts and graphs go on using theirs."""
 
     cuda: Cuda
     size: int = 0
@@ -109,12 +101,12 @@ class Scratch:
 
 @dataclass
 class Shared:
-    """What all engines of a backend share. library: the TensorRT module. cache: of kernels compiled
-    at run time; None if the library compiles none."""
+    """What all engines of a backend share. library: the TensorRT module. compiled_kernels: None if
+    the library compiles no kernels at run time."""
 
     library: Any
     cuda: Cuda
-    cache: RuntimeCache | None
+    compiled_kernels: RuntimeCache | None
     scratch: Scratch = field(init=False)
     runtime: Any = field(init=False)
     _errors: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_ERRORS))
@@ -126,25 +118,23 @@ class Shared:
 
     def save_kernels(self) -> None:
         """Save the kernels that were compiled at run time, if there are any."""
-        if self.cache is not None:
-            self.cache.save()
+        if self.compiled_kernels is not None:
+            self.compiled_kernels.save()
 
     def clear_errors(self) -> None:
         """Forget the library's errors so far, so that `reason` tells only of the next call."""
         self._errors.clear()
 
     def reason(self) -> str:
-        """Why the last call failed, from the library and from CUDA. Raises DeviceLost if the device
-        is lost."""
+        """Why the last call failed, by the library and CUDA. Raises DeviceLost if that is why."""
         cuda_error = self.cuda.why()
         errors = [*dict.fromkeys(self._errors), *([cuda_error] if cuda_error else [])]
         self._errors.clear()
         return "; ".join(errors)[:600] or "it gave no reason"
 
 
-OUTDATED = (
-    "were built from other graphs than the bundle has now"  # follows "the engines" in a message
-)
+OUTDATED = "were built from other graphs than the bundle has now"
+"""Follows "the engines" in a message."""
 
 
 def choose_engines(
@@ -180,8 +170,7 @@ def choose_engines(
 
 
 def check_built(bundle: Path, manifest: Manifest, library: Library) -> None:
-    """Raises PassError if the bundle has no engines of `library`, or none that were built from its
-    present graphs."""
+    """Raise PassError if the bundle has no engines of `library` that were built from its graphs."""
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     if not candidates:
         raise PassError(f"{bundle} has no {library.name} engines; {_command(bundle, library)}")
@@ -201,8 +190,7 @@ def is_current(engines: EngineSet, manifest: Manifest) -> bool:
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
-    """The reason why `engines` cannot run here, as words to follow "the engines"; None if they
-    can."""
+    """Why `engines` cannot run here, to follow "the engines" in a message; None if they can."""
     if not is_current(engines, manifest):
         return OUTDATED
     if engines.version != version:
@@ -222,8 +210,8 @@ def fits(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInf
 def verify_engines(
     bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None
 ) -> None:
-    """Raises PassError if an engine of a set is missing, or is not the file that was built. hashes:
-    compare them, not only sizes. hash_cache: the hashes of unchanged files from earlier runs."""
+    """Raise PassError if an engine of a set is missing, or is not the file that was built. hashes:
+    compare hashes, too, not only sizes. hash_cache: its hashes are not computed again."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():

@@ -1,5 +1,4 @@
-"""TensorRT and TensorRT-RTX, one API under two module names. Every difference between them is a
-field of `Library`."""
+"""TensorRT and TensorRT-RTX, one API under two names. `Library` has their differences."""
 
 from __future__ import annotations
 
@@ -20,10 +19,8 @@ class Library:
     """module: what to import. minimum: the oldest version with a KV cache update layer. install:
     the exact command.
 
-    builds_ahead: it builds for the compute capabilities of other machines, on a machine without a
-    GPU.
-    targets: the compute capabilities that it builds for, as `sm89`; () is only that of the local
-    GPU.
+    builds_ahead: whether it builds for other GPUs, and without one. targets: the compute
+    capabilities that it builds for, as `sm89`; () is only that of the local GPU.
     least_width: the rows of the narrowest window. TensorRT-RTX 1.7 has another layout of linear
     weights for one row, so an engine with a one-row profile beside others holds them twice (SmolLM2
     fp16: 515 MB, not 304).
@@ -43,15 +40,14 @@ class Library:
     compiles_kernels: bool
 
     def unknown_target(self, wanted: Iterable[str]) -> str:
-        """A message about the first target of `wanted` that engines cannot be built for; "" if
-        there is none."""
+        """A message about the first of the `wanted` targets that the library lacks; "" if none."""
         unknown = sorted(set(wanted) - set(self.targets)) if self.targets else []
         if not unknown:
             return ""
-        # Without a target it builds on these GPUs, too, and refuses the engine when it is loaded.
-        other = "; it refuses these GPUs (Hopper): use tensorrt, or ONNX Runtime (--device cuda)"
-        told = other if unknown[0] == HOPPER else ""
-        return f"{self.name} has no target {unknown[0]}; it has {', '.join(self.targets)}{told}"
+        # Without targets it also builds on Hopper GPUs, but refuses to load the engine.
+        hint = "; it refuses these GPUs (Hopper): use tensorrt, or ONNX Runtime (--device cuda)"
+        ending = hint if unknown[0] == HOPPER else ""
+        return f"{self.name} has no target {unknown[0]}; it has {', '.join(self.targets)}{ending}"
 
 
 HOPPER = "sm90"
@@ -89,8 +85,7 @@ def find_library(name: str) -> Library:
 
 
 def import_library(chosen: Library) -> Any:
-    """Import the module of `chosen`. Raises PassError with the command that installs it if it is
-    missing or too old."""
+    """Import the module of `chosen`. Raises PassError if it is missing or too old."""
     try:
         library = importlib.import_module(chosen.module)
     except ImportError as error:
