@@ -197,8 +197,8 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 class Program:
-    """Engine calls one after another, then copies of their results to the host. After two runs all
-    is captured as a CUDA graph, which further runs replay. Otherwise they run as before."""
+    """Engine calls one after another, then copies of their results to the host. All of it is
+    captured as a CUDA graph after two runs. If the capture fails, it runs as before."""
 
     def __init__(
         self,
