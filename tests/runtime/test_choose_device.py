@@ -87,17 +87,8 @@ def test_an_environment_without_onnxruntime(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("pass_runtime.backends.ort")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-<<<<<<< HEAD
-    message = r"run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
-    with pytest.raises(PassError, match=message):
-        import pass_runtime.backends.ort.engine  # noqa: F401
-    # as commands do
-    with pytest.raises(PassError, match="onnxruntime is not installed"), importing():
-        import onnxruntime  # noqa: F401
-=======
     message = r"not installed; run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
     with pytest.raises(PassError, match=message), importing():  # as commands do
         import pass_runtime.backends.ort.engine  # noqa: F401
->>>>>>> 5e10a5f (Bundle, commands: plain sentences; one place reports a missing ONNX Runtime)
     with pytest.raises(ModuleNotFoundError), importing():
         import no_such_module  # noqa: F401

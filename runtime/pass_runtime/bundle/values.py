@@ -1,12 +1,6 @@
-<<<<<<< HEAD
 """Checks of arguments and request fields, which return plain Python values. They raise PassError,
 with the field's `name`, if a value has the wrong type. Numpy's scalars and arrays are accepted; 2.5
 is not a whole number, b"Hello" not a list of token ids, True not a number."""
-=======
-"""Converts arguments to plain Python values, and raises PassError, with the argument's `name`, if
-the type is wrong. numpy's scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" is
-no list of token ids, and True is no number."""
->>>>>>> 5e10a5f (Bundle, commands: plain sentences; one place reports a missing ONNX Runtime)
 
 from __future__ import annotations
 
