@@ -115,7 +115,7 @@ def _likelihood_gradient(
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Split the sequences [N,T] into batches of about BATCH_TOKENS tokens."""
+    """Split the sequences [N,T] into batches of BATCH_TOKENS tokens, or of one sequence."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
@@ -217,7 +217,7 @@ def _fisher(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
-    """Return the fewest points without which the rest costs at most `budget` nats per token."""
+    """Return the fewest points without which the others cost at most `budget` nats per token."""
     rest, left_out = sum(static.loss for static in found.values()), []
     for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
         if rest <= budget:

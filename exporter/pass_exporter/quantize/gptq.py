@@ -83,7 +83,7 @@ def gptq_model(
 
 
 def rounding_cost(outputs: int, inputs: int) -> float:
-    """Return about how many multiplications factor and updates of later inputs take."""
+    """Return about how many multiplications the factor and the later updates take."""
     return inputs**2 * (inputs / 3 + outputs / 2)
 
 

@@ -55,7 +55,7 @@ def process_logits(
 
 
 def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, Integers, Floats]:
-    """Log-probabilities of emitted tokens, and of the K = min(k, V) most likely ones instead.
+    """Log-probabilities of emitted tokens, and of the K = min(k, V) most likely in their places.
 
     logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens'
     log-probabilities [B,E]; the ids [B,E,K] of the most likely tokens by falling probability, the

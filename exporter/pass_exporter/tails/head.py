@@ -176,7 +176,7 @@ def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Va
 
 
 def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:
-    """ids [...] -> rows of the table [...,r] float32. No engine stores a cast table."""
+    """ids [...] -> rows of the table [...,r] float32, cast last: no engine stores a cast table."""
     stored = op("Gather", op.const(head.table, np.float16, f"{HEAD_PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 
