@@ -127,15 +127,15 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     assert timed == []
     left[0] = 49
     first = tuners.get("greedy")
-    assert first is not None and first.times().rows[-1] == 49
+    assert first is not None and first.times().timed_widths[-1] == 49
     left[0] = room
     assert tuners.get("greedy") is first
     assert tuners.get("greedy", 2) is tuners.get("sample") is None
     assert [*first.times_by_batch] == [1]
     left[0] = 49
-    assert tuners.get("greedy", 2) is first and first.times(2).rows == [2, 4, 10, 14, 32, 50]
+    assert tuners.get("greedy", 2) is first and first.times(2).timed_widths == [2, 4, 10, 14, 32, 50]
     sampled = tuners.get("sample", 2)
-    assert sampled is not None and sampled.times().rows == first.times().rows
+    assert sampled is not None and sampled.times().timed_widths == first.times().timed_widths
     assert sampled.times_by_batch.keys() == {1, 2}
 
 
@@ -145,7 +145,7 @@ def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
     for capacity, rows in widest.items():
         sizes = replace(sizes, capacities=(capacity,))
         tuner = Tuners(manifest, sizes, time_by_width, lambda: 100).get("greedy")
-        assert tuner is not None and tuner.times().rows[-1] == rows
+        assert tuner is not None and tuner.times().timed_widths[-1] == rows
         for candidate in tuner.candidates(6):
             assert all(plan.width <= capacity for plan in candidate.cycle.plans)
     left = [16]  # room for the widest window of one slot, but not of two
@@ -168,7 +168,7 @@ def test_a_large_batch_with_one_timed_width_is_estimated_as_a_window(tiny_bundle
     assert [*tuner.times_by_batch] == [1]
     assert tuner.plan_seconds(verify_plan(4), 33) > 4 * tuner.plan_seconds(ar_plan(), 33)
     tuners.get("greedy", 32)  # times one and two rows a slot
-    assert tuner.times(32).rows == [32, 64]
+    assert tuner.times(32).timed_widths == [32, 64]
     for plan in (verify_plan(4), draft_plan(4), fused_plan([4] * 5)):
         assert tuner.plan_seconds(plan, 32) == pytest.approx(32 * plan.width + 0.1, rel=0.01)
     assert tuner.decide(6, 32).cycle.name == tuner.decide(6, 33).cycle.name == "ar"
