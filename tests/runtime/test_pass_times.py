@@ -133,7 +133,8 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     assert tuners.get("greedy", 2) is tuners.get("sample") is None
     assert [*first.times_by_batch] == [1]
     left[0] = 49
-    assert tuners.get("greedy", 2) is first and first.times(2).timed_widths == [2, 4, 10, 14, 32, 50]
+    assert tuners.get("greedy", 2) is first
+    assert first.times(2).timed_widths == [2, 4, 10, 14, 32, 50]
     sampled = tuners.get("sample", 2)
     assert sampled is not None and sampled.times().timed_widths == first.times().timed_widths
     assert sampled.times_by_batch.keys() == {1, 2}
