@@ -1,5 +1,4 @@
-"""What `generate`, `chat` and `generate_ids` return: the stream of a request, for one reader at a
-time.
+"""What `generate`, `chat` and `generate_ids` return: the stream of a request, for one reader.
 
 While a reader waits for a piece, a second one in another thread or task is refused: each would see
 only a part of the text. Any thread may wait for the end with `result`.
@@ -85,8 +84,7 @@ class Stream(Generic[T]):
         return self._sequence.finished is not None
 
     def cancel(self) -> None:
-        """End the request after the pass in progress; what was written until then can still be
-        read."""
+        """End the request after the pass in progress. What is written can still be read."""
         self._sequence.cancelled = True
 
     def result(self, timeout: float | None = None) -> Self:
@@ -166,8 +164,7 @@ class Stream(Generic[T]):
             return self._next_event()
 
     def _take_all(self) -> None:
-        """Read all events so far, unless a `for` loop waits for one. If the request has ended, wait
-        for that loop."""
+        """Read all events so far, unless a `for` loop waits for one and the request goes on."""
         if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
                 while isinstance(self._next_event(), Piece):
@@ -176,8 +173,7 @@ class Stream(Generic[T]):
                 self._event_lock.release()
 
     def _next_event(self) -> Piece | End | None:
-        """The next event, recorded; None if there is none yet. After the end it is the end each
-        time."""
+        """The next event, recorded; None if there is none yet; after the end always the end."""
         if self._end is not None:
             return self._end
         try:
@@ -253,8 +249,7 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
 
 @contextmanager
 def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
-    """Hold the streams as their only reader. Raises PassError if one has a reader, or belongs to
-    another process."""
+    """Be the streams' only reader. Raises PassError if one has a reader or another process."""
     held: list[Stream[T]] = []
     try:
         for stream in streams:

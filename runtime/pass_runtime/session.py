@@ -172,8 +172,8 @@ class Session:
         return self.begin([self.request(ids, options) for options in choices])
 
     def begin(self, requests: Sequence[Request], places: Places | None = None) -> list[Generation]:
-        """Start requests, all of them or none. places: those that `reserve` held for them; without
-        them, raises `QueueFull` if more requests than the session's max_queue would wait."""
+        """Start requests, all or none. places: what `reserve` returned for them; without, raises
+        `QueueFull` if more requests than the session's max_queue would wait."""
         sequences = [SequenceState(r, self._text_reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, places)
@@ -224,8 +224,8 @@ class Session:
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """Begin to compile a constraint, so that `resolve` and `request` need not wait for it; see
-        `Grammars.prepare`. Raises PassError if the bundle has no logits processors."""
+        """Begin to compile a constraint before `resolve` and `request` need it: `Grammars.prepare`.
+        Raises PassError if the bundle has no logits processors."""
         _ = self.backend.processors
         return self._resolver.grammars.prepare(constraint)
 

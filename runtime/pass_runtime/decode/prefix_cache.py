@@ -40,8 +40,7 @@ class SavedPrefix:
 
 
 class PrefixStore:
-    """Copies of K/V, the one used last at the end. Only the thread that runs the scheduler may call
-    it."""
+    """Copies of K/V, the most recently used last. Only the scheduler's thread may call it."""
 
     def __init__(self, cache: KVCache, memory: Memory, budget: int = MAX_SAVED_BYTES) -> None:
         self._cache, self._memory, self._budget = cache, memory, budget
@@ -87,8 +86,7 @@ class PrefixStore:
         return (self._saved[counts.index(most)], most) if most else (None, 0)
 
     def load(self, saved: SavedPrefix, slot: int, count: int) -> None:
-        """Copy the K/V of the first `count` tokens of `saved` into `slot`, whose cache has room for
-        them."""
+        """Copy the first `count` tokens' K/V of `saved` into `slot`, which has room for them."""
         self._cache.load(slot, count, saved.address, len(saved.tokens))
         self._touch(saved)
 

@@ -75,14 +75,12 @@ class Processors:
         self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
 
     def list_size(self, drafts: int) -> int:
-        """T: the smallest of TOKEN_LIST_SIZES that holds all tokens whose logits may change with so
-        many drafts."""
+        """T: the smallest of TOKEN_LIST_SIZES for all tokens whose logits may change."""
         count = len(self._touched) + drafts
         return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Update the state by the new ones of `tokens` (prompt and text). Raises PassError as
-        `GrammarState` does."""
+        """Take the new ones of `tokens` (prompt and text). Raises as `GrammarState` does."""
         for token in tokens[self._num_read :]:
             self._num_read += 1
             self._token_counts[token] += 1
@@ -120,8 +118,7 @@ class Processors:
         )
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
-        """[rows,V/32]: the allowed tokens. A rule that would leave none is not applied, unless it
-        is the grammar's."""
+        """[rows,V/32]: the allowed tokens. Rules that leave none are void, but for the grammar."""
         allowed = np.tile(_all_tokens(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
             self._grammar.fill(allowed, drafts)
@@ -144,8 +141,7 @@ class Processors:
         )
 
     def _forbidden(self, state: int, written: int) -> Bits:
-        """[V/32]: the tokens that may not follow a text of `written` tokens with this bad-word
-        state."""
+        """[V/32]: what may not follow a text of `written` tokens with this bad-word state."""
         words = self._processing.bad_words
         forbidden = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
@@ -187,8 +183,7 @@ class Processors:
 
 
 def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
-    """Rows that change nothing, for a slot without processors in a pass in which others have
-    some."""
+    """Rows that change nothing, for slots without processors."""
     allowed = np.full((rows, (vocab_size + 7) // 8), 255, np.int32)
     empty = np.zeros(size, np.int64), np.zeros(size, np.float32)
     return ProcessedRows(
@@ -197,11 +192,10 @@ def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
 
 
 def _restrict(allowed: Bits, listed: Bits) -> None:
-    """In each row of `allowed` [rows,V/32], forbid the tokens not in `listed` [V/32], if that
-    leaves a token."""
+    """In each row of `allowed` [rows,V/32], forbid tokens not in `listed` [V/32] unless all are."""
     fewer = allowed & listed
-    some = fewer.any(-1)
-    allowed[some] = fewer[some]
+    has_token = fewer.any(-1)
+    allowed[has_token] = fewer[has_token]
 
 
 @lru_cache(maxsize=4)

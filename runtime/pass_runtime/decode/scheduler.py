@@ -42,10 +42,9 @@ class QueueFull(PassError):
 
 @dataclass(frozen=True)
 class Usage:
-    """The load at one moment. running: sequences in slots. waiting: sequences in the queue. cached:
-    tokens of the running ones in the KV cache. capacity: KV capacity of all slots in tokens.
-    graphs_not_captured: ONNX graphs or passes that could not be captured as CUDA graphs, and so run
-    more slowly."""
+    """The load at one moment. running, waiting: sequences in slots and in the queue. cached: tokens
+    of running sequences in the KV cache. capacity: KV capacity of all slots in tokens.
+    graphs_not_captured: ONNX graphs or passes that are slow, as they are no CUDA graphs."""
 
     running: int
     waiting: int
@@ -210,32 +209,19 @@ class Scheduler:
             cycle = None
         elif cycle is None and tuner is not None:
             depth = max(sequence.request.lookahead_drafts for sequence in sequences)
-            accepted = [
-                sequence.lookahead_acceptance
-                for sequence in sequences
-                if sequence.lookahead_acceptance is not None
-            ]
-            decided = tuner.next_candidate(depth, batch, accepted)
+            acceptances = [s.lookahead_acceptance for s in sequences if s.lookahead_acceptance]
+            decided = tuner.next_candidate(depth, batch, acceptances)
             cycle, policy = decided.cycle, ExpectedRate(tuner, decided, batch)
-        if (
-            cycle is not None
-            and cycle.is_tree
-            and not all(_allows_tree(s.request) for s in sequences)
-        ):
+        allow_tree = all(_allows_tree(s.request) for s in sequences)
+        if cycle is not None and cycle.is_tree and not allow_tree:
             cycle = cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
         # If all sequences have just been admitted, none has a window yet, and a cycle begins.
         staged_plan = runner.staged_plan if any(slot.staged for slot in active) else None
-        situation = Situation(
-            cycle=cycle or make_cycle("ar", 0),
-            staged_plan=staged_plan,
-            room=runner.room,
-            capabilities=runner.backend.capabilities,
-            slots=active,
-            policy=policy,
-        )
+        cycle, capabilities = cycle or make_cycle("ar", 0), runner.backend.capabilities
+        situation = Situation(cycle, staged_plan, runner.room, capabilities, active, policy)
         return situation.next_pass()
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> Tuner | None:
@@ -247,9 +233,8 @@ class Scheduler:
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
-        if not self.tuners.is_timed(sampler, batch) and not all(
-            sequence.stats.passes for sequence in sequences
-        ):
+        begun = all(sequence.stats.passes for sequence in sequences)
+        if not begun and not self.tuners.is_timed(sampler, batch):
             return None
         if (tuner := self.tuners.get(sampler, batch)) is None:
             return None

@@ -79,8 +79,7 @@ T = TypeVar("T")
 
 
 class Places:
-    """`count` places that are held for sequences: until these begin, until the end of a `with`
-    block, or until nobody refers to this object."""
+    """`count` places, held until their sequences begin, a `with` block ends or this is garbage."""
 
     def __init__(self, count: int, release: Callable[[int], None]) -> None:
         self.count, self._release = count, release
@@ -113,8 +112,8 @@ class Worker:
         _live_workers.add(self)
 
     def submit(self, sequences: Sequence[SequenceState], places: Places | None = None) -> None:
-        """Queue sequences, all of them or none. places: those that `reserve` held for them. Raises
-        QueueFull if others are needed and not free, or PassError if the session is closed."""
+        """Queue sequences, all or none. places: what `reserve` returned for them. Raises QueueFull
+        if more places are needed than are free, or PassError if the session is closed."""
         with self._while_open():
             held = 0 if places is None else min(places.count, len(sequences))
             if held < len(sequences):
@@ -141,8 +140,7 @@ class Worker:
                 self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` between two steps, on the thread that owns the backend. Returns or raises what
-        `task` does."""
+        """Run `task` between two steps, on the backend's thread; returns or raises its outcome."""
         future: Future[T] = Future()
         with self._while_open():
             self._tasks.append((task, future))

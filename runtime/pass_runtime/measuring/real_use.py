@@ -1,5 +1,4 @@
-"""Measuring acceptance in real use: prompts of several kinds, and tokens per pass, with loops
-counted apart.
+"""Measures acceptance in real use: prompts of several kinds, tokens per pass, loops apart.
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`)
 both measure with this module, so that their results can be compared. What is compared is measured
@@ -47,8 +46,7 @@ def in_turns(
 
 
 def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-    """The seconds of trunk and tail of a pass over idle slots: medians of TIMED_PASSES consecutive
-    passes.
+    """The median seconds of trunk and tail in TIMED_PASSES consecutive passes over idle slots.
 
     While decoding, too, passes of one kind follow one another in one thread. The first ones after
     another kind or in another thread take longer, so they are not timed. tail: as for

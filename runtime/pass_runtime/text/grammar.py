@@ -156,8 +156,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _CachedGrammar:
-    """A compiled grammar, as a future that is done. size: the bytes of memory that compiling it
-    took."""
+    """A compiled grammar, as a future that is done. size: bytes of memory for compiling it."""
 
     future: Future[GrammarState]
     size: int
@@ -170,12 +169,11 @@ class _CachedGrammar:
 
 
 class _Queue:
-    """Jobs for one thread. waiting: how many there are, including the running one. most: how many
-    there may be."""
+    """Jobs for one thread. waiting: their number, the running one included, at most `limit`."""
 
-    def __init__(self, most: int, stack: int = 0) -> None:
+    def __init__(self, limit: int, stack: int = 0) -> None:
         """stack: the bytes of the thread's stack; 0 is Python's default."""
-        self.most, self.waiting = most, 0
+        self.limit, self.waiting = limit, 0
         self.thread = ThreadPoolExecutor(1, "pass-constraints")
         with _STACK_SIZE_LOCK:
             before = threading.stack_size(stack)
@@ -202,14 +200,12 @@ class Grammars:
         self._cached: OrderedDict[bytes, _CachedGrammar] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._known = WeakValueDictionary[bytes, Future[GrammarState]]()
-        """The futures of constraints that are being compiled or are kept, or that a caller of
-        `prepare` holds."""
+        """Futures of constraints: in compilation, kept, or held by a caller of `prepare`."""
         self._started = False
         self._closed, self._owner = False, os.getpid()
 
     def start(self, constraint: Constraint) -> GrammarState:
-        """The state of a text without tokens. Raises what `prepare` raises, and the error of its
-        future."""
+        """The state of a text without tokens. Raises as `prepare` and its future do."""
         return self.prepare(constraint).result().copy()
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
@@ -274,7 +270,7 @@ class Grammars:
 
     def _add(self, queue: _Queue, job: _Job, step: Callable[[_Job], None]) -> None:
         """Put a job into a queue for its next step. The caller holds the lock."""
-        if queue.waiting >= queue.most:
+        if queue.waiting >= queue.limit:
             raise TooManyConstraints
         queue.thread.submit(self._run, queue, job, step)
         queue.waiting += 1

@@ -63,9 +63,7 @@ class ChatEncoder:
         self._special = {number: token for number, token in added.items() if token.special}
         contents = [token.content for token in self._special.values()]
         self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
-        self._endings = {
-            content[start:] for content in contents for start in range(1, len(content))
-        }
+        self._endings = {content[i:] for content in contents for i in range(1, len(content))}
         self._longest = max(map(len, self._beginnings), default=0)
         # Finds special tokens in a text: all other text becomes the token 0.
         self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
@@ -253,8 +251,7 @@ class _ExchangedCharacters:
 
 
 class _OtherCharacters(dict[int, int]):
-    """By character, another one of the same kind, for `str.translate`. It is random, so that nobody
-    can guess it."""
+    """By character, a random other one of the same kind, for `str.translate`."""
 
     def __init__(self) -> None:
         for characters in (string.ascii_lowercase, string.ascii_uppercase, string.digits, "<>"):
@@ -283,8 +280,8 @@ class _MarkedPlaces:
         return "".join([*parts, text[done:], self._end if places.after else ""])
 
     def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Those of the special tokens in `other` that have no marks, with their places in `text`;
-        None if the two texts differ in more than marks."""
+        """The special tokens in `other` without marks, with their places in `text`; None if the
+        two texts differ in more than marks."""
         found, place, done = [], 0, 0
         for start, end, number in spans:
             place += len(self._without(other[done:start]))
