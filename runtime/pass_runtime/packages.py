@@ -33,8 +33,6 @@ def why_no_cuda() -> str:
     """Why an onnxruntime has no CUDAExecutionProvider, and the command that installs one that has
     it."""
     if len(installed()) == len(PACKAGES):
-        return (
-            f"{' and '.join(PACKAGES)} are both installed, and share files; run: "
-            f"{INSTALL_GPU_BUILD}"
-        )
+        both = " and ".join(PACKAGES)
+        return f"{both} are both installed, and share files; run: {INSTALL_GPU_BUILD}"
     return f"this onnxruntime has no CUDAExecutionProvider; run: {INSTALL_GPU_BUILD}"

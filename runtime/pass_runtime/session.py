@@ -100,11 +100,9 @@ class Session:
         if ids or not add_special_tokens:
             return ids
         model = self.manifest.model
-        start = (
-            model.bos_token_id
-            if model.bos_token_id is not None
-            else next(iter(model.eos_token_ids), None)
-        )
+        start = model.bos_token_id
+        if start is None:
+            start = next(iter(model.eos_token_ids), None)
         if start is None:
             raise PassError(
                 "the prompt is empty and the model has no start token; give it some text"
@@ -181,13 +179,8 @@ class Session:
 
     def _text_reader(self, request: Request) -> TextStream:
         min_tokens = 0 if request.processing is None else request.processing.min_tokens
-        return TextStream(
-            self.vocabulary,
-            request.prompt_ids,
-            request.stop,
-            min_tokens,
-            request.shown_special_tokens,
-        )
+        shown = request.shown_special_tokens
+        return TextStream(self.vocabulary, request.prompt_ids, request.stop, min_tokens, shown)
 
     def reserve(self, count: int, max_queue: int | None = None) -> Places:
         """Hold places for `count` requests while their prompts are tokenized, until `begin` takes

@@ -88,7 +88,7 @@ class ExpectedRate(DraftPolicy):
         rates = []
         for drafts, plan in enumerate(plans, 1):
             tokens = sum(
-                cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching
+                cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in proposals
             )
             tokens += len(slots) - len(matching)  # one token for each sequence without a match
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
@@ -121,10 +121,8 @@ class Situation:
         next one of the cycle, or a plan that only verifies, if the next one of the cycle has no
         draft rows, does not fit, or verifies fewer drafts than the policy wants."""
         slots, policy, plan = self.slots, self.policy, self._verifying_plan()
-        longest = min(
-            max(len(slot.ngram) for slot in slots),
-            self.capabilities.fixed_lookahead or MAX_LOOKAHEAD,
-        )
+        limit = self.capabilities.fixed_lookahead or MAX_LOOKAHEAD
+        longest = min(max(len(slot.ngram) for slot in slots), limit)
         if plan is None or longest > plan.depth:
             verifying = [self.capabilities.verify_plan(count) for count in range(1, longest + 1)]
             plans = [each for each in verifying if self._fits(each.width)]
@@ -132,11 +130,9 @@ class Situation:
                 return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
         if plan is None:
             return None
-        wanted = [bool(slot.ngram) and policy.prefers_ngrams(slot, plan) for slot in slots]
-        drafts = tuple(
-            slot.ngram[: plan.depth] if want else None
-            for slot, want in zip(slots, wanted, strict=True)
-        )
+        prefers = policy.prefers_ngrams
+        wanted = (slot.ngram if slot.ngram and prefers(slot, plan) else None for slot in slots)
+        drafts = tuple(ngram and ngram[: plan.depth] for ngram in wanted)
         return (plan, drafts) if any(drafts) else None
 
     def _verifying_plan(self) -> Plan | None:

@@ -96,11 +96,8 @@ class Processors:
     def _penalizes(self) -> bool:
         """Whether there are penalties, which depend on the tokens before; biases do not."""
         sampling = self._processing.sampling
-        return (
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.repetition_penalty,
-        ) != (0, 0, 1)
+        added = sampling.presence_penalty or sampling.frequency_penalty
+        return bool(added) or sampling.repetition_penalty != 1
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that the grammar forces next; () if it forces none."""
@@ -134,11 +131,8 @@ class Processors:
 
     def _follow(self, state: int, token: int) -> int:
         """The bad-word matcher's state after `token`."""
-        return (
-            state
-            if self._processing.bad_words is None
-            else self._processing.bad_words.follow(state, token)
-        )
+        words = self._processing.bad_words
+        return state if words is None else words.follow(state, token)
 
     def _forbidden(self, state: int, written: int) -> Bits:
         """[V/32]: what may not follow a text of `written` tokens with this bad-word state."""

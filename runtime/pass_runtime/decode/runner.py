@@ -392,10 +392,7 @@ def _logprobs(
     if logprobs is None or count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()
-    pairs = zip(
-        logprobs.ids[slot, :, :count].tolist(),
-        logprobs.values[slot, :, :count].tolist(),
-        strict=True,
-    )
+    top_ids, top_values = logprobs.ids[slot, :, :count], logprobs.values[slot, :, :count]
+    pairs = zip(top_ids.tolist(), top_values.tolist(), strict=True)
     tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
     return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]

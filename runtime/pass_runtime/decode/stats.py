@@ -89,11 +89,8 @@ class Stats:
         found: list[float | None] = []
         for i in range(self.lookahead):
             tried = sum(times for drafted, times in self.widths.items() if drafted > i)
-            found.append(
-                sum(times for accepted, times in self.histogram.items() if accepted > i) / tried
-                if tried
-                else None
-            )
+            accepted = sum(times for count, times in self.histogram.items() if count > i)
+            found.append(accepted / tried if tried else None)
         return found
 
     @property

@@ -35,12 +35,8 @@ def loop_start(tokens: Sequence[int]) -> int | None:
     (END_LOOP_REPEATS times at the end of the text), with MIN_LOOP_TOKENS tokens or more in all. It
     starts after the first occurrence of its period.
     """
-    starts = [
-        start
-        for period in range(1, MAX_PERIOD_TOKENS + 1)
-        if (start := _repeats(tokens, period)) is not None
-    ]
-    return min(starts, default=None)
+    starts = (_repeats(tokens, period) for period in range(1, MAX_PERIOD_TOKENS + 1))
+    return min((start for start in starts if start is not None), default=None)
 
 
 def _repeats(tokens: Sequence[int], period: int) -> int | None:

@@ -122,10 +122,8 @@ def read_prompt_set(
         try:
             values = line.object()
             found = [values.get(name) for name in ("id", "kind", "prompt")]
-            if (
-                not all(isinstance(value, str) and value for value in found)
-                or found[1] not in KINDS
-            ):
+            are_texts = all(isinstance(value, str) and value for value in found)
+            if not are_texts or found[1] not in KINDS:
                 raise PassError(f'it needs an "id", a "kind" ({", ".join(KINDS)}) and a "prompt"')
             prompt = Prompt(*map(str, found))
             if prompt.id in prompts:

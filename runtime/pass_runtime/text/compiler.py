@@ -75,10 +75,8 @@ class PlainTokenizer:
         every token."""
         text = text[:MAX_FORCED_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
-        if (
-            self._no_text.isdisjoint(ids)
-            and b"".join([self.tokens[i] for i in ids]) == text.encode()
-        ):
+        is_plain = self._no_text.isdisjoint(ids)
+        if is_plain and b"".join([self.tokens[i] for i in ids]) == text.encode():
             return ids
         return self._longest_tokens(text.encode())
 
@@ -292,13 +290,9 @@ def _place(schema: Any, why: str) -> list[str] | None:
             key := next((k for k in schema if f'"{k}"' in why), None)
         ):
             return [key]
-    parts = (
-        schema.items()
-        if isinstance(schema, dict)
-        else enumerate(schema)
-        if isinstance(schema, list)
-        else ()
-    )
+    if not isinstance(schema, dict | list):
+        return None
+    parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
     for key, part in parts:
         if (path := _place(part, why)) is not None:
             return [str(key), *path]

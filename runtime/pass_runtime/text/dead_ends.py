@@ -78,11 +78,8 @@ class _Finite:
 
     def _has_object(self, schema: Mapping[str, Any]) -> bool:
         properties = _dict(schema, "properties")
-        other = (
-            schema.get("additionalProperties", True)
-            if not schema.get("patternProperties")
-            else True
-        )
+        has_patterns = bool(schema.get("patternProperties"))
+        other = has_patterns or schema.get("additionalProperties", True)
         return all(
             self.has(properties.get(name, other))
             for name in _list(schema, "required")
@@ -133,11 +130,9 @@ def _text(schema: Any, name: str) -> str:
 
 def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
     """The keywords of an array's first items and of its others, in JSON Schema 2019 or 2020."""
-    return (
-        ("items", "additionalItems")
-        if isinstance(schema.get("items"), list)
-        else ("prefixItems", "items")
-    )
+    if isinstance(schema.get("items"), list):
+        return "items", "additionalItems"
+    return "prefixItems", "items"
 
 
 def _without_endless(schema: Any, finite: _Finite) -> Any:
@@ -167,12 +162,9 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
                 each for each in parts if each is not False or name not in ("anyOf", "oneOf")
             ] or [False]
     first, rest = _item_keywords(schema)
-    if (
-        end := next(
-            (i for i, each in enumerate(_list(schema, first)) if not finite.has(each)), None
-        )
-    ) is not None:
-        found |= {first: found[first][:end], rest: False}  # an array ends before it
+    endless = [i for i, each in enumerate(_list(schema, first)) if not finite.has(each)]
+    if endless:
+        found |= {first: found[first][: endless[0]], rest: False}  # an array ends before it
     return found
 
 
@@ -208,11 +200,8 @@ def _names(pattern: str) -> list[str] | None:
     a text have."""
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(
-        _bytes(),
-        LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}),
-        log_level=0,
-    )
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    matcher = LLMatcher(_bytes(), grammar, log_level=0)
     if matcher.is_error():
         return [] if "Regex is empty" in matcher.get_error() else None
     found: list[str] = []

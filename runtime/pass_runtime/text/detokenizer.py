@@ -75,11 +75,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._decoder = tokenizer, tokenizer.decoder
-        self._special = {
-            token.content
-            for token in tokenizer.get_added_tokens_decoder().values()
-            if token.special
-        }
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = {token.content for token in added if token.special}
         steps = _steps(None if self._decoder is None else json.loads(self._decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
@@ -94,11 +91,8 @@ class Vocabulary:
         self._first_differs = self._decoder is None or not {"Metaspace", "WordPiece"}.isdisjoint(
             kinds
         )
-        strips = (
-            [step for step in steps[kinds.index("Fuse") :] if step["type"] == "Strip"]
-            if "Fuse" in kinds
-            else []
-        )
+        after_fuse = steps[kinds.index("Fuse") :] if "Fuse" in kinds else []
+        strips = [step for step in after_fuse if step["type"] == "Strip"]
         if strips:
             self.strip = strips[0]["content"].encode(), int(strips[0]["start"])
         self.bytes = lru_cache(maxsize=1 << 16)(self._bytes)
@@ -144,11 +138,8 @@ class Vocabulary:
         if self.byte_fallback and (match := _BYTE.fullmatch(piece)):
             return bytes([int(match[1], 16)])
         before = [] if first else [_PRECEDING_TOKEN]
-        text = (
-            " ".join([*before, piece])
-            if self._decoder is None
-            else self._decoder.decode([*before, piece])
-        )
+        join = " ".join if self._decoder is None else self._decoder.decode
+        text = join([*before, piece])
         return text.removeprefix("".join(before)).encode()
 
 

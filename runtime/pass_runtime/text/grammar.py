@@ -303,11 +303,8 @@ class Grammars:
         except ChildStopped as error:
             if self._closed:
                 raise
-            answer = {
-                "refused": (
-                    f"the {job.constraint.kind} is too complex to compile: {error}; simplify it"
-                )
-            }
+            kind = job.constraint.kind
+            answer = {"refused": f"the {kind} is too complex to compile: {error}; simplify it"}
         self._go_on(job, answer)
 
     def _go_on(self, job: _Job, answer: dict[str, Any]) -> None:

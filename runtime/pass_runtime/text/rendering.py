@@ -144,11 +144,9 @@ def _message(message: Any, written: list[WrittenArguments]) -> Any:
     reasoning = next((found[name] for name in REASONING_FIELDS if name in found), None)
     if isinstance(found.get("tool_calls"), list):
         found["tool_calls"] = [_call(call, written) for call in found["tool_calls"]]
-    return (
-        found
-        if reasoning is None
-        else {"thinking": reasoning, **found, "reasoning_content": reasoning}
-    )
+    if reasoning is None:
+        return found
+    return {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
 
 def _call(call: Any, written: list[WrittenArguments]) -> Any:
@@ -175,11 +173,9 @@ def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:
         return stand_in
     if isinstance(value, dict):
         return {key: _without_written(item, found) for key, item in value.items()}
-    return (
-        [_without_written(item, found) for item in value]
-        if isinstance(value, list | tuple)
-        else value
-    )
+    if isinstance(value, list | tuple):
+        return [_without_written(item, found) for item in value]
+    return value
 
 
 class _Generation(Extension):

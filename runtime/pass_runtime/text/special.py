@@ -125,11 +125,8 @@ class ChatEncoder:
         """`places` without the special tokens of which the prompt has no part: they need no change,
         and a template that looks for them in messages still finds them."""
         present = {self._special[number].content for _, _, number in spans}
-        kept = [
-            span
-            for span in places.whole
-            if any(each in self._special[span[2]].content for each in present)
-        ]
+        spelled = ((span, self._special[span[2]].content) for span in places.whole)
+        kept = [span for span, text in spelled if any(each in text for each in present)]
         return replace(places, whole=kept)
 
     def _places(self, strings: Sequence[str]) -> list[_Places]:
@@ -243,11 +240,7 @@ class _ExchangedCharacters:
         exchanged = text.translate(self._others)
         if any(b not in (a, c) for a, b, c in zip(text, other, exchanged, strict=True)):
             return None
-        return [
-            (start, end, number)
-            for start, end, number in spans
-            if text[start:end] == other[start:end]
-        ]
+        return [span for span in spans if text[span[0] : span[1]] == other[span[0] : span[1]]]
 
 
 class _OtherCharacters(dict[int, int]):

@@ -83,11 +83,9 @@ def expected_tokens(cycle: Cycle, cumulative: Floats) -> float:
     plan = cycle.plans[0]
     if not plan.is_fused:
         return 1.0 + float(cumulative[1 : cycle.depth + 1].sum()) / 2
-    accepted = (
-        np.append(1.0, _tree_acceptance(plan, cumulative))
-        if plan.parents
-        else cumulative[: plan.drafts + 1]
-    )
+    accepted = cumulative[: plan.drafts + 1]
+    if plan.parents:
+        accepted = np.append(1.0, _tree_acceptance(plan, cumulative))
     in_depth, parents, next_depth = _layout(plan)
     # [g, a]: the probability that row a is accepted in a window of depth g
     row_accepted = in_depth * accepted
@@ -111,11 +109,8 @@ def _layout(plan: Plan) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
     depths = np.arange(plan.depth + 1)
     in_depth = plan.row_position[: plan.drafts + 1] <= depths[:, None]
     next_depth = np.equal.outer(np.array(plan.groups), depths)
-    return (
-        in_depth.astype(float),
-        np.array(plan.parents or range(plan.drafts), np.int64),
-        next_depth.astype(float),
-    )
+    parents = np.array(plan.parents or range(plan.drafts), np.int64)
+    return in_depth.astype(float), parents, next_depth.astype(float)
 
 
 def _tree_acceptance(plan: Plan, cumulative: Floats) -> list[float]:
