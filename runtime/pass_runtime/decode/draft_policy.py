@@ -53,10 +53,10 @@ class ExpectedRate(DraftPolicy):
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
         ngram = cumulative_acceptance(self._acceptance(slot).rates)[1 : plan.depth + 1]
-        lookahead = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)[
+        window = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)[
             1 : slot.num_drafts + 1
         ]
-        return float(ngram.sum()) > float(lookahead.sum())
+        return float(ngram.sum()) > float(window.sum())
 
     def ngram_count(
         self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]
