@@ -88,7 +88,7 @@ class ExpectedRate(DraftPolicy):
         rates = []
         for drafts, plan in enumerate(plans, 1):
             tokens = sum(
-                cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in proposals
+                cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching
             )
             tokens += len(slots) - len(matching)  # one token for each sequence without a match
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))

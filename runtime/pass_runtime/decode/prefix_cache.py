@@ -78,12 +78,9 @@ class PrefixStore:
     def match(self, tokens: Sequence[int], salt: str) -> tuple[SavedPrefix | None, int]:
         """Return the copy with this salt that has the longest prefix in common with `tokens`, and
         the length of that prefix."""
-        counts = [
-            common_prefix(saved.tokens, tokens) if saved.salt == salt else 0
-            for saved in self._saved
-        ]
-        most = max(counts, default=0)
-        return (self._saved[counts.index(most)], most) if most else (None, 0)
+        counts = [common_prefix(s.tokens, tokens) if s.salt == salt else 0 for s in self._saved]
+        longest = max(counts, default=0)
+        return (self._saved[counts.index(longest)], longest) if longest else (None, 0)
 
     def load(self, saved: SavedPrefix, slot: int, count: int) -> None:
         """Copy the first `count` tokens' K/V of `saved` into `slot`, which has room for them."""

@@ -200,9 +200,7 @@ class Scheduler:
         """Return the next pass, which has one plan for all sequences: that of the oldest request
         that names one, else the fastest. A tree is replaced by a chain of the same depth if one of
         the requests does not allow trees."""
-        sequences = sorted(
-            (slot.current for slot in active), key=lambda sequence: sequence.admission_number
-        )
+        sequences = sorted((slot.current for slot in active), key=lambda s: s.admission_number)
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
         if not may_draft:
