@@ -102,7 +102,7 @@ void LoadOptions::check() const {
     const int max_threads =
         std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     require(threads >= 0 && threads <= max_threads,
-            ("threads must be 0 (the engine's choice) to " + std::to_string(max_threads)).c_str(),
+            ("threads must be 0 (ONNX Runtime's choice) to " + std::to_string(max_threads)).c_str(),
             std::to_string(threads));
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));
