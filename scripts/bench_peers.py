@@ -302,10 +302,8 @@ def our_plans(
         GenerateOptions(**options)
     found = []
     for bundle in bundles:
-        write, prefix = (
-            start_process(engine, bundle, threads),
-            f"{bundle.name} " if len(bundles) > 1 else "",
-        )
+        write = start_process(engine, bundle, threads)
+        prefix = f"{bundle.name} " if len(bundles) > 1 else ""
         for plan, options in chosen.items():
             found.append(
                 Contestant(prefix + plan, partial(write, **options), prefix + plans[0], bundle)
@@ -438,10 +436,8 @@ def bench(
     report: Any,
 ) -> None:
     """Run the contestants on every prompt, and add their figures by kind of prompt to `report`."""
-    tokens, found = (
-        report["tokens"],
-        {each.name: dict[str, list[TimedText]]() for each in contestants},
-    )
+    tokens = report["tokens"]
+    found = {each.name: dict[str, list[TimedText]]() for each in contestants}
     warm: list[str] = []
     for prompt in prompts:
         ids, options = asked[prompt.id]

@@ -146,10 +146,8 @@ def _gpu_step(*words: str) -> tuple[str, ...]:
 
 def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
     """Return the steps that build engines for the bundle, and measure it on every device."""
-    manifest, missing = (
-        read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None,
-        machine.missing,
-    )
+    manifest = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None
+    missing = machine.missing
     length = min(MAX_SEQ_LEN, manifest.model.max_capacity) if manifest else MAX_SEQ_LEN
     export = (
         f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 "
@@ -268,10 +266,8 @@ def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: flo
     elif (
         kind == "tests" and status == "ok"
     ):  # pytest ends with status 0 even if it skips everything
-        status, reason = (
-            "ok" if " passed" in output_lines[-1] else "skipped",
-            output_lines[-1].strip("= "),
-        )
+        status = "ok" if " passed" in output_lines[-1] else "skipped"
+        reason = output_lines[-1].strip("= ")
     elif status == "failed":
         reason = reason or " / ".join(output_lines[-3:]) or f"status {process.returncode}"
     data = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None

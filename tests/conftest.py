@@ -203,10 +203,8 @@ def write_random_weights(
     from pass_exporter.model.registry import resolve
     from pass_trainer.drafter import new_adapter
 
-    base, generator = (
-        load_model(resolve(str(model)), "fp32").model,
-        torch.Generator().manual_seed(1),
-    )
+    base = load_model(resolve(str(model)), "fp32").model
+    generator = torch.Generator().manual_seed(1)
     adapter = new_adapter(base, rank, generator) if rank else None
     with torch.no_grad():
         for b in adapter.lora_B if adapter else ():

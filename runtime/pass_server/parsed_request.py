@@ -143,10 +143,8 @@ class RequestParser:
         request, per_prompt = tokenized.request, count_per_prompt(tokenized.request)
         requests: list[Request] = []
         for ids in tokenized.prompts:
-            max_tokens, min_tokens = (
-                self._max_new_tokens(request, len(ids)),
-                request.min_tokens or 0,
-            )
+            max_tokens = self._max_new_tokens(request, len(ids))
+            min_tokens = request.min_tokens or 0
             if min_tokens > max_tokens:
                 problem = f"min_tokens is {min_tokens}, but must be at most {max_tokens}"
                 raise ApiError(problem, param="min_tokens")

@@ -222,15 +222,11 @@ def test_penalties_constraints_and_allowed_tokens(random_bundle: Path):
     for plan in (b"ar", b"two-pass", b"fused"):
         options = fresh(plan)
         options.presence_penalty = 1.5
-        options.bias_token_ids, options.biases, options.bias_count = (
-            (c_int64 * 2)(30, 31),
-            (c_double * 2)(2, -9),
-            2,
-        )
-        options.allowed_token_ids, options.allowed_token_count = (
-            (c_int64 * len(listed))(*listed),
-            len(listed),
-        )
+        options.bias_token_ids = (c_int64 * 2)(30, 31)
+        options.biases = (c_double * 2)(2, -9)
+        options.bias_count = 2
+        options.allowed_token_ids = (c_int64 * len(listed))(*listed)
+        options.allowed_token_count = len(listed)
         assert written(options) == expected
         word = (c_int64 * 2)(*expected[:2])
         options.bad_words = (POINTER(c_int64) * 1)(ctypes.cast(word, POINTER(c_int64)))

@@ -190,9 +190,8 @@ def test_a_prompt_is_the_same_from_every_source(program: Path, tiny_bundle: Path
         answer(program, tiny_bundle, "--keep-newline", stdin=PROMPT.encode() + b"\n")["prompt_ids"]
         == kept
     )
-    assert (
-        answer(program, tiny_bundle, stdin=PROMPT.encode() + b"\n\n")["prompt_ids"] == kept
-    )  # exactly one
+    # exactly one
+    assert answer(program, tiny_bundle, stdin=PROMPT.encode() + b"\n\n")["prompt_ids"] == kept
     assert answer(program, tiny_bundle, stdin=b"\n")["prompt_ids"] == [0]
 
 
@@ -266,9 +265,8 @@ def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     drafts = counts.get("look-ahead drafts", 0) + counts.get("n-gram drafts", 0)
     assert drafts + counts["the model's own"] == 60 and 0 < drafts <= stats["accepted"]
     marks = shown.count("\x1b[32m") + shown.count("\x1b[36m")
-    assert (
-        0 < marks <= drafts if as_text else marks == drafts
-    )  # a token may have no text of its own
+    # a token may have no text of its own
+    assert 0 < marks <= drafts if as_text else marks == drafts
 
 
 def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
@@ -384,10 +382,8 @@ def test_an_interrupted_generation_as_json(program: Path, tiny_bundle: Path):
             time.sleep(0.001)
         running.send_signal(signal.SIGINT)
         printed, errors = running.communicate(timeout=60)
-    assert (running.returncode, errors) in [
-        (130, "interrupted\n"),
-        (0, ""),
-    ]  # it may have been done
+    # it may have been done
+    assert (running.returncode, errors) in [(130, "interrupted\n"), (0, "")]
     found, whole = json.loads(printed), json.loads(output(program, "generate", tiny_bundle, *flags))
     assert found["finish_reason"] == ("length" if len(found["token_ids"]) == 760 else "cancelled")
     assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"]

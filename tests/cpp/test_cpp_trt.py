@@ -362,9 +362,8 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
     assert "were built by version 10.16, and 10.15.1.fake is installed" in refused(version="10.16")
     assert "were built from other graphs" in refused(bundle="0" * 64)
     assert "has no tensorrt engines" in refused(library="tensorrt-rtx")
-    files = sorted(
-        engine_set.engines, key=lambda file: file.graph != manifest.trunk.file
-    )  # the trunk's first
+    # the trunk's first
+    files = sorted(engine_set.engines, key=lambda file: file.graph != manifest.trunk.file)
     assert "is not the file that was built" in refused(
         engines=(*files[1:], files[0].model_copy(update={"bytes": 3}))
     )

@@ -101,10 +101,8 @@ def write_gguf(
 ) -> Path:
     """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file.
     split: how GGUFWriter splits it; the names of the parts begin like that of `path`."""
-    config, tokenizer = (
-        json.loads((model / "config.json").read_text()),
-        json.loads((model / "tokenizer.json").read_text()),
-    )
+    config = json.loads((model / "config.json").read_text())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(path, "llama", **split)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

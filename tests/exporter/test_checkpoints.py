@@ -300,9 +300,8 @@ def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: P
 
 def test_gguf(tiny_model: Path, tmp_path: Path):
     loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "sound.gguf"))), "fp32")
-    assert (
-        max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE
-    )  # transformers adds a token of GPT-2's
+    # transformers adds a token of GPT-2's
+    assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE
     own = load_model(resolve(str(tiny_model)), "fp32").tokenizer
     assert loaded.tokenizer.encode("The fox <|endoftext|>") == own.encode("The fox <|endoftext|>")
     short = write_gguf(tiny_model, tmp_path / "short.gguf", without=("blk.1.ffn_up",))

@@ -51,10 +51,8 @@ PLANS = [
     *make_cycle("ar", 0).plans,
     prefill_plan(30),
 ]
-SINGLE, BATCHED = (
-    ("trunk.cuda.one.onnx", "trunk.cuda.one.plain.onnx"),
-    ("trunk.cuda.onnx", "trunk.cuda.plain.onnx"),
-)
+SINGLE = ("trunk.cuda.one.onnx", "trunk.cuda.one.plain.onnx")
+BATCHED = ("trunk.cuda.onnx", "trunk.cuda.plain.onnx")
 """The files for one sequence and for batches: with the adapter, and without."""
 BATCHES = {SINGLE: 1, BATCHED: 2}
 LENGTHS, CAPACITY = (33, 20), 80

@@ -219,10 +219,8 @@ def test_no_key_of_the_format_is_ignored(stated, arch: str):
     """Every key that the gguf package knows changes the settings, or is refused by name, with some
     odd value."""
     with_yarn = arch not in ("phi3", "gemma3")
-    yarn, window = (
-        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
-        {"attention.sliding_window": 64},
-    )
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    window = {"attention.sliding_window": 64}
     beside = yarn if with_yarn else window
     kinds = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
     names = {str(name).removeprefix("{arch}.") for kind in kinds for name in vars(kind).values()}
@@ -241,9 +239,8 @@ def test_no_key_of_the_format_is_ignored(stated, arch: str):
         for name in known
         if not any(does_something(name, value) for value in (3, 3.5, True, "odd"))
     }
-    assert ignored == {"vocab_size"} | (
-        set() if with_yarn else OF_YARN
-    )  # transformers reads the former
+    # transformers reads the former
+    assert ignored == {"vocab_size"} | (set() if with_yarn else OF_YARN)
 
 
 def test_the_configuration_in_use_is_compared(stated):

@@ -57,10 +57,8 @@ def test_outputs_are_nearer_than_by_plain_rounding(name, data):
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
-    rng, scheme = (
-        torch.Generator().manual_seed(0),
-        WeightScheme("int4", zero_points=SCHEMES[name].zero_points),
-    )
+    rng = torch.Generator().manual_seed(0)
+    scheme = WeightScheme("int4", zero_points=SCHEMES[name].zero_points)
     integers = torch.randint(-7, 8, (16, 96), generator=rng)
     integers[:, ::32], integers[:, 1::32] = (
         -7,

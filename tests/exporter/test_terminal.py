@@ -58,9 +58,8 @@ def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_80_columns_are_enough_for_the_remaining_time():
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with Terminal(console) as progress:
-        step = progress.phase(
-            "checking every plan against plain decoding"
-        )  # the longest name of a phase
+        # the longest name of a phase
+        step = progress.phase("checking every plan against plain decoding")
         for done in (1, 2):
             step(done, 40)
             time.sleep(0.02)  # the rate of two steps at one moment is not known

@@ -76,9 +76,8 @@ def no_report(_done: int, _steps: int) -> None:
 def test_smoothing_changes_no_result(families, family, monkeypatch: pytest.MonkeyPatch):
     """With and without an adapter. Every point has a producer to divide, but those of OLMo2 that
     follow no norm."""
-    monkeypatch.setattr(
-        bf16, "CPU_FEATURES", ()
-    )  # whose maxima are nearer to each other than bf16's
+    # whose maxima are nearer to each other than bf16's
+    monkeypatch.setattr(bf16, "CPU_FEATURES", ())
     loaded, lookahead_weights = load_tiny(families[family])
     model, random = loaded.model, torch.Generator().manual_seed(0)
     for name, norm in model.named_modules():

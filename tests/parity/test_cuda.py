@@ -36,10 +36,8 @@ def test_requests_of_one_batch_write_what_they_write_alone(random_bundle: Path):
     cpu = load(random_bundle, "cpu", threads=1)
     requests = []
     for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar")):
-        prompt, sampling = (
-            [2 + (7 * i + k) % 300 for k in range(5 + 60 * i)],
-            SamplingParams(0.9 * (i % 2), seed=i),
-        )
+        prompt = [2 + (7 * i + k) % 300 for k in range(5 + 60 * i)]
+        sampling = SamplingParams(0.9 * (i % 2), seed=i)
         requests.append(
             (prompt, GenerateOptions(40 + 10 * i, sampling, plan=plan, ignore_eos=True))
         )

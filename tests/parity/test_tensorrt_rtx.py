@@ -237,10 +237,8 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
         for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":
                 path = tmp_path / graph.file
-                plan, profiles = (
-                    plans[info.name],
-                    tail_profiles(plans[info.name], 8192, max_batch_size=4),
-                )
+                plan = plans[info.name]
+                profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
                 inputs, outputs = (
                     widened(ts, plan, RTX.least_width) for ts in (graph.inputs, graph.outputs)
                 )

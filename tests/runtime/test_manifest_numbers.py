@@ -142,10 +142,8 @@ def test_what_is_wrong_is_named(tiny_bundle: Path, tmp_path: Path, path: tuple, 
 def test_a_tail_that_differs_from_the_manifest_fails_its_first_request(
     tiny_bundle: Path, tmp_path: Path, path: tuple, value: int, named: str
 ):
-    bundle, document = (
-        linked(tiny_bundle, tmp_path),
-        changed(real_document(tiny_bundle), path, value),
-    )
+    bundle = linked(tiny_bundle, tmp_path)
+    document = changed(real_document(tiny_bundle), path, value)
     replace(bundle / FILE_NAME, json.dumps(document).encode())
     with load(bundle, "cpu", threads=1, verify=False) as session:
         with pytest.raises(PassError, match=named):

@@ -56,10 +56,8 @@ def test_the_loss_is_a_tenth_distribution_and_nine_tenths_rejection(
     model = load_model(resolve(str(tiny_model)), "fp32").model
     random = torch.Generator().manual_seed(0)
     head = new_head(model.get_output_embeddings().weight, 6, 8, random) if with_head else None
-    rows, tokens = (
-        torch.randn(4, 64, generator=random),
-        torch.randint(2, 300, (1, 20), generator=random),
-    )
+    rows = torch.randn(4, 64, generator=random)
+    tokens = torch.randint(2, 300, (1, 20), generator=random)
     windows = make_windows([[0] * 5 + [4, 0, 3] + [0] * 12], 20)
     with torch.no_grad():
         drafts, targets = Drafter(model, rows, None, head).log_probs(tokens, windows)

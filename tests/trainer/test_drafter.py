@@ -79,10 +79,8 @@ def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
 
 @torch.no_grad()
 def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
-    tokens, windows = (
-        torch.randint(2, 300, (2, 16)),
-        make_windows([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16),
-    )
+    tokens = torch.randint(2, 300, (2, 16))
+    windows = make_windows([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16)
     embeddings = torch.randn(3, 64)
     plain = Drafter(model, embeddings, None).log_probs(tokens, windows)
     adapted = Drafter(model, embeddings, random_adapter(model)).log_probs(tokens, windows)

@@ -64,10 +64,8 @@ def torch_cases(
     If layers have a sliding window, the widest plan also runs after a text longer than that window.
     quantized: how activations are rounded. A large model has over LARGE_MODEL_BYTES in 16 bits.
     """
-    rng, plans = (
-        np.random.default_rng(seed),
-        bundle_plans(lookahead_weights.lookahead, trees=lookahead_weights.head is not None),
-    )
+    rng = np.random.default_rng(seed)
+    plans = bundle_plans(lookahead_weights.lookahead, trees=lookahead_weights.head is not None)
     # All plans take minutes without kernels for the dtype.
     if 2 * model.num_parameters() > LARGE_MODEL_BYTES:
         plans = (plans[0], *plans[-3:])

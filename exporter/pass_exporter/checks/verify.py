@@ -134,10 +134,8 @@ def _caches(case: Case, spare: int = 24) -> list[Array]:
     The entries from `length` on are random, the same on every call: they must not change the
     results, and the pass must not overwrite them beyond the window.
     """
-    capacity, random = (
-        -(-(case.length + case.plan.width + spare) // 4) * 4,
-        np.random.default_rng(1),
-    )
+    capacity = -(-(case.length + case.plan.width + spare) // 4) * 4
+    random = np.random.default_rng(1)
     caches = []
     for past in case.past:
         shape = (*past.shape[:2], capacity, past.shape[3])

@@ -166,11 +166,9 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    zero, one, end = (
-        constant("zero", [0]),
-        constant("one", [1]),
-        constant("end", [np.iinfo(np.int64).max]),
-    )
+    zero = constant("zero", [0])
+    one = constant("one", [1])
+    end = constant("end", [np.iinfo(np.int64).max])
     entries = max(max_capacity, MIN_TABLE_ROWS)
     width = add("Shape", row_position)  # [1]: Q
     capacity = add("Shape", layers[0].past[0], start=2, end=3)  # [1]: S

@@ -71,10 +71,8 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     if not ids:
         return None
     added = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
-    asked, answered = (
-        {"role": "user", "content": SAMPLE_QUESTION},
-        {"role": "assistant", "content": SAMPLE_ANSWER},
-    )
+    asked = {"role": "user", "content": SAMPLE_QUESTION}
+    answered = {"role": "assistant", "content": SAMPLE_ANSWER}
     # It renders in a child process, with limits on time and memory.
     chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))
 

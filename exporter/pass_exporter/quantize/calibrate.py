@@ -162,11 +162,9 @@ class _Losses:
         def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
             """Give each reader its own view: its gradient leaves out users such as the residual."""
             if not reader:
-                seen[point], missing[point], gradients[point] = (
-                    x.detach(),
-                    len(point.readers),
-                    torch.zeros_like(x),
-                )
+                seen[point] = x.detach()
+                missing[point] = len(point.readers)
+                gradients[point] = torch.zeros_like(x)
             view = x.view_as(x)
             view.register_hook(lambda gradient: collect(point, gradient))  # type: ignore[no-untyped-call]
             return view

@@ -123,10 +123,8 @@ class _Rewriter:
         def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
             made.append(ir.node(op, values, attributes))
             found = made[-1].outputs[0]
-            found.shape, found.dtype = (
-                ir.Shape([*shape[:-1], len(channels)]),
-                ir.DataType.from_numpy(dtype),
-            )
+            found.shape = ir.Shape([*shape[:-1], len(channels)])
+            found.dtype = ir.DataType.from_numpy(dtype)
             return found
 
         def constant(name: str, array: npt.NDArray[Any]) -> ir.Value:
@@ -153,10 +151,8 @@ class _Rewriter:
         channels = slice(None) if columns is None else columns.channels
         inputs = parts[0].inputs if columns is None else len(columns.channels)
         outputs = sum(len(part.data) for part in parts)
-        kind, name = (
-            DATA_TYPES[scheme.code_type, scheme.zero_points],
-            f"{weight.name}.{scheme.code_type}",
-        )
+        kind = DATA_TYPES[scheme.code_type, scheme.zero_points]
+        name = f"{weight.name}.{scheme.code_type}"
         dtype, size = weight.dtype, scheme.block_size
         assert dtype is not None
         blocks = (outputs,) if size is None else (inputs // size, outputs)
@@ -179,10 +175,8 @@ class _Rewriter:
             operands.append(self._lazy_initializer(f"{name}.zero_point", kind, blocks, zero_points))
         layout = {"axis": 1} if size is None else {"axis": 0, "block_size": size}
         dequantized = ir.node("DequantizeLinear", operands, layout)
-        dequantized.outputs[0].shape, dequantized.outputs[0].dtype = (
-            ir.Shape((inputs, outputs)),
-            dtype,
-        )
+        dequantized.outputs[0].shape = ir.Shape((inputs, outputs))
+        dequantized.outputs[0].dtype = dtype
         self._graph.insert_before(node, dequantized)
         return dequantized.outputs[0]
 

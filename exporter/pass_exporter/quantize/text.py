@@ -65,10 +65,8 @@ def own_ids(
         tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids
         for prompt in PROMPTS
     ]
-    shortest, length = (
-        min(len(prompt) for prompt in prompts),
-        min(OWN_TOKENS, max_length // SEQUENCES_PER_ROW),
-    )
+    shortest = min(len(prompt) for prompt in prompts)
+    length = min(OWN_TOKENS, max_length // SEQUENCES_PER_ROW)
     random, cache = torch.Generator().manual_seed(SEED), DynamicCache()
     ids = window = torch.tensor([prompt[:shortest] for prompt in prompts]).repeat(
         OWN_SEQUENCES // len(prompts), 1

@@ -87,10 +87,8 @@ def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
 def adjusted_logits(head: HeadArrays, hidden: Floats, logits: Floats, before: Integers) -> Floats:
     """hidden [B,D,H], logits [B,D,V] and the token `before` each row [B,D] -> [B,D,V]: the logits
     that drafts are sampled from, -inf for tokens that are no candidates."""
-    state, table = (
-        np.zeros((len(hidden), len(head.bias)), np.float32),
-        head.table.astype(np.float32),
-    )
+    state = np.zeros((len(hidden), len(head.bias)), np.float32)
+    table = head.table.astype(np.float32)
     rows = []
     for j in range(hidden.shape[1]):
         x = (

@@ -57,10 +57,8 @@ class SamplerNodes:
         p = op("Mul", p, kept)  # This takes a third of the time of a Where.
         if not normalized:
             return p
-        truncated, total = (
-            op("Greater", smallest, op.const(0, F32)),
-            op("ReduceSum", p, op.const([2]), keepdims=1),
-        )
+        truncated = op("Greater", smallest, op.const(0, F32))
+        total = op("ReduceSum", p, op.const([2]), keepdims=1)
         return op("Div", p, op("Where", truncated, total, op.const(1, F32)))
 
     def draw(self, w: ir.Value, noise_of: RowNoise, rows: int) -> ir.Value:
@@ -76,10 +74,8 @@ class SamplerNodes:
             w = op("Pad", w, op.const([0, 0, 0, 0, 0, blocks * size - self.vocab_size]))
         by_block, axis = op("Reshape", w, op.const([-1, rows, size, blocks])), op.const([2])
         halved = op("Mul", by_block, op.const(0.5 ** np.arange(size).reshape(1, 1, -1, 1), F32))
-        mass, best = (
-            op("ReduceSum", by_block, axis, keepdims=0),
-            op("ReduceMax", halved, axis, keepdims=0),
-        )
+        mass = op("ReduceSum", by_block, axis, keepdims=0)
+        best = op("ReduceMax", halved, axis, keepdims=0)
         drawn = self._race(op("Where", self.is_noisy(), mass, best), w, noise_of, blocks)
         return op("Squeeze", drawn, axis)
 

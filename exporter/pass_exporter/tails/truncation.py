@@ -69,10 +69,8 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
     """[B,R,1] bool: whether `few` [B,R,FIRST_CANDIDATES] suffice for `smallest_kept`."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
-    mass, wanted = (
-        op("ReduceSum", few, op.const([2]), keepdims=1),
-        op("Add", top_p, op.const(TOP_P_MARGIN, F32)),
-    )
+    mass = op("ReduceSum", few, op.const([2]), keepdims=1)
+    wanted = op("Add", top_p, op.const(TOP_P_MARGIN, F32))
     reached = op("Greater", mass, wanted)
     no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
     by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))

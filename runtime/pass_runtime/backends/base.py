@@ -228,12 +228,10 @@ class Backend(ABC):
     ) -> None:
         """spare_entries: how many cache entries after its window a pass may overwrite, because
         windows are padded."""
-        self.bundle, self.manifest, self.capabilities, self.memory = (
-            bundle,
-            manifest,
-            capabilities,
-            memory,
-        )
+        self.bundle = bundle
+        self.manifest = manifest
+        self.capabilities = capabilities
+        self.memory = memory
         self.bindings = BundleBindings(
             manifest,
             capabilities.noise_positions,
