@@ -1,5 +1,5 @@
-"""A checkpoint that is not the model its configuration describes: one line, status 2, and nothing
-is written."""
+"""Checkpoints that do not fit their configuration or tokenizer are refused in one line; sound ones
+load."""
 
 from __future__ import annotations
 
@@ -53,26 +53,16 @@ def only_adapter(directory: Path) -> None:
 
 BROKEN: dict[str, tuple[Change, str]] = {
     "a layer missing": (
-        tensors(
-            lambda found: {
-                name: tensor for name, tensor in found.items() if ".layers.1." not in name
-            }
-        ),
+        tensors(lambda found: {name: t for name, t in found.items() if ".layers.1." not in name}),
         f"9 missing: {NORM}, model.layers.1.mlp.down_proj.weight, "
         "model.layers.1.mlp.gate_proj.weight and 6 more",
     ),
     "no head": (
-        tensors(
-            lambda found: {name: tensor for name, tensor in found.items() if "lm_head" not in name}
-        ),
+        tensors(lambda found: {name: t for name, t in found.items() if "lm_head" not in name}),
         "1 missing: lm_head.weight",
     ),
     "every body tensor renamed": (
-        tensors(
-            lambda found: {
-                name.replace("model.", "body."): tensor for name, tensor in found.items()
-            }
-        ),
+        tensors(lambda found: {n.replace("model.", "body."): t for n, t in found.items()}),
         "20 not part of the model: body.embed_tokens.weight",
     ),
     "more layers in the config": (
@@ -144,7 +134,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
 
 @pytest.fixture
 def run() -> Callable[..., str]:
-    """A command that must be refused -> its one line."""
+    """Return a function: a command that is refused -> the one line of its error."""
 
     def refused(command: click.Command, *arguments: object) -> str:
         done = CliRunner().invoke(command, list(map(str, arguments)))
@@ -158,7 +148,9 @@ def run() -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_checkpoints(run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str):
+def test_broken_checkpoints_are_refused(
+    run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str
+):
     change, expected = BROKEN[case]
     model = broken(tiny_model, tmp_path / "model", change)
     (tmp_path / "bundles").mkdir()
@@ -169,7 +161,7 @@ def test_broken_checkpoints(run: Callable[..., str], tiny_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("case", ["a layer missing", "NaN", "gptq", "an end beyond the vocabulary"])
-def test_training_loads_the_same_way(
+def test_training_and_evaluation_refuse_the_same_checkpoints(
     run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str
 ):
     change, expected = BROKEN[case]
@@ -181,7 +173,7 @@ def test_training_loads_the_same_way(
     assert expected in run(pass_trainer.cli.main, "evaluate", "--model", model, "--device", "cpu")
 
 
-def test_too_large_for_fp16(tiny_model: Path, tmp_path: Path):
+def test_weights_beyond_the_range_of_fp16_are_refused(tiny_model: Path, tmp_path: Path):
     model = resolve(str(broken(tiny_model, tmp_path / "model", filled(UP, 1e5))))
     load_model(model, "fp32")
     with pytest.raises(PassError, match="beyond the range of fp16: choose --dtype bf16 or fp32"):
@@ -199,7 +191,7 @@ SOUND: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("case", SOUND)
-def test_sound_checkpoints(tiny_model: Path, tmp_path: Path, case: str):
+def test_sound_checkpoints_load(tiny_model: Path, tmp_path: Path, case: str):
     loaded = load_model(resolve(str(broken(tiny_model, tmp_path / "model", SOUND[case]))), "fp32")
     expected = load_model(resolve(str(tiny_model)), "fp32").model.state_dict()
     assert all(
@@ -207,7 +199,7 @@ def test_sound_checkpoints(tiny_model: Path, tmp_path: Path, case: str):
     )
 
 
-def test_a_tied_head_is_not_missing(tmp_path: Path):
+def test_a_tied_head_needs_no_tensor_of_its_own(tmp_path: Path):
     loaded = load_model(
         resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32"
     )
@@ -215,16 +207,14 @@ def test_a_tied_head_is_not_missing(tmp_path: Path):
 
 
 def test_every_family_loads(tmp_path: Path):
-    """transformers adds tokens of its own to some families' tokenizers, which the model has no
-    embeddings for."""
+    """transformers adds tokens to some tokenizers, for which a model has no embeddings."""
     for family in SUPPORTED_FAMILIES:
         loaded = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32")
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 
 
-def test_added_tokens_beyond_the_vocabulary_are_text(tiny_model: Path, tmp_path: Path):
-    """transformers runs such models. Published ones have them: Gemma3's picture token, in its text
-    models."""
+def test_added_tokens_beyond_the_vocabulary_are_read_as_text(tiny_model: Path, tmp_path: Path):
+    """Published models have such tokens, as Gemma3's text models have one for pictures."""
     model = broken(tiny_model, tmp_path / "model", add_tokens)
     with pytest.warns(
         UserWarning,
@@ -240,14 +230,13 @@ def test_added_tokens_beyond_the_vocabulary_are_text(tiny_model: Path, tmp_path:
 
 
 def add_end(directory: Path) -> None:
-    """The end and the start of texts are tokens beyond the vocabulary, and so is what every prompt
-    begins with."""
+    """Make the start and the end token one that is beyond the vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_special_tokens({"eos_token": "<far>", "bos_token": "<far>"})
     tokenizer.save_pretrained(directory)
 
 
-def test_special_tokens_beyond_the_vocabulary(tiny_model: Path, tmp_path: Path):
+def test_start_and_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, tmp_path: Path):
     model = broken(tiny_model, tmp_path / "model", add_end)
     with pytest.warns(UserWarning, match="no embeddings for the added tokens <far>"):
         loaded = load_model(resolve(str(model)), "fp32")
@@ -259,12 +248,8 @@ def test_special_tokens_beyond_the_vocabulary(tiny_model: Path, tmp_path: Path):
     path = model / "tokenizer.json"
     first = {"SpecialToken": {"id": "<far>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     tokens = {"<far>": {"id": "<far>", "ids": [VOCAB_SIZE], "tokens": ["<far>"]}}
-    processor = {
-        "type": "TemplateProcessing",
-        "single": first,
-        "pair": first,
-        "special_tokens": tokens,
-    }
+    processor = {"type": "TemplateProcessing", "single": first, "pair": first}
+    processor["special_tokens"] = tokens
     path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
     with pytest.warns(UserWarning), pytest.raises(PassError, match="ids up to 320"):
         load_model(resolve(str(model)), "fp32")
@@ -285,8 +270,7 @@ SAVED = {
 
 @pytest.mark.parametrize("saved", SAVED)
 def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path, saved: str):
-    """A tokenizer.json keeps those of its last call. transformers, too, leaves a prompt as it
-    is."""
+    """A tokenizer.json has those of its last call; transformers ignores them."""
     model = broken(
         tiny_model, tmp_path / "model", settings("tokenizer.json", **{saved: SAVED[saved]})
     )
@@ -298,7 +282,7 @@ def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: P
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == expected
 
 
-def test_gguf(tiny_model: Path, tmp_path: Path):
+def test_a_gguf_file_with_missing_or_extra_tensors_is_refused(tiny_model: Path, tmp_path: Path):
     loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "sound.gguf"))), "fp32")
     # transformers adds a token of GPT-2's
     assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE
@@ -314,7 +298,7 @@ def test_gguf(tiny_model: Path, tmp_path: Path):
         load_model(resolve(str(more)), "fp32")
 
 
-def test_code_of_a_checkpoint_is_refused_with_why(run: Callable[..., str]):
+def test_the_option_trust_remote_code_is_refused(run: Callable[..., str]):
     for command in (pass_exporter.cli.main, pass_trainer.cli.main):
         line = run(command, "--model", "somebody/model", "--trust-remote-code")
         assert (
@@ -326,8 +310,7 @@ def test_code_of_a_checkpoint_is_refused_with_why(run: Callable[..., str]):
 def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The last step opens the bundle as a user does: here of a model whose end-of-text token nobody
-    looked at."""
+    """Here the check of the model misses an end token, and the runtime finds it."""
     monkeypatch.setattr("pass_exporter.model.load.end_tokens", lambda *_: (999,))
     with pytest.raises(
         PassError, match=r"the runtime refuses the bundle .* token 999 is not in the vocabulary"

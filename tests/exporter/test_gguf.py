@@ -1,5 +1,4 @@
-"""The keys of a .gguf file: each becomes a setting, has a value that changes nothing, or is refused
-by name."""
+"""Every key of a .gguf file becomes a setting, has a value without effect, or is refused by name."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ KEYS: dict[str, Any] = {
 
 @pytest.fixture
 def stated(tmp_path: Path):
-    """A function: architecture, keys -> what a file with these keys states. None leaves a key
-    out."""
+    """Return a function: architecture, keys -> the settings of a file. None leaves a key out."""
 
     def settings(arch: str, changes: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path / "model.gguf"
@@ -59,6 +57,10 @@ def stated(tmp_path: Path):
 
 def default_rope(theta: float = 5000.0) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta}
+
+
+def gemma3_rope(full: dict[str, Any], sliding_theta: float) -> dict[str, Any]:
+    return {"full_attention": full, "sliding_attention": default_rope(sliding_theta)}
 
 
 YARN_KEYS = ("attn_factor", "beta_fast", "beta_slow")
@@ -118,10 +120,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "gemma3",
         {"attention.sliding_window": 64, "rope.scaling.factor": 4.0, "attention.key_length": 32},
         {
-            "rope_parameters": {
-                "full_attention": LINEAR,
-                "sliding_attention": default_rope(10000.0),
-            },
+            "rope_parameters": gemma3_rope(LINEAR, 10000.0),
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
             "sliding_window": 64,
             "query_pre_attn_scalar": 32,
@@ -136,10 +135,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope.freq_base_swa": 100.0,
         },
         {
-            "rope_parameters": {
-                "full_attention": default_rope(),
-                "sliding_attention": default_rope(100.0),
-            },
+            "rope_parameters": gemma3_rope(default_rope(), 100.0),
             "layer_types": ["sliding_attention", "full_attention"] * 3,
             "query_pre_attn_scalar": 20,
         },
@@ -163,7 +159,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_what_a_file_states(stated, case: str):
+def test_keys_become_settings(stated, case: str):
     arch, keys, expected = TAKEN[case]
     found = stated(arch, keys)
     assert {name: found[name] for name in expected} == expected
@@ -202,7 +198,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("expected", REFUSED)
-def test_what_is_refused_by_name(stated, expected: str):
+def test_unsupported_keys_are_refused_by_name(stated, expected: str):
     with pytest.raises(PassError) as refused:
         stated(*REFUSED[expected])
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
@@ -211,17 +207,15 @@ def test_what_is_refused_by_name(stated, expected: str):
 OF_YARN = {
     f"rope.scaling.{key}" for key in ("original_context_length", *(f"yarn_{k}" for k in YARN_KEYS))
 }
-"""Keys that mean something beside yarn scaling only, which is refused for Phi3 and Gemma3."""
+"""Keys of yarn scaling, which is refused for Phi3 and Gemma3."""
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_key_of_the_format_is_ignored(stated, arch: str):
-    """Every key that the gguf package knows changes the settings, or is refused by name, with some
-    odd value."""
+    """With some value, every key of the gguf package changes the settings or is refused."""
     with_yarn = arch not in ("phi3", "gemma3")
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
-    window = {"attention.sliding_window": 64}
-    beside = yarn if with_yarn else window
+    beside = yarn if with_yarn else {"attention.sliding_window": 64}
     kinds = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
     names = {str(name).removeprefix("{arch}.") for kind in kinds for name in vars(kind).values()}
     plain = stated(arch, beside)
@@ -239,11 +233,10 @@ def test_no_key_of_the_format_is_ignored(stated, arch: str):
         for name in known
         if not any(does_something(name, value) for value in (3, 3.5, True, "odd"))
     }
-    # transformers reads the former
-    assert ignored == {"vocab_size"} | (set() if with_yarn else OF_YARN)
+    assert ignored == {"vocab_size"} | (set() if with_yarn else OF_YARN)  # vocab_size is not needed
 
 
-def test_the_configuration_in_use_is_compared(stated):
+def test_a_setting_that_transformers_would_change_is_refused(stated):
     config = AutoConfig.for_model("llama", num_hidden_layers=6, rope_parameters=LINEAR)
     check_settings("m", {"num_hidden_layers": 6, "rope_parameters": LINEAR}, config)
     with pytest.raises(
@@ -255,7 +248,7 @@ def test_the_configuration_in_use_is_compared(stated):
 
 
 def test_biases_of_a_file_are_used(tmp_path: Path):
-    """transformers reads them if its configuration says so, and no key of the file does."""
+    """No key of the file tells transformers that there are biases."""
     model = make_model(tmp_path / "model", attention_bias=True, mlp_bias=True)
     weights = load_file(model / "model.safetensors")
     for name, tensor in weights.items():

@@ -1,4 +1,4 @@
-"""A bundle appears whole or not at all, and what was there before survives a failure."""
+"""A bundle appears whole or not at all, and a failure keeps the old bundle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with staged_directory(Path(sys.argv[1]), force=True) as directory:
 
 @contextmanager
 def export_elsewhere(destination: Path) -> Iterator[subprocess.Popen[str]]:
-    """An export that has begun, and ends when it has read what it writes from standard input."""
+    """Start an export in another process, which waits for the text to write on standard input."""
     command = [sys.executable, "-c", EXPORT, str(destination)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -51,7 +51,7 @@ def export_elsewhere(destination: Path) -> Iterator[subprocess.Popen[str]]:
         yield running
 
 
-def test_it_appears_whole(tmp_path: Path):
+def test_a_bundle_appears_whole(tmp_path: Path):
     destination = tmp_path / "a" / "b"
     with staged_directory(destination, force=False) as directory:
         (directory / "file").write_text("x")
@@ -85,7 +85,7 @@ def test_force_may_fill_an_empty_directory(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["directory", "file"])
-def test_force_replaces_nothing_else(tmp_path: Path, kind: str):
+def test_force_replaces_only_bundles(tmp_path: Path, kind: str):
     destination = tmp_path / "thesis"
     if kind == "directory":
         destination.mkdir()
@@ -113,8 +113,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
         assert (destination / "pass_config.json").read_text() == "old"
 
 
-def test_an_output_that_appeared_meanwhile_is_kept(tmp_path: Path):
-    """Two exports to one place: the second to finish must not bury the first."""
+def test_an_output_that_appeared_during_the_export_is_kept(tmp_path: Path):
     destination = tmp_path / "bundle"
     with pytest.raises(PassError, match="exists"), staged_directory(destination, force=False):
         bundle_at(destination, "of the other export")
@@ -123,9 +122,7 @@ def test_an_output_that_appeared_meanwhile_is_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_two_exports_to_one_place(tmp_path: Path, force: bool):
-    """The second is refused before any work, wherever the first one runs; nothing of the first is
-    lost."""
+def test_a_second_export_to_the_same_path_is_refused_before_any_work(tmp_path: Path, force: bool):
     destination = tmp_path / "bundle"
     with export_elsewhere(destination) as running:
         busy = r"another pass-export is writing .*bundle; wait for it, or use another --output"
@@ -138,7 +135,7 @@ def test_two_exports_to_one_place(tmp_path: Path, force: bool):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "other"]
 
 
-def test_what_a_killed_export_left_is_removed(tmp_path: Path):
+def test_the_files_of_a_killed_export_are_removed(tmp_path: Path):
     with export_elsewhere(tmp_path / "bundle") as running:
         running.kill()
     assert (tmp_path / ".bundle.partial" / "pass_config.json").read_text() == "half"
@@ -148,13 +145,13 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["bundle.partial", ".other.partial", ".bundle.partial-mine"])
-def test_what_is_not_its_own_is_kept(tmp_path: Path, name: str):
+def test_directories_of_similar_names_are_kept(tmp_path: Path, name: str):
     (tmp_path / name).mkdir()
     write(tmp_path / "bundle")
     assert (tmp_path / name).is_dir()
 
 
-def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -163,9 +160,8 @@ def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         write(tmp_path / "bundle")
 
 
-def test_an_old_bundle_that_a_killed_export_moved_away_is_not_lost(tmp_path: Path):
-    """Killed between its two renames: the old bundle is only in `.replaced`. The next export puts
-    it back first."""
+def test_the_bundle_that_a_killed_export_moved_away_is_moved_back(tmp_path: Path):
+    """The export was killed between its two renames."""
     bundle_at(tmp_path / ".bundle.replaced")
     with pytest.raises(RuntimeError), staged_directory(tmp_path / "bundle", force=True):
         raise RuntimeError
@@ -182,7 +178,7 @@ def test_a_moved_away_bundle_is_removed_once_the_new_one_stands(tmp_path: Path):
     assert (tmp_path / "bundle" / "pass_config.json").read_text() != "old"
 
 
-def test_a_parent_that_is_a_file(tmp_path: Path):
+def test_a_path_below_a_file_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(PassError, match="cannot write"):
         write(tmp_path / "file" / "bundle")

@@ -1,5 +1,4 @@
-"""Every graph builds ahead of time in TensorRT-RTX, without a GPU, and the manifest says what was
-built."""
+"""Every graph builds in TensorRT-RTX without a GPU, and the manifest lists the engines."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from pass_exporter.progress import Step
 from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.integrity import file_info, verify_files
-from pass_runtime.bundle.manifest import Profile, Tensor
+from pass_runtime.bundle.manifest import Graph, Profile, Tensor
 from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SAMPLERS, TOKEN_LIST_SIZES, Rule
@@ -55,10 +54,16 @@ def no_report(_done: int, _steps: int) -> None:
     pass
 
 
+def build(path: Path, graph: Graph, profiles: tuple[Profile, ...], target: str = "sm120") -> bytes:
+    """Build an engine of a graph's file as it is."""
+    inputs, outputs = graph.inputs, graph.outputs
+    source = Source(graph, path.read_bytes(), path, inputs, outputs, profiles, {})
+    return EngineBuilder(RTX, (target,)).build(source, no_report)
+
+
 @pytest.fixture(scope="module")
 def tails_built_once() -> Iterator[None]:
-    """Tails are the same graphs in every format: each is built once for the same sizes and
-    targets."""
+    """Build each tail once: tails are the same graphs in every format."""
     build, built = EngineBuilder.build, dict[tuple[bytes, str, tuple[str, ...]], bytes]()
 
     def build_once(self: EngineBuilder, source: Source, step: Step) -> bytes:
@@ -80,7 +85,6 @@ def tails_built_once() -> Iterator[None]:
 def test_bundles_build_for_every_target(
     tiny_model: Path, adapter_weights: Path, tmp_path: Path, kind: str
 ):
-    """With an adapter; profiles, files and aliases of the manifest are what was built."""
     bundle = export_bundle(
         tiny_model, tmp_path / kind, lookahead=2, lookahead_weights=adapter_weights, **FORMATS[kind]
     )
@@ -134,10 +138,10 @@ def test_bundles_build_for_every_target(
                 }
                 sizes |= {"width": max(plan.width, RTX.least_width), "logit_rows": plan.width}
                 assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
-                told = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
-                assert any(profile.admits(told) for profile in logprobs.profiles), (plan.name, told)
+                emitting = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
+                assert any(profile.admits(emitting) for profile in logprobs.profiles), plan.name
                 if not plan.parents:
-                    lists = told | {"processed_rows": plan.drafts + 1}
+                    lists = emitting | {"processed_rows": plan.drafts + 1}
                     for size in TOKEN_LIST_SIZES:
                         assert any(
                             p.admits(lists | {"touched": size}) for p in processors.profiles
@@ -145,7 +149,7 @@ def test_bundles_build_for_every_target(
 
 
 def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
-    """GPT-2's: its candidates are not found in two steps."""
+    """As GPT-2's, whose candidates are not found in two steps."""
     import onnx_ir as ir
 
     from pass_exporter.bundle import graph_info
@@ -153,16 +157,9 @@ def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
     path = tmp_path / "tail.onnx"
     ir.save(build_tail(fused_plan([2, 2, 2]), "truncated", 50_257), path)
     graph = graph_info(ir.load(path), path.name)
-    sizes = {
-        "batch": (1, 2, 4),
-        "positions": (800, 800, 800),
-        "width": (9, 9, 9),
-        "lookahead_rows": (6, 6, 6),
-    }
-    source = Source(
-        graph, path.read_bytes(), path, graph.inputs, graph.outputs, (Profile(sizes=sizes),), {}
-    )
-    assert EngineBuilder(RTX, ("sm89",)).build(source, no_report)
+    sizes = {"batch": (1, 2, 4), "positions": (800, 800, 800)}
+    sizes |= {"width": (9, 9, 9), "lookahead_rows": (6, 6, 6)}
+    assert build(path, graph, (Profile(sizes=sizes),), "sm89")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +185,6 @@ def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
-    """Of every plan's profiles and prefill together."""
     import onnx_ir as ir
 
     from pass_exporter.bundle import graph_info
@@ -264,8 +260,7 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
         Profile(sizes={"batch": (b, b, b), "width": (w, w, w), "max_emitted": (e, e, e)})
         for b, w, e in windows
     )
-    source = Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
-    assert len(EngineBuilder(RTX, ("sm120",)).build(source, no_report)) > 0
+    assert build(path, graph, profiles)
 
 
 @pytest.mark.slow
@@ -301,7 +296,6 @@ def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
 
     vocab = SMOLLM2_SHAPE["vocab_size"]
     head = random_head(torch.randn(vocab, SMOLLM2_SHAPE["hidden_size"]), rank=96, width=384)
-    builder = EngineBuilder(RTX, ("sm120",))
     infos = write_tails(tmp_path, lookahead=4, vocab_size=vocab, rule=rule, draft_head=head)
     plans = {plan.name: plan for plan in bundle_plans(4, trees=rule == "match")}
     names = ("draft-4", "fused-4", *(("tree-5", "tree-16") if rule == "match" else ()))
@@ -310,16 +304,11 @@ def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
             if rule == "match" or sampler != "greedy":
                 path = tmp_path / graph.file
                 profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
-                source = Source(
-                    graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {}
-                )
-                assert len(builder.build(source, no_report)) > 2 * vocab * 96, (
-                    "the engine holds the table"
-                )
+                assert len(build(path, graph, profiles)) > 2 * vocab * 96  # the table
 
 
 def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):
-    """Draft and verify windows are one where no row is special."""
+    """Without an adapter, the windows of drafting and verifying are the same."""
     counts = [
         len(trunk_profiles(read_manifest(bundle), (512,)))
         for bundle in (tiny_bundle, adapter_bundle)
