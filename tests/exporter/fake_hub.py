@@ -45,14 +45,8 @@ def fake_hub(
                 self.answer((directory / files[path]).read_bytes(), files[path])
             else:
                 known = {revision, COMMIT} & set(path.split("/"))
-                wrong = (
-                    "EntryNotFound"
-                    if known
-                    else "RevisionNotFound"
-                    if repo in path
-                    else "RepoNotFound"
-                )
-                self.answer(b"", status=404, error=wrong)
+                missing = "Entry" if known else "Revision" if repo in path else "Repo"
+                self.answer(b"", status=404, error=f"{missing}NotFound")
 
         do_HEAD = do_GET
 

@@ -1,5 +1,4 @@
-"""Calibration: the text that a model writes, products in bf16, and sums that batches and parts do
-not change."""
+"""Calibration: the text that a model writes for it, products in bf16, scales and their losses."""
 
 from __future__ import annotations
 
@@ -37,12 +36,12 @@ def loaded(tiny_model: Path) -> LoadedModel:
 
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *, has_bf16: bool) -> None:
-    """Let the CPU be one with or without products in bf16; torch computes them on any, slowly."""
+    """Make the CPU seem to have products in bf16, or to lack them; torch computes them anyway."""
     feature = {"avx512_bf16": has_bf16}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: feature)
 
 
-def test_bf16_where_the_cpu_multiplies_it(
+def test_bf16_is_used_on_cpus_that_multiply_it(
     loaded: LoadedModel, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     half = load_model(resolve(str(tiny_model)), "fp16").model
@@ -62,7 +61,7 @@ def test_torch_names_the_features_of_this_cpu(loaded: LoadedModel):
     assert uses_bf16(loaded.model) == any(word in words for word in bf16.CPU_FEATURES)
 
 
-def test_a_copy_in_bf16_leaves_the_model_as_it_is(tmp_path: Path):
+def test_a_copy_in_bf16_does_not_change_the_model(tmp_path: Path):
     model = load_model(
         resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32"
     ).model
@@ -76,10 +75,9 @@ def test_a_copy_in_bf16_leaves_the_model_as_it_is(tmp_path: Path):
     assert torch.nn.functional.cosine_similarity(found, expected, -1).min() > 0.999
 
 
-def test_the_model_writes_many_sequences_at_once(
+def test_a_model_writes_all_its_calibration_sequences_at_once(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ):
-    """As many passes as a sequence has tokens, and every row begins with a prompt."""
     on_a_cpu(monkeypatch, has_bf16=False)
     passes, steps = [], []
     handle = loaded.model.model.register_forward_hook(lambda *_: passes.append(1))
@@ -94,10 +92,8 @@ def test_the_model_writes_many_sequences_at_once(
         text.OWN_TOKENS * text.SEQUENCES_PER_ROW,
     )
     assert ids.numel() >= 3000
-    assert len(passes) == len(steps) < text.OWN_TOKENS and steps[-1] == (
-        text.OWN_TOKENS,
-        text.OWN_TOKENS,
-    )
+    assert len(passes) == len(steps) < text.OWN_TOKENS
+    assert steps[-1] == (text.OWN_TOKENS, text.OWN_TOKENS)
     prompts = [
         loaded.tokenizer.backend_tokenizer.encode(p, add_special_tokens=False).ids
         for p in text.PROMPTS
@@ -110,7 +106,7 @@ def test_the_model_writes_many_sequences_at_once(
     assert len({tuple(piece) for piece in pieces.tolist()}) == len(pieces)
 
 
-def test_rows_are_no_longer_than_the_model_reads(loaded: LoadedModel):
+def test_calibration_sequences_are_no_longer_than_the_capacity(loaded: LoadedModel):
     assert own_ids(loaded.model, loaded.tokenizer, 20, no_report).shape == (16, 20)
 
 
@@ -130,7 +126,7 @@ def scales(loaded: LoadedModel) -> dict[QuantPoint, StaticScale]:
     return static_scales(model, maxima, INT8_BY_OUTPUT, ids[4:], no_report)
 
 
-def test_batches_change_no_scale(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
+def test_scales_do_not_depend_on_batches(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
     on_a_cpu(monkeypatch, has_bf16=False)
     found = []
     for tokens in (1, 1000):

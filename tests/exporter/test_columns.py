@@ -25,7 +25,7 @@ def split_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor, ColumnSplit]:
 
 @settings(max_examples=50, deadline=None)
 @given(SEEDS)
-def test_the_product_over_columns_is_that_over_channels(seed: int):
+def test_products_over_columns_equal_those_over_channels(seed: int):
     weight, rows, columns = split_rows(seed)
     read = rows[:, columns.channels] * columns.factors
     product = read @ (weight * columns.divisor)[:, columns.channels].T
@@ -35,9 +35,8 @@ def test_the_product_over_columns_is_that_over_channels(seed: int):
 
 @settings(max_examples=50, deadline=None)
 @given(SEEDS)
-def test_an_error_is_at_most_half_a_code(seed: int):
-    """However many columns add up. Without them it would be half of a code that covers the largest
-    channel."""
+def test_errors_are_at_most_half_a_code(seed: int):
+    """Without columns, it would be half a code for the largest channel."""
     _, rows, columns = split_rows(seed)
     limit = columns.scale * columns.divisor * (0.5 + ROUNDING)
     assert bool(((columns.dequantized(columns.codes(rows)) - rows).abs() <= limit).all())
@@ -54,7 +53,7 @@ def test_columns_make_products_more_exact(seed: int):
     assert errors[0] < errors[1] / 10
 
 
-def test_what_exceeds_the_measured_text_by_the_margin_is_not_clipped():
+def test_values_up_to_the_margin_above_the_measured_ones_are_not_clipped():
     _, rows, columns = split_rows(0)
     limit = columns.scale * columns.divisor * (0.5 + ROUNDING)
     larger = rows * SCALE_MARGIN

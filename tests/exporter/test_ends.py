@@ -1,4 +1,4 @@
-"""Where a model ends its turn: every place that says so counts, in a fixed order."""
+"""The end tokens of a model: from its configurations, its tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -19,16 +19,8 @@ from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 
-MARKS = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "[INST]",
-    "[/INST]",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-    "<tool>",
-]
+MARKS = ["<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|user|>", "<|assistant|>"]
+MARKS += ["<|end|>", "<tool>"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -78,7 +70,9 @@ def model(tiny_model: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_a_template_writes_after_an_answer(tiny_model: Path, model: Any, name: str):
+def test_what_a_template_writes_after_an_answer_is_an_end_token(
+    tiny_model: Path, model: Any, name: str
+):
     template, expected = TEMPLATES[name]
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
@@ -94,35 +88,31 @@ IDS = st.integers(0, 20) | st.lists(st.integers(0, 20), max_size=3) | st.none()
 
 @hypothesis_settings(max_examples=12, deadline=None)
 @given(generation=IDS, config=IDS, own=st.sampled_from([None, "<bos>", "<eos>", "a"]))
-def test_every_place_counts(
+def test_the_end_tokens_of_all_configurations_are_used(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, generation, config, own
 ):
-    """The generation config's come first, and nothing is added: a class of configurations has an
-    end of its own."""
+    """Those of generation_config.json come first. The defaults of transformers are not used."""
     directory = broken(
         tiny_model, tmp_path_factory.mktemp("ends") / "model", settings(eos_token_id=config)
     )
     settings("generation_config.json", eos_token_id=generation)(directory)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": own}))
-    listed = [
-        ids if isinstance(ids, list) else [ids] for ids in (generation, config) if ids is not None
-    ]
-    last = AutoTokenizer.from_pretrained(directory).eos_token_id
-    expected = dict.fromkeys(
-        [*(token for ids in listed for token in ids), *([] if last is None else [last])]
-    )
+    expected: dict[int, None] = {}
+    for ids in (generation, config, AutoTokenizer.from_pretrained(directory).eos_token_id):
+        expected |= dict.fromkeys(ids if isinstance(ids, list) else [] if ids is None else [ids])
     assert load_model(resolve(str(directory)), "fp32").eos_token_ids == tuple(expected)
 
 
-def test_a_configuration_without_an_end_has_none(tiny_model: Path, tmp_path: Path):
-    """Llama's class of configurations has the end 2, a token like others here;
-    generation_config.json has the end."""
+def test_the_default_end_token_of_a_configuration_class_is_not_used(
+    tiny_model: Path, tmp_path: Path
+):
+    """LlamaConfig has the default 2, an ordinary token of this model."""
     model = broken(
         tiny_model, tmp_path / "model", settings("generation_config.json", eos_token_id=5)
     )
     path = model / "config.json"
-    path.write_text(
-        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token_id"})
-    )
+    config = json.loads(path.read_text())
+    del config["eos_token_id"]
+    path.write_text(json.dumps(config))
     assert load_model(resolve(str(model)), "fp32").eos_token_ids == (5, EOS)

@@ -1,4 +1,4 @@
-"""Every key of a .gguf file becomes a setting, has a value without effect, or is refused by name."""
+"""Every key of a .gguf file becomes a setting, has no effect, or is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTQ: a layer's output is nearer to what it was than with plain rounding in the same scheme."""
+"""GPTQ gives smaller errors of a layer's output than plain rounding in the same scheme."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ def test_outputs_are_nearer_than_by_plain_rounding(name, data):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
-    rng = torch.Generator().manual_seed(0)
-    scheme = WeightScheme("int4", zero_points=SCHEMES[name].zero_points)
+def test_weights_that_are_codes_do_not_change(name: str, dtype: torch.dtype):
+    rng, scheme = (
+        torch.Generator().manual_seed(0),
+        WeightScheme("int4", zero_points=SCHEMES[name].zero_points),
+    )
     integers = torch.randint(-7, 8, (16, 96), generator=rng)
     integers[:, ::32], integers[:, 1::32] = (
         -7,
@@ -72,7 +74,7 @@ def test_weights_that_are_codes_stay(name: str, dtype: torch.dtype):
 
 @pytest.mark.parametrize("inputs", [32, 127, 300, 544])
 def test_the_factor_is_of_the_inverse_hessian(inputs: int):
-    """Whatever parts it is computed in; a diagonal that is above 0 makes it the only one."""
+    """For every number of parts. The factor with a positive diagonal is unique."""
     found = hessian(make_rows(torch.Generator().manual_seed(0), 2 * inputs, inputs))
     damped = found.double() + 0.01 * found.diagonal().mean().double() * torch.eye(inputs)
     factor = inverse_factor(found).double()
@@ -80,7 +82,7 @@ def test_the_factor_is_of_the_inverse_hessian(inputs: int):
     assert (factor.T @ factor @ damped - torch.eye(inputs)).abs().max() < 1e-3
 
 
-def test_inputs_that_are_never_used_are_rounded_all_the_same():
+def test_weights_of_inputs_that_are_always_0_are_rounded():
     rng = torch.Generator().manual_seed(0)
     weight, x = torch.randn(4, 64, generator=rng), make_rows(rng, 100, 64)
     x[:, 5:40] = 0
@@ -90,7 +92,7 @@ def test_inputs_that_are_never_used_are_rounded_all_the_same():
 
 
 @pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
-def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Path):
+def test_every_layer_of_a_model_is_rounded_once(family: str, tmp_path: Path):
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
 
@@ -111,8 +113,8 @@ def test_every_layer_is_rounded_once_and_in_its_place(family: str, tmp_path: Pat
     assert not any(layer._forward_pre_hooks for layer in layers.values())
 
 
-def test_long_work_is_forecast_once():
-    """After a fiftieth of it; what takes half an hour or less is not mentioned."""
+def test_the_time_of_long_work_is_forecast_once():
+    """After a fiftieth of the work, if it takes more than half an hour."""
     for seconds, expected in ((36.0, 1), (18.0, 0)):
         now = [0.0]
         forecast = Forecast(1000.0, lambda now=now: now[0])

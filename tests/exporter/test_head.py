@@ -45,7 +45,7 @@ def arrays(
     "params", [SamplingParams(), SamplingParams(0.9, seed=3), SamplingParams(0.9, 40, 0.9, 3)]
 )
 @pytest.mark.parametrize("vocab", [24, 37, 512, 520, 2048, 2049])
-def test_torch_and_numpy_agree(vocab: int, params: SamplingParams):
+def test_heads_in_torch_and_numpy_compute_the_same(vocab: int, params: SamplingParams):
     """In numpy the head chooses each draft by the one before it. In torch it scores all rows at
     once, as in training, and gets as tokens before the rows what numpy has chosen."""
     head, hidden, logits, root = arrays(vocab, 3, 5)
@@ -79,7 +79,9 @@ def test_drafts_depend_on_the_ones_before():
     assert all(len(set(column.tolist())) > 3 for column in found.T)
 
 
-def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path, tiny_model: Path):
+def test_a_bundle_holds_the_weights_of_the_head(
+    head_bundle: Path, tiny_bundle: Path, tiny_model: Path
+):
     manifest = read_manifest(head_bundle)
     assert manifest.lookahead.head == HeadInfo(rank=12, width=24, blocks=64)
     stored = map_head(head_bundle / HEAD_FILE, head_layout(VOCAB_SIZE, 64, 12, 24))
@@ -98,16 +100,15 @@ def test_the_manifest_and_the_file(head_bundle: Path, tiny_bundle: Path, tiny_mo
     assert not (tiny_bundle / HEAD_FILE).exists()
 
 
-def test_a_bundle_of_before_there_were_heads_loads(tiny_bundle: Path, tmp_path: Path):
+def test_a_manifest_without_the_field_head_loads(tiny_bundle: Path, tmp_path: Path):
     document = json.loads((tiny_bundle / "pass_config.json").read_text())
     del document["lookahead"]["head"]
     (tmp_path / "pass_config.json").write_text(json.dumps(document))
     assert read_manifest(tmp_path) == read_manifest(tiny_bundle)
 
 
-def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundle: Path):
-    """Tails that make drafts read the head's file; the others are byte for byte those of a bundle
-    without a head."""
+def test_tails_that_draft_read_the_file_of_the_head(head_bundle: Path, adapter_bundle: Path):
+    """The other tails are those of a bundle without a head."""
     for path in sorted(head_bundle.glob("tail.*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph
         names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(HEAD_PREFIX)}
@@ -133,8 +134,9 @@ def test_tails_read_the_head_where_it_is_shared(head_bundle: Path, adapter_bundl
     "options", [{"dtype": "fp16"}, {"dtype": "bf16"}, {"weights": "w8a8"}], ids=str
 )
 @pytest.mark.parametrize("rank", [0, 4])
-def test_other_formats(tiny_model: Path, tmp_path: Path, rank: int, options: dict):
-    """The exporter's own checks compare logits, hidden rows and the cache with torch's."""
+def test_a_head_in_other_formats_passes_the_checks_of_an_export(
+    tiny_model: Path, tmp_path: Path, rank: int, options: dict
+):
     weights = write_random_weights(
         tiny_model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=8
     )
@@ -147,7 +149,7 @@ def test_other_formats(tiny_model: Path, tmp_path: Path, rank: int, options: dic
     assert (hidden.dtype, hidden.shape) == ("float32", ("batch", "lookahead_rows", 64))
 
 
-def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
+def test_the_check_finds_a_wrong_hidden_row(tiny_model: Path, head_bundle: Path):
     model = load_model(resolve(str(tiny_model)), "fp32").model
     lookahead_weights = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
     cases, manifest = torch_cases(model, lookahead_weights), read_manifest(head_bundle)
@@ -158,8 +160,7 @@ def test_a_wrong_hidden_row_is_noticed(tiny_model: Path, head_bundle: Path):
 
 
 def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
-    """Weights name the model that they were trained on; those that do not are refused by their
-    size."""
+    """By the fingerprint of the model; without one, by the sizes of the head."""
     other = make_model(tmp_path / "other", vocab_size=1024)
     weights = write_random_weights(
         other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
@@ -183,15 +184,14 @@ def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
 
 
 def read_nameless(tensors: dict[str, torch.Tensor], directory: Path, model) -> LookaheadWeights:
-    """Read weights from a file that does not say what they were trained for."""
+    """Read weights from a file without the fingerprint of a model."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, directory / "nameless.safetensors")
     return read_lookahead(directory / "nameless.safetensors", 2, model)
 
 
-def test_a_table_of_an_earlier_version(tiny_model: Path, tmp_path: Path):
-    """Such files have a trained table in place of a projection: it is read, used and written again
-    as it is."""
+def test_a_head_with_a_table_is_read(tiny_model: Path, tmp_path: Path):
+    """Files of an earlier version have a trained table in place of a projection."""
     weights = write_random_weights(
         tiny_model, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
     )

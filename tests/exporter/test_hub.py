@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: by revision, without a connection, and names that are nowhere."""
+"""Models of the Hugging Face hub: revisions, cached files, and refusals."""
 
 from __future__ import annotations
 
@@ -40,23 +40,16 @@ def reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
     return go
 
 
-def test_a_revision(hub: tuple[str, list[str]], reach: Callable[[str], None], tmp_path: Path):
+def test_a_revision_is_fetched_once(
+    hub: tuple[str, list[str]], reach: Callable[[str], None], tmp_path: Path
+):
     reach(hub[0])
-    flags = (
-        "--model",
-        REPO,
-        "--revision",
-        "v1",
-        "--lookahead",
-        "1",
-        "-o",
-        str(tmp_path / "bundle"),
-    )
+    flags = f"--model {REPO} --revision v1 --lookahead 1 -o {tmp_path / 'bundle'}".split()
     done = CliRunner().invoke(pass_exporter.cli.main, flags)
     assert done.exit_code == 0, done.stderr
     assert read_manifest(tmp_path / "bundle").model.source == f"hub:{REPO}@v1"
     assert not any("main" in path.split("/") for path in hub[1]), hub[1]
-    with hub_that_hangs_up() as (nowhere, requests):  # what was fetched before needs no connection
+    with hub_that_hangs_up() as (nowhere, requests):  # a fetched model needs no connection
         reach(nowhere)
         load_model(resolve(REPO, "v1"), "fp32")
     assert len([line for line in requests if REPO in line]) == 1, requests
@@ -75,7 +68,7 @@ def test_a_revision(hub: tuple[str, list[str]], reach: Callable[[str], None], tm
     ],
     ids=["revision", "model", "no id"],
 )
-def test_what_the_hub_does_not_have(
+def test_models_and_revisions_that_the_hub_lacks_are_refused(
     hub: tuple[str, list[str]],
     reach: Callable[[str], None],
     repo: str,
@@ -87,7 +80,9 @@ def test_what_the_hub_does_not_have(
         load_model(resolve(repo, revision), "fp32")
 
 
-def test_an_adapter_of_the_hub(tiny_model: Path, tmp_path: Path, reach: Callable[[str], None]):
+def test_an_adapter_of_the_hub_is_refused(
+    tiny_model: Path, tmp_path: Path, reach: Callable[[str], None]
+):
     model = broken(tiny_model, tmp_path / "model", add_adapter)
     with fake_hub(REPO, "v1", model, without="config.json") as (address, _):
         reach(address)
@@ -106,9 +101,7 @@ def test_a_hub_that_cannot_be_reached_is_tried_once(reach: Callable[[str], None]
     assert len([line for line in requests if REPO in line]) == 1, requests
 
 
-def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_path_is_not_requested_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     with pytest.raises(PassError, match="the directory models has no directory tiny"):
@@ -119,7 +112,7 @@ def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(
     assert resolve("somebody/tiny").location == "somebody/tiny"
 
 
-def test_a_revision_of_what_is_not_on_the_hub(tiny_model: Path):
+def test_a_revision_of_a_directory_is_refused(tiny_model: Path):
     with pytest.raises(PassError, match="--revision is for models of the Hugging Face hub, which"):
         resolve(str(tiny_model), "v1")
     assert resolve("llama-7b", "v1").description == "hub:huggyllama/llama-7b@v1"
@@ -137,7 +130,7 @@ def test_a_revision_of_what_is_not_on_the_hub(tiny_model: Path):
         ("model.safetensors", LFS_POINTER, "git lfs pull"),
     ],
 )
-def test_a_damaged_file_of_the_hub_is_named(
+def test_a_damaged_file_of_the_hub_is_refused_by_name(
     tiny_model: Path,
     tmp_path: Path,
     reach: Callable[[str], None],

@@ -1,4 +1,4 @@
-"""A real export that the world ends: a full disk, a signal. Nothing half-made stays."""
+"""An export that a full disk or a signal ends leaves no files."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_full_disk(tiny_model: Path, small_disk: Path):
+def test_a_full_disk_is_reported_and_left_empty(tiny_model: Path, small_disk: Path):
     line = error_line(process("--model", tiny_model, "--lookahead", 1, "-o", small_disk / "bundle"))
     assert "No space left" in line and "bundle" in line
     assert list(small_disk.iterdir()) == []
 
 
-def test_weights_that_cannot_be_written(tiny_model: Path, tmp_path: Path):
-    """100 kB per file: trunk.onnx.data fails in the middle."""
+def test_a_failed_write_of_weights_is_reported(tiny_model: Path, tmp_path: Path):
+    """A file may have 100 kB, so that trunk.onnx.data cannot be written whole."""
     limit = (100_000, 100_000)
     done = process(
         *("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
     )
     line = error_line(done)
-    assert "File too large" in line or "disk" in line  # a user must be able to tell what to mend
+    assert "File too large" in line or "disk" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,19 +51,12 @@ def test_weights_that_cannot_be_written(tiny_model: Path, tmp_path: Path):
     [(signal.SIGTERM, ".bundle.partial"), (signal.SIGINT, ".bundle.partial/trunk.onnx.data")],
     ids=["SIGTERM while loading", "SIGINT while writing"],
 )
-def test_signals(tiny_model: Path, tmp_path: Path, number: signal.Signals, moment: str):
-    command = [
-        *PASS_EXPORT,
-        "--model",
-        str(tiny_model),
-        "--lookahead",
-        "6",
-        "-o",
-        str(tmp_path / "bundle"),
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+def test_an_export_that_a_signal_ends_leaves_no_files(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals, moment: str
+):
+    flags = ["--model", str(tiny_model), "--lookahead", "6", "-o", str(tmp_path / "bundle")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*PASS_EXPORT, *flags], **pipes) as running:
         wait_for(tmp_path, moment, running)
         running.send_signal(number)
         output, errors = running.communicate(timeout=60)

@@ -1,5 +1,4 @@
-"""A checkpoint whose tokenizer is a tokenizer.model alone, as sentencepiece writes it: Llama's and
-Gemma's kind."""
+"""Checkpoints with a tokenizer.model of sentencepiece alone, as Llama and Gemma have."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ FAMILIES = {"LlamaTokenizer": {"bos_id": 1, "eos_id": 2}, "GemmaTokenizer": GEMM
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokenizer_model_alone(tmp_path: Path, family: str):
-    """A model with the tokenizer that sentencepiece trained, to a bundle and a text."""
+def test_a_bundle_has_the_tokens_of_tokenizer_model(tmp_path: Path, family: str):
     trained = io.BytesIO()
     settings: dict[str, Any] = {
         "model_type": "bpe",

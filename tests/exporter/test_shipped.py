@@ -1,4 +1,4 @@
-"""Which look-ahead weights an export takes by itself, and what it says at its end."""
+"""The look-ahead weights that an export chooses by itself, and its report."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pass_exporter.model.shipped import shipped_weights
 from pass_runtime import read_manifest
 
 NAME = "smollm2-135m"
-"""What weights are shipped for, under this name."""
+"""The name of a model with shipped weights."""
 fine_tuned = tensors(lambda found: {name: tensor * 1.02 for name, tensor in found.items()})
 
 
 @pytest.fixture
 def said() -> Callable[..., str]:
-    """An export that succeeds -> what it says."""
+    """Return a function: flags of an export -> the text of its report."""
 
     def run(*flags: object) -> str:
         done = click.testing.CliRunner().invoke(
@@ -41,7 +41,7 @@ def said() -> Callable[..., str]:
 
 @pytest.fixture
 def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights for the tiny model come with the package."""
+    """Ship weights for the tiny model."""
     models = tmp_path / "models"
     (models / NAME).mkdir(parents=True)
     shutil.copy(adapter_weights, models / NAME / FILE_NAME)
@@ -49,7 +49,7 @@ def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("shipped")
-def test_weights_are_found_by_the_model_and_not_by_its_name(
+def test_shipped_weights_are_found_by_the_weights_of_the_model(
     said: Callable[..., str], tiny_model: Path, tmp_path: Path
 ):
     assert "look-ahead embeddings file:lookahead" in said(
@@ -61,7 +61,7 @@ def test_weights_are_found_by_the_model_and_not_by_its_name(
     assert shipped_weights(load_model(resolve(str(model)), "fp32").model) is None
 
 
-def test_a_fine_tuned_model_of_that_name_gets_the_baseline(
+def test_a_fine_tuned_model_with_a_shipped_name_gets_untrained_embeddings(
     said: Callable[..., str], tiny_model: Path, tmp_path: Path
 ):
     text = said(
@@ -74,7 +74,7 @@ def test_a_fine_tuned_model_of_that_name_gets_the_baseline(
     assert not read_manifest(tmp_path / "bundle").lookahead.trained
 
 
-def test_bf16_needs_engines_and_the_export_says_so(
+def test_the_report_of_a_bf16_export_says_that_it_needs_engines(
     said: Callable[..., str], tiny_model: Path, tmp_path: Path
 ):
     text = said("--model", tiny_model, "--dtype", "bf16", "-o", tmp_path / "bf16")
@@ -85,8 +85,8 @@ def test_bf16_needs_engines_and_the_export_says_so(
     assert list((tmp_path / "bf16").glob("trunk.check*")) == []
 
 
-def test_tokens_that_were_compared_are_counted(tmp_path: Path):
-    """In a model for 16 tokens there is no room for 32 behind a prompt."""
+def test_the_report_counts_the_tokens_that_were_compared(tmp_path: Path):
+    """A model for 16 tokens has no room for the usual 32 after a prompt."""
     model = make_model(tmp_path / "short", max_position_embeddings=16)
     report = export(
         ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle"), SilentProgress()

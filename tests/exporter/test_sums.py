@@ -34,8 +34,8 @@ def test_sums_are_those_of_integers_up_to_rounding():
     assert not each.is_exact(rows, np.full(exact.shape, np.nan, np.float32))
 
 
-def test_sums_that_saturate_fail():
-    """As CPUs without 8-bit dot products add them: two products in 16 bits."""
+def test_saturated_sums_are_found():
+    """CPUs without 8-bit dot products add two products in 16 bits."""
     random = np.random.default_rng(0)
     each, rows = product(random), random.integers(200, 256, (5, 64), np.uint8)
     pairs = (rows.astype(np.int64)[:, :, None] * each.codes).reshape(5, 32, 2, 8).sum(2)
@@ -49,8 +49,7 @@ def test_sums_that_saturate_fail():
 def test_an_export_with_wrong_sums_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The kernels that the bundle is run with are compared: here with another unit, so that all
-    sums seem wrong."""
+    """The expected sums have another unit, so that all sums of the kernels seem wrong."""
     plain, compared = sums.expose_products, []
 
     def other_unit(graph) -> list[Product]:

