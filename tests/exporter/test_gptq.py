@@ -57,15 +57,11 @@ def test_outputs_are_nearer_than_by_plain_rounding(name, data):
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_weights_that_are_codes_do_not_change(name: str, dtype: torch.dtype):
-    rng, scheme = (
-        torch.Generator().manual_seed(0),
-        WeightScheme("int4", zero_points=SCHEMES[name].zero_points),
-    )
+    rng = torch.Generator().manual_seed(0)
+    scheme = WeightScheme("int4", zero_points=SCHEMES[name].zero_points)
     integers = torch.randint(-7, 8, (16, 96), generator=rng)
-    integers[:, ::32], integers[:, 1::32] = (
-        -7,
-        7 if not scheme.zero_points else 8,
-    )  # every block has the least and the largest code
+    # Every block has the least and the largest code.
+    integers[:, ::32], integers[:, 1::32] = -7, 8 if scheme.zero_points else 7
     weight = (integers * 0.125).to(dtype)
     packed = gptq_weight(scheme, weight, inverse_factor(hessian(make_rows(rng, 200, 96))))
     assert packed.scales.dtype == dtype

@@ -44,9 +44,7 @@ CONSTRAINTS = (
     ),
 )
 PLANS = ("ar", "two-pass", "two-pass", "fused", "fused", "fused:2,1,1", "auto", "auto")
-EVENTS = (
-    *("moves", "passes of several", "accepted", "cancelled", "found in the cache", "processed"),
-)
+EVENTS = ("moves", "passes of several", "accepted", "cancelled", "processed", "found in the cache")
 TREES = ("tree-3", "tree-5", "tree-8", "tree-16", "tree:2,0,1,1")
 
 

@@ -29,8 +29,7 @@ TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
 
 
 class Recites:
-    """A TextWriter that writes `turns` as user messages, in order and again from the first. A turn
-    with the word "without" has no end token."""
+    """A TextWriter that writes `turns` in order, again and again; those with "without" do not end."""
 
     name = "recites"
 
