@@ -48,8 +48,7 @@ ACTIVATION = {"gemma": "hidden_act", "gemma3_text": "hidden_activation"}
 
 @dataclass(frozen=True)
 class Case:
-    """A model to make. prefix_space: whether a byte-fallback tokenizer adds a space before a
-    text."""
+    """A model to make. prefix_space: whether a byte-fallback tokenizer adds a space to a text."""
 
     family: str
     config: dict[str, Any]

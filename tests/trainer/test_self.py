@@ -29,7 +29,7 @@ TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
 
 
 class Recites:
-    """A TextWriter that writes `turns` in order, again and again; those with "without" do not end."""
+    """A TextWriter that writes `turns` again and again; those with "without" do not end."""
 
     name = "recites"
 
