@@ -1,4 +1,5 @@
-/* Streams tokens: stream.c BUNDLE ID... (token ids of a prompt, as from `pass-run generate --json`). */
+/* Streams tokens: stream.c BUNDLE ID... (token ids of a prompt, as from `pass-run generate
+ * --json`). */
 #include <pass/pass.h>
 
 #include <stdio.h>
@@ -22,7 +23,8 @@ int main(int argc, char** argv) {
         return 2;
     }
     options.max_new_tokens = 32;
-    pass_generation* generation = pass_submit(session, prompt, length, &options, error, sizeof error);
+    pass_generation* generation =
+        pass_submit(session, prompt, length, &options, error, sizeof error);
     if (generation == NULL) {
         fprintf(stderr, "error: %s\n", error);
         pass_close(session);

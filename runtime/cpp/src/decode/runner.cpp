@@ -27,10 +27,11 @@ StepResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* l
     const std::vector<std::int64_t>& ids = emitted.tokens;
     StepResult result{
         slot.sequence, slot.num_drafts, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
-    while (result.accepted_first_choices + 1 < static_cast<int>(emitted.rows.size()) &&
-           emitted.rows[static_cast<std::size_t>(result.accepted_first_choices) + 1] == result.accepted_first_choices + 1) {
-        ++result.accepted_first_choices;
-    }
+    // Row i of a tree is the first choice at depth i.
+    int& accepted = result.accepted_first_choices;
+    while (static_cast<std::size_t>(accepted) + 1 < emitted.rows.size() &&
+           emitted.rows[static_cast<std::size_t>(accepted) + 1] == accepted + 1)
+        ++accepted;
     for (std::size_t i = 0; i < ids.size(); ++i) {
         Token token{ids[i], i + 1 < ids.size() ? slot.source : TokenSource::model, std::nullopt,
                     ""};
@@ -215,7 +216,7 @@ void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexc
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
     // After a tree's second or later choice, K/V may differ in bits from a prefill's.
     if (slot.exact_prefix_len == sequence.cached)
-        slot.exact_prefix_len += result.accepted_first_choices < tokens - 1 ? 1 + result.accepted_first_choices : tokens;
+        slot.exact_prefix_len += 1 + result.accepted_first_choices;
     sequence.cached += tokens;
     sequence.stats.engine_seconds = engine_seconds_ - sequence.engine_seconds_before;
     slot.num_drafts = next_drafts;
