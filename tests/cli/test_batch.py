@@ -172,6 +172,7 @@ def test_a_byte_order_mark_and_a_missing_last_line_feed(tiny_bundle: Path, tmp_p
     assert len(read_jsonl(results)) == 2
 
 
+@pytest.mark.slow
 def test_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
     stdin = '{"prompt": "a", "id": 1}\nno JSON\n'
     done = process("batch", tiny_bundle, "-", "-", *FLAGS, stdin=stdin)
@@ -186,6 +187,7 @@ def test_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
     assert first.returncode == 0 and "continuing after line 2" in second.stderr
 
 
+@pytest.mark.slow
 def test_results_that_are_a_fifo_or_a_device(tiny_bundle: Path, tmp_path: Path):
     """Neither is read for earlier results."""
     requests = write_jsonl(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b"})
@@ -245,6 +247,7 @@ def test_refused_flags_write_no_results(tiny_bundle: Path, tmp_path: Path, flags
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_whole_lines_that_a_later_run_continues(
     tiny_bundle: Path, tmp_path: Path
 ):

@@ -117,6 +117,7 @@ def test_a_session_that_fails_is_opened_again(
     assert_only_poison_failed(results)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_sessions_that_fail_one_after_another_end_the_run(
     tiny_bundle: Path, tmp_path: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -154,6 +155,7 @@ def test_prompts_as_long_as_the_capacity_fail_no_other_line(tiny_bundle: Path, t
     assert "12 results" in pass_run(*command, *flags).stderr  # nothing is left to do
 
 
+@pytest.mark.slow
 def test_more_slots_than_half_of_the_queue(tiny_bundle: Path, tmp_path: Path):
     requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": "a"},) * 2100)
     results = tmp_path / "out.jsonl"

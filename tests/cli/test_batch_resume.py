@@ -48,6 +48,7 @@ def content(results: Path) -> list[dict]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_killed_batch_continues(tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path):
     results = tmp_path / "out.jsonl"
     with held_batch(4, tiny_bundle, requests, results, *FLAGS) as running:
@@ -145,6 +146,7 @@ def test_results_of_another_bundle_are_refused(
     assert "or of another bundle" in refusal("batch", bundle, requests, whole, *FLAGS)
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_and_a_killed_run_leaves_no_lock(
     tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path
 ):
@@ -190,6 +192,7 @@ def test_failed_lines_are_done_again_only_with_retry_failed(
     assert sorted(tmp_path.iterdir()) == sorted([requests, whole])  # no temporary file is left
 
 
+@pytest.mark.slow
 def test_an_interrupted_retry_keeps_its_results_in_order(
     tiny_bundle: Path, requests: Path, whole: Path, answers: list[dict], tmp_path: Path
 ):
@@ -207,6 +210,7 @@ def test_an_interrupted_retry_keeps_its_results_in_order(
     assert content(whole) == answers
 
 
+@pytest.mark.slow
 def test_a_killed_retry_keeps_its_results(
     tiny_bundle: Path, requests: Path, whole: Path, answers: list[dict], tmp_path: Path
 ):

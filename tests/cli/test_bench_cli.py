@@ -54,6 +54,7 @@ def measure(bundle: Path, *, slots: int = 1, save=None, sampling=None, **options
         return run_bench(session, options, *([save] if save else []))
 
 
+@pytest.mark.slow
 def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
     file = tmp_path / "bench.json"
     file.write_text("of an earlier run")
@@ -72,6 +73,7 @@ def test_json_and_file_are_the_same(tiny_bundle: Path, tmp_path: Path):
         assert 0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"]
 
 
+@pytest.mark.slow
 def test_html_output_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
     """Tables, a bar for each plan, and the closing sentence; also with --rows."""
     page = tmp_path / "bench.html"
@@ -86,6 +88,7 @@ def test_html_output_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
     assert "verify-1" in page.read_text(encoding="utf-8") and [*tmp_path.iterdir()] == [page]
 
 
+@pytest.mark.slow
 def test_default_prompts_and_plans(tiny_bundle: Path):
     """Nine prompts and three plans, in tables of 80 columns, and a sentence with the result."""
     prompts = read_prompt_set(FIRST_LOOK_PROMPTS)
@@ -251,6 +254,7 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
     assert both["milliseconds_per_pass"] > both["host_milliseconds_per_pass"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["", "--batch 3"])
 @pytest.mark.parametrize("sampling", ["", "--temperature 0.8 --top-k 50 --top-p 0.9 --seed 1"])
 def test_breakdown(tiny_bundle: Path, batch: str, sampling: str):
@@ -320,6 +324,7 @@ def test_unwritable_output(tiny_bundle: Path, tmp_path: Path):
     assert "cannot write" in line and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path):
     """A device is written to, not replaced; of a link, the file that it names is replaced."""
     flags = (*QUICK, "-p", "hello", "--repeat", "1", "--plan", "ar")

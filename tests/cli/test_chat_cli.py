@@ -35,6 +35,7 @@ def test_turns_build_on_each_other(tiny_bundle: Path):
     assert len({message["content"] for message in messages[2::2]}) == 3
 
 
+@pytest.mark.slow
 def test_reset_forgets(tiny_bundle: Path):
     conversation = answers_to(tiny_bundle, "hello", "again")
     alone = answers_to(tiny_bundle, "hello")
@@ -55,6 +56,7 @@ def test_a_seed_repeats_the_conversation(tiny_bundle: Path):
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_last_line_without_line_feed_is_answered(tiny_bundle: Path):
     done = process("chat", tiny_bundle, *FLAGS, stdin="hello")
     assert (done.returncode, done.stderr) == (0, "")
@@ -224,6 +226,7 @@ def test_a_file_that_is_no_conversation_changes_nothing(
     assert len(errors) == 1 and errors[0].startswith("error: ") and str(file) in errors[0]
 
 
+@pytest.mark.slow
 def test_system_message_and_other_commands(tiny_bundle: Path, tmp_path: Path):
     with_system = (*FLAGS, "--system", "short")
     system = answers_to(tiny_bundle, "hello", flags=with_system)

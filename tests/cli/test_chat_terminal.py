@@ -6,12 +6,14 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from pass_run import ENTERED, PROMPT, SLOW_PASS_RUN, Terminal
 
 FLAGS = ("--max-new-tokens", "12", "--ignore-eos", "--plan", "ar")
 UP, LEFT = "\x1b[A", "\x1b[D"
 
 
+@pytest.mark.slow
 def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
     saved = tmp_path / "talk.json"
     with Terminal("chat", tiny_bundle, *FLAGS) as terminal:
@@ -37,6 +39,7 @@ def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):
     """Two answers are stopped, because the prompt between them changes the signal's handler."""
     flags = ("--max-new-tokens", "700", "--ignore-eos", "--plan", "ar")
@@ -54,6 +57,7 @@ def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):
         assert "Traceback" not in terminal.shown
 
 
+@pytest.mark.slow
 def test_sigterm_at_the_prompt(tiny_bundle: Path):
     with Terminal("chat", tiny_bundle, *FLAGS) as terminal:
         terminal.wait_for(PROMPT)

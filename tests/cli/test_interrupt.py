@@ -26,6 +26,7 @@ def start(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.
     return subprocess.Popen([*command, *map(str, arguments)], stdin=pipe, stdout=pipe, stderr=pipe)
 
 
+@pytest.mark.slow
 @SIGNALS
 def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
     flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)
@@ -42,6 +43,7 @@ def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
     assert whole.startswith(text)
 
 
+@pytest.mark.slow
 @SIGNALS
 def test_json_has_the_text_so_far(tiny_bundle: Path, tmp_path: Path, number: signal.Signals):
     passes = tmp_path / "passes"
@@ -70,6 +72,7 @@ def answering_chat(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield running
 
 
+@pytest.mark.slow
 def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
     with answering_chat(tiny_bundle) as running:
         running.send_signal(signal.SIGINT)
@@ -79,6 +82,7 @@ def test_chat_stops_the_answer_and_goes_on(tiny_bundle: Path):
     assert errors.decode() == " [stopped]"
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_chat(tiny_bundle: Path):
     with answering_chat(tiny_bundle) as running:
         running.send_signal(signal.SIGTERM)
@@ -89,6 +93,7 @@ def test_sigterm_ends_a_chat(tiny_bundle: Path):
     assert running.returncode == 130
 
 
+@pytest.mark.slow
 def test_batch_keeps_results_so_far(tiny_bundle: Path, tmp_path: Path):
     requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": f"number {i}"} for i in range(20)))
     results, flags = tmp_path / "out.jsonl", ("--max-new-tokens", "5", "--ignore-eos")
@@ -100,6 +105,7 @@ def test_batch_keeps_results_so_far(tiny_bundle: Path, tmp_path: Path):
     assert 2 <= len(lines) < 20 and lines == list(range(1, len(lines) + 1))
 
 
+@pytest.mark.slow
 def test_chat_stops_a_command_and_goes_on(tiny_bundle: Path, tmp_path: Path):
     """/load of a pipe that nobody writes to would never end."""
     fifo = tmp_path / "fifo"

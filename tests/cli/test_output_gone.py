@@ -29,6 +29,7 @@ def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -
     return [*PASS_RUN, *(names.get(part, part) for part in COMMANDS[request.param])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
 def test_a_pipe_without_a_reader(command: list[str]):
     """As in `| head -c 1`, but without a race: nobody ever reads."""
@@ -42,6 +43,7 @@ def test_a_pipe_without_a_reader(command: list[str]):
     assert done.stderr == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "chat", "batch", "inspect"], indirect=True)
 @pytest.mark.parametrize("closed", [1, 2], ids=["stdout", "stderr"])
 def test_a_closed_output(command: list[str], closed: int):
@@ -55,6 +57,7 @@ def test_a_closed_output(command: list[str], closed: int):
         assert done.returncode == 0 and b"Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "batch", "help"], indirect=True)
 def test_a_full_disk(command: list[str]):
     with Path("/dev/full").open("w") as full:

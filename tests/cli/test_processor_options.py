@@ -15,6 +15,7 @@ def generated(bundle: Path, *arguments: object) -> dict:
     return json.loads(output("generate", bundle, "--json", *PROMPT, *arguments))
 
 
+@pytest.mark.slow
 def test_each_constraint(tiny_bundle: Path, tmp_path: Path):
     schema, grammar = tmp_path / "schema.json", tmp_path / "two.lark"
     schema.write_text(

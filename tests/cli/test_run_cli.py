@@ -31,6 +31,7 @@ def test_json_has_the_documented_keys(tiny_bundle: Path):
     assert answer["stats"]["prefill_seconds"] > 0 and answer["stats"]["decode_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_as_a_process(tiny_bundle: Path, tmp_path: Path):
     """The other tests of this file run the command in their own process."""
     done = process("generate", tiny_bundle, "--json", "--max-new-tokens", 4, stdin=PROMPT)
@@ -60,6 +61,7 @@ def test_a_prompt_is_the_same_from_every_source(tiny_bundle: Path, tmp_path: Pat
     assert answers[0]["text"] == answers[1]["text"] == answers[2]["text"]
 
 
+@pytest.mark.slow
 def test_a_files_last_line_feed_is_not_part_of_the_prompt(tiny_bundle: Path, tmp_path: Path):
     def ids(*arguments: object, stdin: str | bytes = "") -> list[int]:
         return generated(tiny_bundle, *arguments, "--max-new-tokens", 1, stdin=stdin)["prompt_ids"]

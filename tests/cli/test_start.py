@@ -45,6 +45,7 @@ def reached(running: subprocess.Popen[str], moment: str) -> bool:
     return moment in (process / "maps").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "moment"), MOMENTS, ids=lambda value: value)
 def test_an_interrupt_at_the_start_ends_quietly(
     package: str, moment: str, arguments: dict[str, list[str]]

@@ -94,6 +94,7 @@ def test_a_resumed_run_keeps_its_steps(
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["training"]["steps"] == 5
 
 
+@pytest.mark.slow
 def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
     bundle = tmp_path / "bundle"
     flags = ("--model", tiny_model, "--lookahead", 2, "--lookahead-weights", trained, "-o", bundle)
@@ -151,6 +152,7 @@ def test_unknown_kinds(evaluation: list[object], kinds: str, reason: str):
     assert reason in refusal("evaluate", *evaluation, "--kinds", kinds)
 
 
+@pytest.mark.slow
 def test_record_writes_the_figures_into_weights_and_model_card(
     tiny_model: Path, evaluation: list[object], trained: Path, cache: str, tmp_path: Path
 ):
@@ -269,6 +271,7 @@ def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list
     assert reason in refusal(*paths, *SMALL, *flags)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trained")  # so that the training text is in the cache
 def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
     """A phase redraws its line until it is done; then its check mark and figures stay."""

@@ -45,6 +45,7 @@ def replay(
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_every_plan_writes_the_text_of_ar(
     program: Path, random_bundle: Path, capacity: int, tmp_path: Path

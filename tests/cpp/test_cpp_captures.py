@@ -105,6 +105,7 @@ def test_a_device_error_in_a_capture_fails_all_later_requests(bundle: Path, tmp_
     assert report["all_freed"]
 
 
+@pytest.mark.slow
 def test_prompts_are_read_in_wide_chunks(tmp_path: Path) -> None:
     """Chunks of 2048 rows give the text of the CPU, which has no wide chunks."""
     model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)

@@ -136,6 +136,7 @@ def test_files_are_hashed_once(
     assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
 
 
+@pytest.mark.slow
 def test_hashes_are_cached_for_python(
     program: Path, random_bundle: Path, tmp_path: Path, monkeypatch
 ):
@@ -172,6 +173,7 @@ def complaint(prompt: str | None, file: Path | None, *, keep_newline: bool = Fal
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_the_same_from_every_source(program: Path, tiny_bundle: Path, tmp_path: Path):
     given = answer(program, tiny_bundle, "-p", PROMPT)
     assert len(given["prompt_ids"]) > 4 and given["text"]
@@ -394,6 +396,7 @@ def _handles(status: str, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme(program: Path, tmp_path: Path):
     """It compiles, and reports a wrong path in one line."""
     compiler = shutil.which("c++")

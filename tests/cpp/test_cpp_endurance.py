@@ -7,6 +7,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from cpp_programs import program_at
 
 HEAP = 64 << 10
@@ -18,6 +19,7 @@ RESIDENT = 2 << 20
 """How many bytes the process may grow by: the allocator need not return pages to the system."""
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_over_two_thousand_requests(tiny_bundle: Path):
     run = subprocess.run(
         [program_at("endurance"), tiny_bundle],

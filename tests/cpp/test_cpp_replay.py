@@ -64,6 +64,7 @@ def replay(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTS)
 def test_replayed_results_are_those_of_python(
     name: str, program: Path, bundle: Callable[[str], Path], golden: ModuleType, tmp_path: Path

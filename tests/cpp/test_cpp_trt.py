@@ -19,6 +19,7 @@ from cpp_programs import golden_traces, program_at
 from engine_sessions import Gpu, with_engines
 
 from conftest import export_bundle, make_model
+from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
@@ -83,6 +84,7 @@ def write(path: Path, scenes: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_writes_what_python_writes(
     engines: Path,
     golden: ModuleType,
@@ -114,6 +116,7 @@ def test_writes_what_python_writes(
     )
 
 
+@pytest.mark.slow
 def test_a_session_uses_only_its_gpu(
     engines: Path,
     golden: ModuleType,
@@ -150,6 +153,7 @@ def test_an_old_driver_is_refused_with_a_hint(
     assert refused["mallocs"] == 0 and refused["all_freed"]
 
 
+@pytest.mark.slow
 def test_a_warm_session_captures_nothing_in_requests(
     engines: Path,
     golden: ModuleType,
@@ -181,6 +185,7 @@ def plain_sampling(request: dict[str, Any]) -> bool:
     return not ({"top_k", "top_p", "min_p", "logprobs"} | others) & request.keys()
 
 
+@pytest.mark.slow
 def test_repeated_scenes_only_replay_graphs(
     engines: Path,
     golden: ModuleType,
@@ -207,6 +212,7 @@ def test_repeated_scenes_only_replay_graphs(
         assert last["launches"] - before["launches"] > passes, scene["name"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["runs", "allocations"])
 def test_a_session_works_after_any_failure(
     what: str,
@@ -275,6 +281,7 @@ def test_a_lost_device_closes_the_session(
         assert re.fullmatch(lost, errors[0]) and errors == errors[:1] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["begin", "end", "instantiate"])
 def test_a_failed_capture_fails_no_request(
     function: str,
@@ -353,6 +360,7 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
         cpp = fake_gpu(bundle, scenes, "open", *device)
         assert cpp["all_freed"] and cpp["mallocs"] == 0
         python = Gpu(bundle, monkeypatch, **({"target": device[:2]} if device else {}))
+        python.library = LIBRARIES["tensorrt"]
         with pytest.raises(PassError) as error:
             python.open()
         assert cpp["refusal"] == str(error.value)

@@ -17,6 +17,7 @@ DRIVER = ROOT / "examples" / "minimal_driver.py"
 PROMPT, TOKENS = [5, 90, 33, 17, 120, 8, 44], 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_bundle", "head_bundle"])
 def test_the_minimal_driver_writes_what_the_runtime_writes(
     name: str, request: pytest.FixtureRequest

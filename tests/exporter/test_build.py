@@ -67,6 +67,7 @@ class Stopping(SilentProgress):
         return step
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_continues_with_the_next_engine(bundle: Path):
     before = (bundle / FILE_NAME).read_bytes()
     with pytest.raises(KeyboardInterrupt):
@@ -324,6 +325,7 @@ def test_prefill_widths(tiny_bundle: Path, manifest: Manifest):
     assert need[0] > 7 * need[1]
 
 
+@pytest.mark.slow
 def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
     model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=1, dtype="fp16")

@@ -52,6 +52,7 @@ def test_every_file_is_listed_with_its_hash(tiny_bundle: Path, manifest: Manifes
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["tiny_bundle", "half_bundle"])
 def test_every_graph_is_as_described(request: pytest.FixtureRequest, bundle: str):
     directory: Path = request.getfixturevalue(bundle)
@@ -172,6 +173,7 @@ def test_a_broken_template_is_refused(tmp_path: Path):
         write_tokenizer(tmp_path, tokenizer)
 
 
+@pytest.mark.slow
 def test_exporting_again_gives_the_same_bytes(tiny_bundle: Path, tiny_model: Path, tmp_path: Path):
     again = export_bundle(tiny_model, tmp_path / "again", lookahead=6)
     names = {path.name for path in tiny_bundle.iterdir()}

@@ -206,6 +206,7 @@ def test_a_tied_head_needs_no_tensor_of_its_own(tmp_path: Path):
     assert loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
 
 
+@pytest.mark.slow
 def test_every_family_loads(tmp_path: Path):
     """transformers adds tokens to some tokenizers, for which a model has no embeddings."""
     for family in SUPPORTED_FAMILIES:
@@ -307,6 +308,7 @@ def test_the_option_trust_remote_code_is_refused(run: Callable[..., str]):
         )
 
 
+@pytest.mark.slow
 def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

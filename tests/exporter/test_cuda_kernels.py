@@ -20,6 +20,7 @@ FORMATS = ("int4", "w8a8", "fp16")
 BUNDLES = ("tiny", "adapter", "head", "subset", "rejection", *FORMATS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLES)
 def test_all_graphs_of_a_bundle(
     name: str, request: pytest.FixtureRequest, in_format: Callable[[str], Path]

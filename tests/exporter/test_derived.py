@@ -119,6 +119,7 @@ def test_the_trunk_without_an_adapter_computes_the_same_bits(int4_bundle: Path, 
             np.testing.assert_array_equal(found[:, :, :48], expected[:, :, :48])
 
 
+@pytest.mark.slow
 def test_a_bundle_without_an_adapter_has_one_trunk_for_all_passes(tmp_path: Path):
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     manifest = read_manifest(export_bundle(model, tmp_path / "bundle", lookahead=2))
@@ -127,6 +128,7 @@ def test_a_bundle_without_an_adapter_has_one_trunk_for_all_passes(tmp_path: Path
     assert chosen[0] == chosen[1]
 
 
+@pytest.mark.slow
 def test_queries_of_a_model_with_a_key_head_for_each_are_not_rewritten(tmp_path: Path):
     model = make_model(tmp_path / "model", num_attention_heads=2, num_key_value_heads=2)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, weights="int4")
@@ -146,6 +148,7 @@ def test_the_trunk_for_batches_computes_what_the_portable_trunk_does(
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int4", "w8a8"])
 def test_widths_batches_and_capacities_do_not_change_bits(
     in_format: Callable[[str], Path], weights: str

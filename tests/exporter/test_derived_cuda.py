@@ -291,6 +291,7 @@ def test_models_with_large_weights_have_no_plain_trunks(
     assert [each.file for each in derived] == [SINGLE[0], BATCHED[0]]
 
 
+@pytest.mark.slow
 def test_trunks_for_cuda_need_fp16_and_a_supported_head_size(tmp_path: Path):
     refused = CliRunner().invoke(main, ["--model", "x", "--cuda-attention", "group-query"])
     assert refused.exit_code == 2 and "is for --dtype fp16" in refused.stderr
@@ -302,6 +303,7 @@ def test_trunks_for_cuda_need_fp16_and_a_supported_head_size(tmp_path: Path):
         export_bundle(model, tmp_path / "other", dtype="fp16", cuda_attention="group-query")
 
 
+@pytest.mark.slow
 def test_the_option_cuda_attention_leaves_out_trunks_for_cuda(tmp_path: Path):
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", dtype="fp16", cuda_attention="attention")

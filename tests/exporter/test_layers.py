@@ -75,6 +75,7 @@ def test_only_one_layer_of_a_kind_computes(tmp_path: Path):
     assert ran[3:] == list(range(LAYERS))
 
 
+@pytest.mark.slow
 def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The operators, weights, inputs, outputs and bits of results are the same; torch's results are
     near."""

@@ -203,6 +203,7 @@ def test_tied_embeddings_are_not_quantized(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_verify_reports_quality(tiny_model: Path, tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
@@ -214,6 +215,7 @@ def test_verify_reports_quality(tiny_model: Path, tmp_path: Path):
     assert full.split()[1].rstrip(",") == full.split()[6]  # of the bundle, of torch
 
 
+@pytest.mark.slow
 def test_int4_without_text_has_the_schemes_of_int4_with_text(
     tiny_model: Path, free_bundle: Path, tmp_path: Path
 ):

@@ -234,6 +234,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMMANDS)
 def test_a_process_that_refuses_leaves_no_file(tiny_model: Path, tmp_path: Path, case: str):
     flags = [str(tiny_model) if flag == "TINY" else flag for flag in COMMANDS[case]]
@@ -249,6 +250,7 @@ def test_an_unknown_dtype_is_a_usage_error():
     assert "'fp32', 'fp16'" in line and line.endswith("--help") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

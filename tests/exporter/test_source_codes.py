@@ -145,6 +145,7 @@ def weights_in(bundle: Path) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_of_a_bundle_are_those_of_the_file(
     kind: str, four_bits: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path

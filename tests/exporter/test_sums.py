@@ -46,6 +46,7 @@ def test_saturated_sums_are_found():
     assert each.is_exact(rows, (found * UNIT).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_an_export_with_wrong_sums_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -79,6 +80,7 @@ def test_the_limit_on_perplexity(perplexity: float, passes: bool):
             quality.check(1.25)
 
 
+@pytest.mark.slow
 def test_an_export_above_the_limit_keeps_nothing(tiny_model: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
     output = tmp_path / "bundle"

@@ -257,6 +257,7 @@ def points_of(count: int):
     return [QuantPoint("mlp_out", (f"layers.{i}.mlp.down_proj",), None) for i in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.02, 4.0])
 def test_the_check_finds_a_wrong_scale_of_one_layer(
     w8a8_bundle: Path, tiny_model: Path, adapter_weights: Path, tmp_path: Path, factor: float

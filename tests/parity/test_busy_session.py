@@ -220,6 +220,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return exported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["full", "w8a8"])
 def test_no_token_differs(bundles: Callable[[str], Path], weights: str):
     compared(bundles(weights), 1500, seed=0, trees=weights == "full")

@@ -46,6 +46,7 @@ def bundle_session(random_bundle: Path) -> Session:
     return load(random_bundle, "cpu", threads=1)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(
     frequency=st.sampled_from([0.0, 0.6, -0.4]),

@@ -36,6 +36,7 @@ def test_there_are_200_different_schemas():
     assert len({json.dumps(case["schema"], sort_keys=True) for case in CASES}) == 200
 
 
+@pytest.mark.slow
 def test_a_text_that_ends_is_valid(bundle_session: Session):
     counts = Counter[str]()
     for seed, case in enumerate(CASES):
@@ -66,6 +67,7 @@ CONSTRAINTS = [
 """Constraints with the reason why each is refused; "" if it is only large, and may be accepted."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "why"), CONSTRAINTS, ids=lambda value: str(value)[:40])
 def test_a_wrong_or_huge_constraint_costs_seconds_at_most(
     bundle_session: Session, fields: dict, why: str

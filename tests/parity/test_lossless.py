@@ -188,6 +188,7 @@ def test_a_prompt_reuses_the_whole_blocks_before_its_first_new_token(session: Se
     assert reusing.token_ids == plain
 
 
+@pytest.mark.slow
 def test_growing_the_cache_changes_nothing(bundle: Path):
     """With 600 new tokens the cache moves to larger buffers twice."""
     session = load(bundle, "cpu", threads=1)

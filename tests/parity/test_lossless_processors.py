@@ -70,6 +70,7 @@ def requests(draw: st.DrawFn) -> dict:
     }
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(request=requests(), prompt=st.sampled_from(PROMPTS), data=st.data())
 def test_every_plan_writes_what_plain_decoding_writes(

@@ -40,6 +40,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return moved_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["lookahead", "both"])
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
 def test_every_tree_is_plain_decoding(

@@ -121,12 +121,14 @@ def check_decoding(case: Case) -> str:
     return "equal"
 
 
+@pytest.mark.slow
 @settings(max_examples=20, **OPTIONS)
 @given(cases())
 def test_a_random_model_loads_as_transformers_loads_it(case: Case):
     check_loading(case)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, **OPTIONS)
 @given(cases())
 def test_a_random_model_decodes_as_in_transformers(case: Case):

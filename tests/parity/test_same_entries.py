@@ -81,6 +81,7 @@ def written(session: Session, requests: list[tuple[list[int], GenerateOptions]])
     return [stream.result().token_ids for stream in streams]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
 def test_texts_are_the_same_with_and_without_the_prefix_cache(

@@ -157,6 +157,7 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
         session.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_interleaving_changes_a_text(sessions: dict[int, Session], alone: Alone, monkeypatch):
     # Decide as often as possible, whatever time that takes.
@@ -189,6 +190,7 @@ def some_requests(count: int) -> list[Asked]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("slots", SLOTS)
 def test_64_requests_from_threads(sessions: dict[int, Session], alone: Alone, slots: int):

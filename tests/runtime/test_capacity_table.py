@@ -48,6 +48,7 @@ def check_tuned(session: Session, expected: Sequence[int]) -> None:
     assert len(times) > 1 and all(len(each.timed_widths) > 1 for each in times.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_every_plan_writes_the_text_of_plain_decoding(random_bundle: Path, capacity: int):
     with load(random_bundle, "cpu", threads=1, capacity=capacity, max_batch_size=3) as session:

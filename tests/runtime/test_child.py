@@ -101,6 +101,7 @@ BEYOND_LIMITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "why"), BEYOND_LIMITS)
 def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
     first = pool.call(["pid"])

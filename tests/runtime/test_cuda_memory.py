@@ -66,6 +66,7 @@ def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Pat
     assert not device.blocks and not device.streams
 
 
+@pytest.mark.slow
 def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
     device = FakeCuda()
     session = open_on(device)
@@ -76,6 +77,7 @@ def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
     assert not device.blocks and not device.streams
 
 
+@pytest.mark.slow
 def test_every_allocation_may_fail(open_on: Open, expected: list[list[int]]):
     failed = 0
     for number in range(1, 200, 5):

@@ -23,6 +23,7 @@ def ids(name: str) -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(st.integers(0, size + 1), st.sampled_from(of_bytes)), max_size=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @settings(derandomize=True, deadline=None, max_examples=120)
 @given(data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import times_of
@@ -56,6 +57,7 @@ def situations(draw: st.DrawFn) -> Situation:
     return Situation(cycle, window, draw(st.integers(0, 70)), able, states, policy)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(situation=situations())
 def test_the_next_pass_fits_and_holds_its_drafts(situation: Situation):

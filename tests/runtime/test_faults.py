@@ -53,6 +53,7 @@ def assert_serves(session: Session, alone: Alone) -> None:
     assert_idle(session)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["two-pass", "auto"])
 @pytest.mark.parametrize("error", ERRORS[:2], ids=["MemoryError", "PassError"])
 def test_every_allocation_may_fail(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
@@ -103,6 +104,7 @@ def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
     assert_serves(session, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_every_run_of_a_graph_may_fail(tiny_bundle: Path, alone: Alone, moment: str, late: bool):

@@ -45,6 +45,7 @@ print("parent", len(under_way.result().token_ids), again == before)
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_refused_and_can_end(tiny_bundle: Path):
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

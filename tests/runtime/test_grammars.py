@@ -106,6 +106,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "why"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_is_refused_in_one_line_and_repeating_it_is_free(shared, calls, fields, why):
     for _ in range(2):

@@ -66,6 +66,7 @@ def make_batch(plan: Plan, vocab: int, batch: int, spread: float, rng, *, ties: 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=40)

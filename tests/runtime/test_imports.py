@@ -116,6 +116,7 @@ def test_every_public_name_is_there_and_documented():
         assert not callable(found) or found.__doc__, name
 
 
+@pytest.mark.slow
 def test_the_runtime_never_imports_the_server():
     for path in SOURCES:
         assert "pass_server" not in imported_modules(path.read_text(encoding="utf-8")), path

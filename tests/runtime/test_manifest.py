@@ -241,6 +241,7 @@ def test_an_unlisted_chat_template_is_refused(bundle, document):
     assert "chat_template.jinja is used but not listed" in message
 
 
+@pytest.mark.slow
 def test_engines_belong_to_graphs_and_weights(tiny_bundle):
     """Their hash `content` changes with these files, but not with tokenizer or template."""
     manifest = read_manifest(tiny_bundle)

@@ -66,6 +66,7 @@ def harmless(path: tuple, value: int) -> bool:
     return value in HARMLESS.get(path, ())
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(data=st.data())
 def test_a_changed_number_is_refused(original: Path, bundle: Path, data: st.DataObject):
@@ -82,6 +83,7 @@ def test_a_changed_number_is_refused(original: Path, bundle: Path, data: st.Data
     load(bundle, "cpu", threads=1, verify=False).close()
 
 
+@pytest.mark.slow
 def test_every_kind_of_number_is_checked(original: Path, bundle: Path):
     """The test above draws its examples; this one has an example of each field."""
     document = real_document(original)

@@ -96,6 +96,7 @@ def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[in
     return alone[key]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 @given(slots=st.sampled_from([4, 8]), drawn=st.lists(requests, min_size=3, max_size=9))
 def test_a_move_changes_no_text(sessions: dict[int, Session], slots: int, drawn: list):

@@ -76,6 +76,7 @@ def texts(bundle: Path) -> list[list[int]]:
     return [stream.result().token_ids for stream in streams]
 
 
+@pytest.mark.slow
 def test_how_much_is_filled_at_a_time_changes_no_token(
     bundle: Path, computed: list[int], monkeypatch
 ):

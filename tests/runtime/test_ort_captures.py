@@ -144,6 +144,7 @@ def test_a_device_error_in_a_capture_closes_the_session(
     session.close()
 
 
+@pytest.mark.slow
 def test_the_thread_for_the_device_ends_with_the_session(
     adapter_bundle: Path, captures: FakeCaptures
 ):

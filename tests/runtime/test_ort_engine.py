@@ -111,6 +111,7 @@ def test_a_gpu_that_does_not_start_is_an_error(monkeypatch):
         open_session(Path("x"), "cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not psutil.LINUX, reason="reads what is mapped from /proc")
 @pytest.mark.parametrize("name", [TABLES_FILE, HEAD_FILE])
 def test_tables_that_tails_share_are_mapped_once(head_bundle: Path, name: str):

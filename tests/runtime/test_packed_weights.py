@@ -259,6 +259,7 @@ def opening(bundle: Path, before: str = "") -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_of_several_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
     verified(tiny_bundle)
     processes = [opening(tiny_bundle) for _ in range(3)]

@@ -25,6 +25,7 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
     return with_engines(adapter_bundle, directory, 2, SLOTS, request.param)
 
 
+@pytest.mark.slow
 def test_after_a_warm_up_no_request_waits_for_a_capture(engine_bundle: Path, monkeypatch):
     gpu = Gpu(engine_bundle, monkeypatch)
     with gpu.open(max_batch_size=SLOTS) as session:

@@ -88,6 +88,7 @@ def expected(logits: np.ndarray, case: str) -> np.ndarray:
     return probabilities(logits, 0.8, *CASES[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_distributed_as_direct_samples(case):
     first, second = two_pass(case)
@@ -100,6 +101,7 @@ def test_tokens_are_distributed_as_direct_samples(case):
         assert p_value(second["emitted"][there, accepted], expected(TARGET[2], case)) > SIGNIFICANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_are_accepted_as_often_as_can_be(case):
     """With probability sum_i min(p_i, q_i), which no rule exceeds."""
@@ -111,12 +113,14 @@ def test_drafts_are_accepted_as_often_as_can_be(case):
     assert (second["count"] > 1).mean() == pytest.approx(best, abs=4 * deviation)
 
 
+@pytest.mark.slow
 def test_every_draft_of_the_models_own_distribution_is_accepted():
     _, second = two_pass("plain", np.stack([TARGET[1], TARGET[2]]))
     assert (second["count"] == 3).all()
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
 
 
+@pytest.mark.slow
 def test_resampling_from_p_is_caught(monkeypatch):
     """The wrong rule: after a rejected draft, sample from p, not the positive part of p - q."""
     monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
@@ -124,11 +128,13 @@ def test_resampling_from_p_is_caught(monkeypatch):
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
 
 
+@pytest.mark.slow
 def test_a_stream_shared_by_drafting_and_resampling_is_caught():
     _, second = two_pass("plain", shared_stream=True)
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [(2, 2, 2), (2, 1, 0)])
 def test_a_fused_pass_verifies_the_drafts_of_the_one_before(groups):
     plan = fused_plan(groups)

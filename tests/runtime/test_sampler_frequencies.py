@@ -118,6 +118,7 @@ def test_tokens_are_as_frequent_as_their_probabilities_say(params):
     assert frequency_pvalue(sample, spread_logits(), params) > PASS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "positions"),
     [
@@ -143,6 +144,7 @@ def test_positions_are_independent(params, lag):
     assert dependence_pvalue(sample, spread_logits(), params, lag) > PASS
 
 
+@pytest.mark.slow
 def test_seeds_are_independent():
     """Two requests at the same positions draw unrelated tokens."""
     logits = spread_logits()
@@ -229,6 +231,7 @@ def test_repeated_noise_is_caught(lag, repeat):
     assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], lag) < CAUGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("min_p", [0.0, 0.9])
 def test_every_token_can_be_drawn_without_truncation(min_p):
     """Even beyond MAX_CANDIDATES, and with min-p alone."""

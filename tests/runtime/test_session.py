@@ -74,6 +74,7 @@ def test_a_cancelled_stream_keeps_what_was_written(tiny_bundle, pieces):
     assert tokens_of(session, [5], TWO_PASS) == recited(1, 12)
 
 
+@pytest.mark.slow
 def test_dropping_the_last_reference_cancels(tiny_bundle):
     session = reciting_session(tiny_bundle)
     stream = session.generate_ids([5], ENDLESS)

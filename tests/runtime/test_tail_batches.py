@@ -56,6 +56,7 @@ def windows(
     } | ({"hidden": hidden} if head else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [False, True], ids=["", "head"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -82,6 +83,7 @@ def test_a_masked_row_is_unchanged_and_changes_no_other(plan, sampler, rule, hea
         assert np.array_equal(out["next_draft_probs"][masked], batch["draft_probs"][masked])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [False, True], ids=["", "head"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampler", ["sample", "truncated"])

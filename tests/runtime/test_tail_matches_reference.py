@@ -49,6 +49,7 @@ def check_request(
     return accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=50)

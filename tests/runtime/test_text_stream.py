@@ -38,6 +38,7 @@ def say(
     return session.generate(list(prompt), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "lookahead"), PLANS)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_pieces_hold_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):

@@ -81,6 +81,7 @@ def check_tree(
             assert best == -np.inf or abs(scores[token] - best) < NEAR_TIE, (plan.name, row, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=st.data())

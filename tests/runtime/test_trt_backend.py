@@ -67,6 +67,7 @@ def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkey
             assert tokens(session, SAMPLINGS[1], plan).token_ids == expected, plan
 
 
+@pytest.mark.slow
 def test_trees_write_what_the_cpu_writes(subset_bundle: Path, tmp_path: Path, monkeypatch):
     """They write what the CPU writes, in captured programs."""
     gpu = Gpu(with_engines(subset_bundle, tmp_path, max_batch_size=2), monkeypatch)

@@ -106,6 +106,7 @@ def test_processors_of_some_in_a_batch(gpu: Gpu):
         assert second.token_ids == stream.token_ids
 
 
+@pytest.mark.slow
 def test_a_repeated_batch_allocates_and_captures_nothing(gpu: Gpu):
     with gpu.open(max_batch_size=SLOTS) as session:
         asked = requests(("two-pass", "fused", "ar"), 6)

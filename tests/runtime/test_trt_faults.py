@@ -50,6 +50,7 @@ def expected(engine_bundle: Path) -> list[list[int]]:
     return [cpu.generate_ids(*one).result().token_ids for one in ASKED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False], ids=["closed twice", "forgotten"])
 def test_a_session_frees_everything_at_its_end(gpu: Gpu, closed: bool):
     session = gpu.open()
@@ -72,6 +73,7 @@ def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch):
     gpu.assert_empty()
 
 
+@pytest.mark.slow
 def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]], caplog):
     """A failure during a capture is only logged; replaying a captured graph executes nothing."""
     failures, eager = [], []
@@ -94,6 +96,7 @@ def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]], caplog):
     assert 0 < sum(map(bool, eager)) < len(eager) / 2 and max(eager) == 1
 
 
+@pytest.mark.slow
 def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
     """From the first one, while the session is opened, to the last one of a batch."""
     refused = failed = 0
@@ -167,6 +170,7 @@ def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu)
     assert again.token_ids == cpu_session(gpu.bundle).generate_ids(long, options).result().token_ids
 
 
+@pytest.mark.slow
 def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
     kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
     first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]

@@ -75,6 +75,7 @@ def truncations(draw) -> SamplingParams:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [37, 1501, 20_000])
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(params=st.lists(truncations(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
@@ -114,6 +115,7 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
     return SamplingParams(1.0, top_k, top_p, min_p=min_p), slope, step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [2048, 20_000, 20_001])
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(cases=st.lists(requests_on_stairs(), min_size=1, max_size=4), seed=st.integers(0, 2**32))

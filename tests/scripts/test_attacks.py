@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_attacks(tiny_bundle: Path):
     pytest.importorskip("fastapi")
     command = [sys.executable, ROOT / "scripts" / "attacks.py", tiny_bundle, "--threads", "1"]

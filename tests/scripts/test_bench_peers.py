@@ -63,6 +63,7 @@ def report_of(script: ModuleType, bundle: Path, flags: str, prompts: Path, **mor
     return json.loads(path.read_text()) | {"printed": printed}
 
 
+@pytest.mark.slow
 def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_file: Path):
     """Greedy and sampled, for every kind and for all; every plan writes the runtime's text."""
     flags = "--kinds chat,code --tokens 8 --rounds 2 --ignore-eos --threads 1"
@@ -202,6 +203,7 @@ def test_peers(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert peers[1].write() == {"ngram": True}
 
 
+@pytest.mark.slow
 def test_genai_exports_and_decodes(script: ModuleType, tiny_model: Path, tmp_path: Path):
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))

@@ -70,6 +70,7 @@ def run_script(folder: Path, *arguments: object) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_device() is not None or shutil.which("nvidia-smi") is not None, reason="there is a GPU"
 )
@@ -89,6 +90,7 @@ def test_without_a_gpu(tmp_path: Path):
     assert text.startswith("**VERDICT: nothing ran** (no NVIDIA GPU")
 
 
+@pytest.mark.slow
 def test_a_missing_bundle_is_refused(tmp_path: Path):
     done = run_script(tmp_path, tmp_path / "nothing")
     assert "is not a bundle" in assert_refused(done.returncode, done.stdout, done.stderr)
@@ -201,6 +203,7 @@ def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPa
     assert missing["tensorrt"] == missing["cuda-python"]
 
 
+@pytest.mark.slow
 def test_the_device_step_copies_and_captures():
     gpu = FakeCuda(target=(8, 9))
     report = gpu_steps.check_device(gpu)
@@ -366,6 +369,7 @@ def test_only_some_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert done.exit_code == 0 and names == ["bench x", "bench y", "cpp x"]
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def run_one(step: Step, budget: float) -> gpu_report.Result:
         (result,) = run_steps([step], budget, tmp_path / "log", lambda _: None)

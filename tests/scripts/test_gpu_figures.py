@@ -107,6 +107,7 @@ def test_why_genai_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
     assert "run: pip install onnxruntime-genai-cuda" in gpu_report.why_no_genai()
 
 
+@pytest.mark.slow
 def test_genai_is_timed(
     tiny_bundle: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

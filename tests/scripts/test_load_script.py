@@ -46,6 +46,7 @@ def aiperf(script, tmp_path, monkeypatch):
     return program
 
 
+@pytest.mark.slow
 def test_a_row_for_every_number_of_clients(script, random_bundle, aiperf):
     aiperf.write_text(FAKE_AIPERF)
     flags = "--threads 1 --tokens 6 --prompts 4 --clients 1,16 --requests 8 --slots 2"
@@ -62,6 +63,7 @@ def test_a_row_for_every_number_of_clients(script, random_bundle, aiperf):
     assert cells[0][2] == "6 ms"  # the fake reports passes as milliseconds: one for each token
 
 
+@pytest.mark.slow
 def test_errors_of_aiperf_are_shown(script, random_bundle, aiperf):
     aiperf.write_text("#!/bin/sh\necho no such flag\nexit 3\n")
     flags = ["--threads", "1", "--tokens", "2", "--prompts", "3"]

@@ -57,6 +57,7 @@ def test_a_port_that_is_taken(random_bundle):
         assert "Address already in use; choose another with --host and --port" in message
 
 
+@pytest.mark.slow
 def test_no_client_plan_refuses_plans_of_clients(random_bundle, tmp_path):
     flags = ("--no-client-plan", "--max-batch-size", 2)
     with Server(random_bundle, tmp_path / "log", *flags) as server:
@@ -69,12 +70,14 @@ def test_no_client_plan_refuses_plans_of_clients(random_bundle, tmp_path):
             assert server.complete(max_tokens=2, **fields).status_code == 200, fields
 
 
+@pytest.mark.slow
 def test_no_page_serves_no_page(random_bundle, tmp_path):
     with Server(random_bundle, tmp_path / "log", "--no-page") as server:
         assert httpx.get(f"{server.url}/").status_code == 404
     assert "try it" not in server.log_text
 
 
+@pytest.mark.slow
 def test_wrong_limits(random_bundle):
     assert "max-queue" in refused("serve", random_bundle, "--max-queue", -1)
     assert "request-seconds" in refused("serve", random_bundle, "--request-seconds", 0)
@@ -94,6 +97,7 @@ def test_without_the_extra_serve(random_bundle, missing):
     assert done.stderr == f"error: {missing} is not installed: pip install 'pass-toolkit[serve]'\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_with_status_0(random_bundle, tmp_path):
     with Server(random_bundle, tmp_path / "log") as server:
         server.process.send_signal(signal.SIGINT)

@@ -83,6 +83,7 @@ LAST = HEAD + b"Connection: close\r\n"
 KEYED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ours\r\n\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "answered"), [(b"", False), (LAST, False), (LAST + b"\r\n", True)]
 )
@@ -109,6 +110,7 @@ def test_requests_sent_before_the_answer_to_the_last_one_are_dropped():
     assert answer_to(quick_app, (HEAD + b"\r\n") * 1000).count(b"200 OK") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("app", [large_app, slow_app])
 def test_a_client_that_does_not_read(app):
     """Its connection is closed, and the task of its request ended."""
@@ -231,6 +233,7 @@ def test_accepted_sockets_have_tcp_nodelay():
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.slow
 def test_beyond_max_connections_only_probes_are_answered(random_bundle, tmp_path):
     """A connection with a request makes no room. An orchestrator restarts a server whose probes
     fail."""

@@ -37,6 +37,7 @@ def completion(**fields) -> dict:
     return {"model": "m", "prompt": "The quick", "max_tokens": 4, "temperature": 0, **fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "why"), REFUSED.values(), ids=REFUSED)
 def test_costly_constraints_are_refused(server, fields, why):
     for _ in range(2):
@@ -46,6 +47,7 @@ def test_costly_constraints_are_refused(server, fields, why):
     assert server.complete(max_tokens=4).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_ambiguous_grammar_is_too_complex(server):
     grammar = 'start: a\na: a a a | a a | "x" | "xx" | "xxx"'
     body = {"guided_grammar": grammar, "max_tokens": 400, "min_tokens": 400}

@@ -52,6 +52,7 @@ class Client:
         return sum(message["type"] == "http.response.start" for message in self.got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("patience", [0, 1, 2])
 def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch, stream, patience):

@@ -33,6 +33,7 @@ def events(lines) -> list[str]:
     return [line.removeprefix("data: ") for line in lines if line]
 
 
+@pytest.mark.slow
 def test_running_answers_are_finished(random_bundle, tmp_path):
     with (
         Server(random_bundle, tmp_path / "log", command=slow_pass_run(0.05)) as server,
@@ -51,6 +52,7 @@ def test_running_answers_are_finished(random_bundle, tmp_path):
         assert server.exit_status() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
 def test_answers_that_take_too_long_get_an_error(random_bundle, tmp_path, again):
     """After --drain-seconds, or at a second signal."""

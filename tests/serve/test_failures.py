@@ -20,6 +20,7 @@ def failing_pass_run(marker: object) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_pass_that_fails(random_bundle, tmp_path):
     marker = tmp_path / "marker"
     fields = {"prompt": "a", "max_tokens": 500, "plan": "ar", "ignore_eos": True}

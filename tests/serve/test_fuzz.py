@@ -23,6 +23,7 @@ def schema(server):
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("path", PATHS)
 def test_random_requests_cause_no_server_error(server, schema, path, mode):

@@ -56,6 +56,7 @@ def connection_count(server: Server) -> int:
     return sum(connection.status != psutil.CONN_LISTEN for connection in connections)
 
 
+@pytest.mark.slow
 def test_among_hostile_connections(keyed):
     """The server closes them, although none of the clients closes its end."""
     address = ("127.0.0.1", int(keyed.url.rpartition(":")[2]))

@@ -74,6 +74,7 @@ def test_a_body_without_a_length(strict):
     error(httpx.post(f"{strict.url}/v1/completions", content=parts, headers=headers), 413)
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long(strict):
     assert error(keyed(strict, max_tokens=30), 504)["code"] == "timeout"
     strict.wait_until(RUNNING, 0)

@@ -7,6 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from metered import given_up, mixed_requests
 from process_memory import anonymous_bytes
 
@@ -41,6 +42,7 @@ def send(client: httpx.Client, server, number: int, wanted: dict) -> str | None:
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
+@pytest.mark.slow
 def test_sixteen_clients(server, session):
     before = server.metric("vllm:request_success_total")
     aborted = server.metric("vllm:request_success_total", finished_reason="abort")

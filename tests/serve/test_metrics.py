@@ -39,6 +39,7 @@ def differences(server, names, action) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 def test_what_one_request_counts(server):
     of_path = {"path": "/v1/completions"}
     responses = server.metric("pass:http_responses_total", **of_path)
@@ -111,6 +112,7 @@ def test_n_choices_share_one_prefill(server, path):
     assert len(answers[0]["choices"]) == 4
 
 
+@pytest.mark.slow
 def test_the_times_of_a_sequence_add_up(slow_server):
     """As vLLM defines them: waiting, then from the slot to the first tokens, then to the last."""
     names = [f"request_{name}_seconds_sum" for name in TIMES[:4]]

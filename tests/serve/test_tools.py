@@ -223,6 +223,7 @@ def test_a_conversation_goes_on_whatever_the_arguments_of_a_call(tool_server, ar
         assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", range(1, 60, 3))
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]

@@ -186,6 +186,7 @@ def requests_of(client: int) -> list[dict]:
     return mixed_requests(client, REQUESTS, "input_ids", PLANS)
 
 
+@pytest.mark.slow
 def test_sixteen_clients(triton_server, session):
     stub = triton_server.stubs()["tokens"]
     memory = anonymous_bytes(stub.pid)
@@ -222,6 +223,7 @@ JUNK.append('{"temperature": 1e999}')
 NUMBERS = [0, -1, 1, 2**31 - 1, -(2**31), 1e38, -1e38, float("nan"), float("inf"), 0.5]
 
 
+@pytest.mark.slow
 def test_five_hundred_fuzzed_requests(triton_server, session):
     """Wrong types, shapes and names, random bytes, huge numbers: each request is answered, and no
     process ends."""
@@ -278,6 +280,7 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
     assert answer.json()["text_output"] == expected(session, "The", fields).text
 
 
+@pytest.mark.slow
 def test_a_killed_model_is_loaded_again(triton_server, session):
     """Triton does not do so itself, but polls the model repository every second here, and the
     model's directory changes."""

@@ -102,6 +102,7 @@ def send_sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow_passes")
 @pytest.mark.parametrize(
     ("drain_seconds", "signals", "cut_off"), [(20, 1, False), (0.3, 1, True), (60, 2, True)]

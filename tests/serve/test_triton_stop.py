@@ -57,6 +57,7 @@ def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
     return text_of(responses), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_models", [False, True])
 def test_sigterm(repository, session, tmp_path, to_models):
     """The server alone waits for answers. A model that gets the signal, too, ends them with an

@@ -113,6 +113,7 @@ def test_thoughts_that_are_cut_off_are_no_content(thinking):
     assert "hm hm".startswith(choice.message.model_extra["reasoning_content"])
 
 
+@pytest.mark.slow
 def test_thinking_can_be_turned_off(thinking):
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     choice, _ = thinking.ask("It is warm.", extra_body=off)

@@ -103,6 +103,7 @@ def passes(counts: DraftCounts) -> dict[str, PassCounts]:
     return {"two-pass": counts.two_pass, "fused": counts.fused}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0)])
 def test_the_passes_are_those_of_the_runtime(
     bench_peers, config, adapter_bundle, prompts, temperature, top_k
@@ -123,6 +124,7 @@ def test_the_passes_are_those_of_the_runtime(
     assert right[0] > 0 and (temperature < 9 or right[2] > 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 9.0])
 def test_the_passes_with_a_head_are_those_of_the_runtime(
     bench_peers, config, subset_bundle, prompts, temperature
@@ -179,6 +181,7 @@ def test_answers_are_kept_and_a_damaged_file_of_them_is_refused(config, monkeypa
         path.unlink()
 
 
+@pytest.mark.slow
 def test_answers_to_one_kind_are_those_of_all_kinds(config, monkeypatch):
     whole = evaluate(config, Silent())
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))

@@ -63,6 +63,7 @@ def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_time_with_weights_and_a_last_measurement(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ):
@@ -79,6 +80,7 @@ def test_a_run_ends_in_time_with_weights_and_a_last_measurement(
     assert f"{steps} steps" in (config.output / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_shard_joins_once_all_sequences_were_used(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ):
@@ -93,6 +95,7 @@ def test_a_shard_joins_once_all_sequences_were_used(
     assert used == [56] + [64] * (len(joins) - 2)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_resumes_with_the_time_that_is_left(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ):
@@ -111,6 +114,7 @@ def test_a_run_that_was_killed_resumes_with_the_time_that_is_left(
     assert [stage.minutes for stage in report.history.stages] == [4]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         watch = Watch(patch)
@@ -178,6 +182,7 @@ def test_text_of_another_process_joins_at_fixed_steps(config: TrainConfig, tmp_p
     assert torch.isfinite(weights(config.output)["lookahead"]).all()
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_writing_process_is_reported(config: TrainConfig, tmp_path: Path):
     """Its model is not there."""
     from pass_exporter.model.load import load_model

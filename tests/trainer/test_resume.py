@@ -59,6 +59,7 @@ def writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
     """With a checkpoint after every step, the losses and weights are those of a run that was not
     interrupted."""
@@ -77,6 +78,7 @@ def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
     assert not same(weights(config.output), weights(tmp_path / "other"))
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_the_old_checkpoint_if_a_save_was_cut_off_between_its_renames(
     config: TrainConfig,
 ):
@@ -180,6 +182,7 @@ def test_a_run_without_its_checkpoint_does_not_resume(done: TrainConfig):
         run(replace(done, resume=True), Silent())
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path):
     """It goes on at the learning rates of the longer run. An interruption then does not change its
     weights."""

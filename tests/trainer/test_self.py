@@ -105,6 +105,7 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
     assert int(data.prompt_lengths[0]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "w8a8"])
 def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
     """With the same seed they write the same texts, each of which ends at its end token."""
@@ -129,6 +130,7 @@ def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
         assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_base_model_trains_on_text_of_its_own(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -29,6 +29,7 @@ def config(tiny_model: Path, tmp_path: Path) -> TrainConfig:
     return small_run(tiny_model, tmp_path / "numbers.txt", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_everything_is_written(config: TrainConfig):
     report = run(replace(config, steps=120, lr=1e-2), Silent())
     losses = report.history.loss
