@@ -84,6 +84,7 @@ def trained(
     return output / "lookahead.safetensors"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_steps(
     tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path
 ):

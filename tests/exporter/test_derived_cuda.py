@@ -128,6 +128,7 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Trunks(request.param, directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
 def test_trunks_for_cuda_compute_what_the_portable_trunk_does(

@@ -40,6 +40,7 @@ def reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
     return go
 
 
+@pytest.mark.slow
 def test_a_revision_is_fetched_once(
     hub: tuple[str, list[str]], reach: Callable[[str], None], tmp_path: Path
 ):

@@ -28,12 +28,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_left_empty(tiny_model: Path, small_disk: Path):
     line = error_line(process("--model", tiny_model, "--lookahead", 1, "-o", small_disk / "bundle"))
     assert "No space left" in line and "bundle" in line
     assert list(small_disk.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failed_write_of_weights_is_reported(tiny_model: Path, tmp_path: Path):
     """A file may have 100 kB, so that trunk.onnx.data cannot be written whole."""
     limit = (100_000, 100_000)
@@ -46,6 +48,7 @@ def test_a_failed_write_of_weights_is_reported(tiny_model: Path, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "moment"),
     [(signal.SIGTERM, ".bundle.partial"), (signal.SIGINT, ".bundle.partial/trunk.onnx.data")],

@@ -23,6 +23,7 @@ GEMMA = {
 FAMILIES = {"LlamaTokenizer": {"bos_id": 1, "eos_id": 2}, "GemmaTokenizer": GEMMA}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_bundle_has_the_tokens_of_tokenizer_model(tmp_path: Path, family: str):
     trained = io.BytesIO()

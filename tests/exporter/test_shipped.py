@@ -48,6 +48,7 @@ def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("pass_exporter.model.shipped.models_directory", lambda: models)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shipped")
 def test_shipped_weights_are_found_by_the_weights_of_the_model(
     said: Callable[..., str], tiny_model: Path, tmp_path: Path
@@ -61,6 +62,7 @@ def test_shipped_weights_are_found_by_the_weights_of_the_model(
     assert shipped_weights(load_model(resolve(str(model)), "fp32").model) is None
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_model_with_a_shipped_name_gets_untrained_embeddings(
     said: Callable[..., str], tiny_model: Path, tmp_path: Path
 ):
@@ -74,6 +76,7 @@ def test_a_fine_tuned_model_with_a_shipped_name_gets_untrained_embeddings(
     assert not read_manifest(tmp_path / "bundle").lookahead.trained
 
 
+@pytest.mark.slow
 def test_the_report_of_a_bf16_export_says_that_it_needs_engines(
     said: Callable[..., str], tiny_model: Path, tmp_path: Path
 ):
@@ -85,6 +88,7 @@ def test_the_report_of_a_bf16_export_says_that_it_needs_engines(
     assert list((tmp_path / "bf16").glob("trunk.check*")) == []
 
 
+@pytest.mark.slow
 def test_the_report_counts_the_tokens_that_were_compared(tmp_path: Path):
     """A model for 16 tokens has no room for the usual 32 after a prompt."""
     model = make_model(tmp_path / "short", max_position_embeddings=16)

@@ -43,19 +43,20 @@ class FaultyMemory(HostMemory):
 class FaultyBackend(OrtBackend):
     """The real backend; fuses: by method, what fails before the method's work or (`late`) after."""
 
-    _opened: dict[Path, tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
+    _opened: dict[tuple[Path, int], tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
 
     def __init__(self, bundle: Path, *, slots: int = 2, memory: HostMemory | None = None) -> None:
         self.fuses: dict[str, Fuse] = {}
         self.late = False
         options = {"threads": 1, "max_batch_size": slots, "memory": memory}
         super().__init__(bundle, read_manifest(bundle), "cpu", **options)
-        self._tails = self._opened[bundle][1]
+        self._tails = self._opened[bundle, slots][1]
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
-        if self.bundle not in self._opened:
-            self._opened[self.bundle] = super()._open_trunks(threads, exact), {}
-        return self._opened[self.bundle][0]
+        key = self.bundle, self.capabilities.slots  # which trunk runs depends on the slots
+        if key not in self._opened:
+            self._opened[key] = super()._open_trunks(threads, exact), {}
+        return self._opened[key][0]
 
     def _fail_around(self, name: str, work: Callable[[], None]) -> None:
         fuse = self.fuses.get(name)

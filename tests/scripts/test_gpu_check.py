@@ -213,6 +213,7 @@ def test_the_device_step_copies_and_captures():
     assert not gpu.blocks and not gpu.streams and not gpu.graphs
 
 
+@pytest.mark.slow
 def test_a_device_that_refuses_captures(monkeypatch: pytest.MonkeyPatch):
     gpu = FakeCuda(target=(8, 9))
     monkeypatch.setattr(gpu, "cudaStreamBeginCapture", lambda *_: (900,), raising=False)

@@ -133,6 +133,7 @@ def test_a_damaged_shard_is_refused(
         run(replace(config, steps=1, output=tmp_path / "again"), Silent())
 
 
+@pytest.mark.slow
 def test_a_run_without_an_adapter_saves_embeddings_alone(config: TrainConfig):
     run(replace(config, adapter="none", steps=3), Silent())
     assert set(weights(config.output)) == {"lookahead", "base_sample"}
