@@ -26,8 +26,8 @@ SHORT_SECONDS = (
 )
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-FINISHED_REASONS = {"stop": "stop", "length": "length", "error": "error"}
-"""Values of `finished_reason`, by `Generation.finish_reason`; "abort" for all others."""
+FINISHED_REASONS = ("stop", "length", "error")
+"""Values of `Generation.finish_reason` that `finished_reason` repeats; for others it is "abort"."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,10 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """Builds output items from deltas, and returns events without numbers. items: those so far."""
+    """Builds output items from deltas, and returns their events, still without `sequence_number`.
+
+    items: the output items so far.
+    """
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -101,7 +104,7 @@ class OutputItems:
         return self._event(kind) | {"content_index": 0}
 
     def _event(self, kind: str) -> Json:
-        """An event about a part of the last item."""
+        """Return an event that names the last item by id and index."""
         index = len(self.items) - 1
         item_id = self.items[index]["id"]
         return {"type": f"response.{kind}", "item_id": item_id, "output_index": index}
@@ -120,7 +123,7 @@ def _copy(item: Json) -> Json:
 class ResponsesFormatter(ResponseFormatter):
     """Writes an answer, which has one choice. echo: the fields of the request that it repeats."""
 
-    done = b""
+    done = b""  # These streams end without "[DONE]".
 
     def __init__(self, model: str, echo: Json) -> None:
         self.id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())

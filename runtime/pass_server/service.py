@@ -240,7 +240,9 @@ class RequestMetrics:
     def record_end(self, choice: Choice) -> None:
         """A sequence has ended, by itself or with its request."""
         generation, stats, record = choice.generation, choice.generation.stats, self._record
-        reason = metrics.FINISHED_REASONS.get(str(generation.finish_reason), "abort")
+        reason = str(generation.finish_reason)
+        if reason not in metrics.FINISHED_REASONS:
+            reason = "abort"
         record(metrics.REQUEST_SUCCESS, 1, reason)
         record(metrics.PROMPT_TOKENS, stats.prompt_tokens)
         record(metrics.CACHE_QUERIES, stats.prompt_tokens)

@@ -134,8 +134,8 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_trunks_for_cuda_compute_what_the_portable_trunk_does(
     trunks: Trunks, files: tuple[str, str], plan: Plan
 ):
-    """Their errors against the fp32 trunk are at most twice those of the portable fp16 trunk; of
-    the cache, up to the end of the window."""
+    """Their errors against the fp32 trunk are at most twice those of the portable fp16 trunk. The
+    cache is compared up to the end of the window."""
     batch = BATCHES[files]
     exact, rounded = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
     for file in files[:1] if len(plan.lookahead_rows) else files:
@@ -164,7 +164,8 @@ def test_the_adapter_changes_look_ahead_rows_alone(
     np.testing.assert_array_equal(adapted[:, :others], zeroed[:, :others])
     changed = not np.array_equal(adapted[:, others:], zeroed[:, others:])
     assert changed == (len(plan.lookahead_rows) > 0)
-    # A CPU does not round to float16 between some nodes. OLMo2's graphs differ in such nodes.
+    # The CPU does not round to float16 between some nodes. For OLMo2, these nodes differ in the
+    # graphs with and without the adapter.
     if trunks.family != "olmo2":
         plain = trunks.run(files[1], plan, batch)["logits"]
         np.testing.assert_array_equal(adapted[:, :others], plain[:, :others])
@@ -183,7 +184,7 @@ def test_numbers_of_nodes(trunks: Trunks):
     assert batched.prelude < portable.prelude and batched.layer < portable.layer
 
 
-def test_every_node_has_a_kernel_and_copies_no_value(trunks: Trunks):
+def test_every_node_has_a_kernel_and_copies_no_value_to_the_host(trunks: Trunks):
     for name in (EXACT_FILE, TRUNK_FILE, *SINGLE, *BATCHED):
         assert missing_kernels(trunks.directory / name) == []
         if name not in (EXACT_FILE, TRUNK_FILE):
@@ -191,7 +192,8 @@ def test_every_node_has_a_kernel_and_copies_no_value(trunks: Trunks):
 
 
 def test_group_query_attention_refuses_windows_of_a_batch():
-    """So batches have trunks of their own. If this fails, the trunks for one sequence may do."""
+    """Therefore batches have trunks of their own. If this test fails, ONNX Runtime has lifted the
+    limit, and the trunks for one sequence may serve batches, too."""
     feed = {
         "rows": np.zeros((2, 3, 3 * 16), np.float32),
         "keys": np.zeros((2, 1, 8, 16), np.float32),

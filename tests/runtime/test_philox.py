@@ -40,7 +40,7 @@ def test_known_answers_of_several_counters_at_once():
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(seed=BELOW_2_64, position=st.integers(0, 2**40))
-def test_offsets_are_the_top_halves_of_two_philox_words(seed, position):
+def test_offsets_are_the_top_15_bits_of_two_philox_words(seed, position):
     """C++ repeats this definition: counter = position, key = seed, the low word first."""
     counter = np.array([position & ONES, position >> 32, 0, 0], np.uint32)
     key = np.array([seed & ONES, seed >> 32], np.uint32)
@@ -69,10 +69,11 @@ def test_offsets_use_their_whole_range_evenly():
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 8, 9, 128, 129, 320, 1501])
-def test_tables_hold_a_number_of_its_own_for_every_use(vocab_size):
+def test_no_two_blocks_or_tokens_read_the_same_entry(vocab_size):
     for table in noise.noise_tables(vocab_size):
         assert table.dtype == np.int32
-        # From the last offset, the last block's number is in the last row.
+        # A position reads a row of 16 entries for the tokens of a block, and then one entry for
+        # each block. With the largest offset, the last block reads the last row.
         last = (2**15 - 1) * 16 + 16 - (-vocab_size // 8) - 1
         assert last // 16 == len(table) - 1
     (blocks, count), (tokens, size) = noise.entries_per_position(vocab_size)
@@ -92,7 +93,7 @@ def test_tables_hold_uniform_30_bit_integers():
 
 
 def test_tables_differ_and_do_not_depend_on_the_vocabulary():
-    """A larger vocabulary only appends rows: one token's noise is the same in every bundle."""
+    """A larger vocabulary only appends rows: an entry is the same in every bundle."""
     first, second = noise.noise_tables(320)
     assert (first == second).mean() < 1e-4
     for small, large in zip(noise.noise_tables(320), noise.noise_tables(1501), strict=True):

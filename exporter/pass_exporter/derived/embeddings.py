@@ -1,4 +1,4 @@
-"""Looks every id up in one table, and gathers rows without converting their numbers.
+"""Looks every id up in one table, and gathers rows without converting their indices.
 
 The portable trunk has a table for the vocabulary, which the LM head may share, and one for the
 look-ahead embeddings. It looks every id up in both and chooses, in eight nodes.
@@ -19,10 +19,9 @@ LOOKAHEAD_TABLE = "lookahead_embeddings"
 def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
     """Replace the two look-ups and the choice by one look-up in both tables joined, [V+L,H].
 
-    ONNX Runtime joins them once, when it opens the session, because both are constants. It then has
-    no other copy of the vocabulary for look-ups. (If the LM head shares the table, ONNX Runtime has
-    a transposed copy for it anyway.) Gemma multiplies rows of the vocabulary by a number; a second
-    look-up then gives each row's factor.
+    ONNX Runtime joins them once, when it opens the session, because both are constants, and then
+    frees the separate tables. (An LM head that shares the table reads a transposed copy anyway.)
+    Gemma multiplies rows of the vocabulary by a number; a second look-up gives each row's factor.
     """
     lookahead_table = graph.initializers[LOOKAHEAD_TABLE]
     (use,) = lookahead_table.uses()
@@ -71,7 +70,8 @@ def _producer(value: ir.Value | None) -> ir.Node:
 
 
 def gather_rows_directly(graph: ir.Graph) -> None:
-    """Remove torch's Reshape to [-1] and Cast to int64 of inputs that are [n] int64 already."""
+    """Let each Gather read its row indices directly: remove torch's Reshape to [-1] and Cast to
+    int64 if the indices are an input that is [n] int64 already."""
     inputs = {*graph.inputs}
     for cast in [node for node in graph if node.op_type == "Cast"]:
         reshape = None if cast.inputs[0] is None else cast.inputs[0].producer()

@@ -27,7 +27,7 @@ LAYERS_PREFIX = "model.model.layers"
 CACHE_PARTS = ("key", "value")
 """The tensors of a layer's cache."""
 COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
-"""Attributes of modules with these types are settings, which layers of one kind have in common."""
+"""A module's attributes of these types are its settings. Layers of one kind have equal settings."""
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
@@ -60,8 +60,8 @@ def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
 def _weights(
     model: PreTrainedModel, adapter: Adapter | None, layer: int
 ) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return the weights of a layer, its adapter's included: name there -> (name in the trunk,
-    weight)."""
+    """Return the weights of a layer, its adapter's included: name in the layer -> (name in the
+    trunk, weight)."""
     found = {
         key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight)
         for key, weight in model.model.layers[layer].named_parameters()
@@ -188,7 +188,8 @@ def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) ->
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """Copy a node for another layer. Its inputs are in `values`, to which its outputs are added."""
+    """Copy a node for another layer. values: the copies of the first layer's values, to which those
+    of the outputs are added; a value without a copy is shared by all layers."""
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [
         ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs

@@ -23,7 +23,8 @@ repeats itself, are in the last two columns only."""
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row, as in HEADINGS, for every temperature and kind. report: as `--json`."""
+    """Return a table row, as in HEADINGS, for every temperature and kind of prompts. report: what
+    `--json` writes."""
     return [
         [
             decoding_label(temperature, report["top_k"]),

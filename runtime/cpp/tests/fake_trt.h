@@ -19,72 +19,74 @@ namespace pass::test {
 struct FakeTrtCounts {
     int fail_run = 0;  // every execution or capture counts it down; the one that makes it 0 fails
     int contexts = 0, shapes_set = 0;
-    std::string refused;                           // the function of TensorRT that fails
-    std::string errors;                            // for `take_errors`
-    std::string kernels_used, kernels_saved = "";  // files
-    std::set<const std::byte*> scratch;            // blocks that contexts were given
+    std::string refused;                      // the function of TensorRT that fails
+    std::string errors;                       // for `take_errors`
+    std::string kernels_used, kernels_saved;  // the files given to `use_kernels`, and saved last
+    std::set<const std::byte*> scratch;       // blocks that contexts were given
 
     // Whether `function` fails, with an error for `take_errors`.
     bool refuses(const std::string& function) {
-        if (refused == function) errors = "[" + function + ".cpp::7] Error Code 3: of a kind";
+        if (refused == function) errors = "[" + function + ".cpp::7] Error Code 3: a fake error";
         return refused == function;
     }
 };
 
 class FakeTrtContext : public TrtContext {
    public:
-    FakeTrtContext(FakeCuda& cuda, FakeTrtCounts& counts, const nlohmann::json& plan,
+    FakeTrtContext(FakeCuda& cuda, FakeTrtCounts& counts, const nlohmann::json& description,
                    const OrtGraph& graph)
-        : cuda_(cuda), counts_(counts), plan_(plan), graph_(graph) {}
+        : cuda_(cuda), counts_(counts), description_(description), graph_(graph) {}
 
     void set_scratch(std::byte* address, std::int64_t size) override {
         require(cuda_.on_device(address, static_cast<std::size_t>(size)),
                 "scratch memory elsewhere");
         counts_.scratch.insert(address);
         scratch_ = true;
-        *bound_ += 1;
+        *binding_changes_ += 1;
     }
 
     bool set_profile(int index, void* stream) override {
         require(cuda_.has_stream(stream), "no such stream");
         profile_ = static_cast<std::size_t>(index);
-        *bound_ += 1;
+        *binding_changes_ += 1;
         return !counts_.refuses("setOptimizationProfileAsync") &&
-               profile_ < plan_["profiles"].size();
+               profile_ < description_["profiles"].size();
     }
 
     bool set_shape(const std::string& input, const Shape& shape) override {
-        if (counts_.refuses("setInputShape") || !plan_["inputs"].contains(input)) return false;
-        const auto& described = plan_["inputs"][input]["shape"];
+        if (counts_.refuses("setInputShape") || !description_["inputs"].contains(input))
+            return false;
+        const auto& described = description_["inputs"][input]["shape"];
         if (described.size() != shape.size()) return false;
         for (std::size_t i = 0; i < shape.size(); ++i) {
             if (described[i].is_number()) {
                 if (described[i] != shape[i]) return false;
                 continue;
             }
-            const auto& range = plan_["profiles"][profile_][described[i].get<std::string>()];
+            const auto& range = description_["profiles"][profile_][described[i].get<std::string>()];
             if (shape[i] < range[0] || shape[i] > range[2]) return false;
         }
         counts_.shapes_set += 1;
-        *bound_ += 1;
+        *binding_changes_ += 1;
         shapes_[input] = shape;
         return true;
     }
 
     bool set_address(const std::string& tensor, std::byte* address) override {
         if (counts_.refuses("setTensorAddress")) return false;
-        if (!plan_["inputs"].contains(tensor) && !plan_["outputs"].contains(tensor)) return false;
+        if (!description_["inputs"].contains(tensor) && !description_["outputs"].contains(tensor))
+            return false;
         require(reinterpret_cast<std::uintptr_t>(address) % cuda_alignment == 0,
                 tensor + " is not aligned");
-        for (const auto& [output, source] : plan_["aliases"].items()) {
+        for (const auto& [output, source] : description_["aliases"].items()) {
             const std::string input = source;
             if (tensor != output && tensor != input) continue;
             const auto other = addresses_.find(tensor == output ? input : output);
             require(other == addresses_.end() || other->second == address,
-                    "memory that is shared would not be");
+                    "an aliased output has another address than its input");
         }
         addresses_[tensor] = address;
-        *bound_ += 1;
+        *binding_changes_ += 1;
         return true;
     }
 
@@ -94,15 +96,16 @@ class FakeTrtContext : public TrtContext {
         require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
         if (--counts_.fail_run == 0 || cuda_.sticky != 0 || counts_.refuses("enqueueV3"))
             return false;
-        require(cuda_.error == 0, "an engine that checks its launch would see an older failure");
-        require(shapes_.size() == plan_["inputs"].size(), "an input has no shape");
-        require(addresses_.size() == plan_["inputs"].size() + plan_["outputs"].size(),
+        require(cuda_.error == 0, "an earlier CUDA error was not cleared before this launch");
+        require(shapes_.size() == description_["inputs"].size(), "an input has no shape");
+        require(addresses_.size() == description_["inputs"].size() + description_["outputs"].size(),
                 "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;
         require(ran_ == shapes_, "captured with shapes that it has not run with");
         // A captured graph uses this context, but does not keep it alive.
         if (cuda_.capturing) {
-            cuda_.submit([this, left = std::weak_ptr<int>(bound_), bound = *bound_] {
+            cuda_.submit([this, left = std::weak_ptr<int>(binding_changes_),
+                          bound = *binding_changes_] {
                 require(!left.expired(), "a graph is launched whose context is gone");
                 require(*left.lock() == bound, "a graph is launched whose context was bound anew");
                 run(shapes_, addresses_);
@@ -127,7 +130,7 @@ class FakeTrtContext : public TrtContext {
     // Symbolic sizes of outputs are those of the inputs. The graph runs on copies, so that all
     // inputs are read before any output is written.
     void run(const Shapes& shapes, const Addresses& addresses) const {
-        for (const auto& [output, source] : plan_["aliases"].items()) {
+        for (const auto& [output, source] : description_["aliases"].items()) {
             require(addresses.at(output) == addresses.at(source),
                     "the cache is not updated in place");
         }
@@ -144,14 +147,14 @@ class FakeTrtContext : public TrtContext {
             if (filled) std::memcpy(copies.back().data(), addresses.at(name), size);
             tensors.push_back({name, dtype, shape, copies.back().data()});
         };
-        for (const auto& [name, described] : plan_["inputs"].items()) {
+        for (const auto& [name, described] : description_["inputs"].items()) {
             for (std::size_t i = 0; i < shapes.at(name).size(); ++i) {
                 const auto& listed = described["shape"][i];
                 if (listed.is_string()) sizes[listed.get<std::string>()] = shapes.at(name)[i];
             }
             place(name, described, shapes.at(name), inputs, true);
         }
-        for (const auto& [name, described] : plan_["outputs"].items()) {
+        for (const auto& [name, described] : description_["outputs"].items()) {
             Shape shape;
             for (const auto& listed : described["shape"]) {
                 shape.push_back(listed.is_string() ? sizes.at(listed.get<std::string>())
@@ -169,31 +172,32 @@ class FakeTrtContext : public TrtContext {
 
     FakeCuda& cuda_;
     FakeTrtCounts& counts_;
-    const nlohmann::json& plan_;
+    const nlohmann::json& description_;
     const OrtGraph& graph_;
     std::size_t profile_ = 0;
     bool scratch_ = false;
-    std::shared_ptr<int> bound_ = std::make_shared<int>(0);  // counts changes of its bindings
-    Shapes shapes_, ran_;  // ran_: the shapes of the last run outside a capture
+    std::shared_ptr<int> binding_changes_ =
+        std::make_shared<int>(0);  // counts changes of its bindings
+    Shapes shapes_, ran_;          // ran_: the shapes of the last run outside a capture
     Addresses addresses_;
 };
 
 class FakeTrtCudaEngine : public TrtCudaEngine {
    public:
-    FakeTrtCudaEngine(FakeCuda& cuda, FakeTrtCounts& counts, nlohmann::json plan,
+    FakeTrtCudaEngine(FakeCuda& cuda, FakeTrtCounts& counts, nlohmann::json description,
                       const std::shared_ptr<const OrtLibrary>& library)
         : cuda_(cuda),
           counts_(counts),
-          plan_(std::move(plan)),
-          graph_(library, choose_device(*library, "cpu"), plan_["onnx"].get<std::string>(), 1,
-                 nullptr) {}
+          description_(std::move(description)),
+          graph_(library, choose_device(*library, "cpu"), description_["onnx"].get<std::string>(),
+                 1, nullptr) {}
 
     std::int64_t scratch_size() const override { return 4096; }
-    int profiles() const override { return static_cast<int>(plan_["profiles"].size()); }
+    int profiles() const override { return static_cast<int>(description_["profiles"].size()); }
     std::map<std::string, Shape> shapes() const override {
         std::map<std::string, Shape> result;
         for (const char* side : {"inputs", "outputs"}) {
-            for (const auto& [name, described] : plan_[side].items()) {
+            for (const auto& [name, described] : description_[side].items()) {
                 Shape& shape = result[name];
                 for (const auto& size : described["shape"])
                     shape.push_back(size.is_string() ? -1 : size.get<int>());
@@ -202,18 +206,18 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
         return result;
     }
     std::optional<std::map<std::string, std::string>> aliases() const override {
-        return plan_["aliases"].get<std::map<std::string, std::string>>();
+        return description_["aliases"].get<std::map<std::string, std::string>>();
     }
     std::unique_ptr<TrtContext> create_context() override {
         if (counts_.refuses("createExecutionContext")) return nullptr;
         counts_.contexts += 1;
-        return std::make_unique<FakeTrtContext>(cuda_, counts_, plan_, graph_);
+        return std::make_unique<FakeTrtContext>(cuda_, counts_, description_, graph_);
     }
 
    private:
     FakeCuda& cuda_;
     FakeTrtCounts& counts_;
-    nlohmann::json plan_;
+    nlohmann::json description_;
     OrtGraph graph_;
 };
 

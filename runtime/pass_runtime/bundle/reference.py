@@ -12,7 +12,8 @@ from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
     """offsets [N,2] of positions -> [N,I] float32: the logs of the exponential variables that each
-    position reads. `noise.entries_per_position` says which of the I are E and which are F."""
+    position reads. `noise.entries_per_position` says which of the I belong to blocks of tokens, and
+    which to the tokens of a block."""
     rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (
         table[rows + offsets[:, i : i + 1]]
@@ -32,9 +33,10 @@ def gumbel_scores(
 ) -> npt.NDArray[np.float32]:
     """[N,V] logits at `positions` [N] -> [N,V] scores, whose argmax is the token that is drawn.
 
-    A token's score is the Gumbel-max score of its block, minus how far its own score within the
-    block is below the best score there. So the difference of the two best scores shows how close
-    the choice of the block, or within the block, was. Tokens that truncation removes have -inf.
+    Drawing has two levels: a block of the vocabulary, then a token in it, each by the Gumbel-max
+    rule. A token's score is the score of its block, minus how far the token's score within the
+    block is below the best one there. So the difference of the two best scores shows how close the
+    choice was, on either level. Tokens that truncation removes have -inf.
     """
     if params.temperature == 0:
         return logits
@@ -56,7 +58,7 @@ def two_level_scores(
     blocks = noise.vocabulary_blocks(vocab)
     padded = np.full((count, blocks * noise.BLOCK_SIZE), -np.inf, np.float32)
     padded[:, :vocab] = scaled
-    by_block = padded.reshape(count, noise.BLOCK_SIZE, blocks)
+    by_block = padded.reshape(count, noise.BLOCK_SIZE, blocks)  # token t is in block t % blocks
     of_blocks, of_tokens = (
         log_noise[:, start : start + size] for start, size in noise.entries_per_position(vocab)
     )

@@ -21,27 +21,27 @@ from pass_runtime.session import Session
 
 MAX_PERIOD_TOKENS = 48
 LOOP_REPEATS, END_LOOP_REPEATS = 3, 2
-"""The fewest repeats of a loop's period: within a text, and at its end, which may cut it off."""
+"""How often a period must occur, one after the other, to be a loop: anywhere in a text, and at the
+end of the text, which may cut the loop off."""
 MIN_LOOP_TOKENS = 24
 """The fewest tokens of a loop, all repeats together: "no, no, no" is not a loop."""
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """The first index of `tokens` that belongs to a loop; None if there is no loop. Everything
-    after it counts as looping: a small model hardly ever leaves a loop, and tokens after one would
-    make drafts look better than they are.
+    """Return the index in `tokens` at which a loop starts; None if there is no loop. All tokens
+    from there on count as looping: a small model hardly ever leaves a loop.
 
     A loop is a period of at most MAX_PERIOD_TOKENS tokens that occurs LOOP_REPEATS times in a row
     (END_LOOP_REPEATS times at the end of the text), with MIN_LOOP_TOKENS tokens or more in all. It
     starts after the first occurrence of its period.
     """
-    starts = (_repeats(tokens, period) for period in range(1, MAX_PERIOD_TOKENS + 1))
+    starts = (_loop_of_period(tokens, period) for period in range(1, MAX_PERIOD_TOKENS + 1))
     return min((start for start in starts if start is not None), default=None)
 
 
-def _repeats(tokens: Sequence[int], period: int) -> int | None:
-    """The index at which the second occurrence of a repeated period of `period` tokens begins; None
-    without repeats."""
+def _loop_of_period(tokens: Sequence[int], period: int) -> int | None:
+    """Return the index at which the second occurrence of a period of `period` tokens begins; None
+    if there is no such loop."""
     run, last = 0, len(tokens) - 1
     for i in range(period, len(tokens)):
         run = run + 1 if tokens[i] == tokens[i - period] else 0

@@ -1,5 +1,5 @@
-"""What the child process of a chat template runs: jinja, with all that transformers adds to it for
-chat templates.
+"""What runs in the child process that renders chat templates: jinja, with all that transformers
+adds to it for them.
 
 The environment, the variables and the form of messages are those of transformers'
 `apply_chat_template`. jinja's sandbox keeps Python out of a template's reach; time and memory are
@@ -27,19 +27,23 @@ from pass_runtime.errors import PassError
 MAX_BYTES = 1 << 25
 """The most bytes of UTF-8 that a template may write: more than any model reads."""
 WRITTEN_ARGUMENTS = "written_arguments"
-"""A called function's field in place of `arguments`. Templates get it as `WrittenArguments`."""
+"""The field of a tool call that the parent sends in place of `arguments` if a model wrote them, as
+they may be no valid JSON. Templates get it as `WrittenArguments`."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """A message's reasoning is in one of these fields. Templates get it in the first two."""
 
 
 class Renderer:
-    """The templates of a model. setup: `sources` by file, special `tokens` by variable."""
+    """The chat templates of a model.
+
+    setup: `sources`, the text of a template by its file; `tokens`, a special token by its variable.
+    """
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
         self._sources, self._tokens = setup["sources"], setup["tokens"]
         self._time = 0.0
         self._written: list[WrittenArguments] = []
-        """Those of the messages that are rendered."""
+        """The arguments in the messages that are being rendered."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )

@@ -169,8 +169,8 @@ void Slots::resize(std::int64_t capacity) {
 // Shrink a cache that is longer than all sequences need, because every pass takes time for its
 // length. tokens: the length of a new sequence that reuses `kept` tokens in `slot`. Kept tokens
 // that do not fit are dropped.
-void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t kept) {
-    truncate_kept(slot, kept);
+void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
+    truncate_kept(slot, reused);
     for (const Slot* other : busy())
         tokens = std::max(tokens, static_cast<std::int64_t>(other->sequence->tokens.size()) + 1);
     const Capabilities& capabilities = backend_.capabilities();

@@ -1,9 +1,9 @@
 // The slots of a backend, and what each holds: a sequence, its cached tokens and its window.
 //
 // A finished sequence's K/V stay in its slot until another sequence needs the slot. A prompt that
-// begins with the same tokens reuses them, or K/V of a slot in use, or a copy in `PrefixStore`, if
-// that changes no bit of the results or the request allows it. If an allocation fails, the records
-// here stay as they were before.
+// begins with the same tokens reuses K/V of such a slot, of a slot in use, or of `PrefixStore`:
+// only if they have the bits that a prefill would write, or if the request allows other bits. If an
+// allocation fails, the records here stay as they were before.
 #pragma once
 
 #include <memory>
@@ -24,8 +24,8 @@ struct Slot {
     std::shared_ptr<SequenceState> sequence;
     std::vector<std::int64_t> kept;  // of a free slot: the tokens whose K/V are still in the cache
     std::string salt;                // `cache_salt` of its present or last sequence
-    // How many of its first K/V entries are bit-identical to a prefill's. It may exceed `cached`,
-    // because it is not lowered if fewer tokens are kept.
+    // How many of its first K/V entries have the bits that a prefill would write. (After a second
+    // choice of a tree, bits may differ.) It may exceed `cached`.
     std::int64_t exact_prefix_len = 0;
     int num_drafts = 0;  // drafts in its window, which came from `source`
     TokenSource source = TokenSource::lookahead;
@@ -49,11 +49,11 @@ class Slots {
     std::vector<Slot>& all() { return slots_; }
     // Slots that have a sequence.
     std::vector<Slot*> busy();
-    // Slots whose sequence has its whole prompt in the cache.
+    // Slots whose sequence has its prompt in the cache but for the last token, the first root.
     std::vector<Slot*> decoding();
-    // Tokens of the largest KV capacity that are left after the longest sequence.
+    // How many tokens the largest KV capacity leaves after the longest sequence.
     std::int64_t room();
-    // Whether a prompt leaves room for the first pass, which caches the prompt's last token.
+    // Whether a prompt leaves room for the window of the first pass.
     bool fits(std::size_t prompt_tokens) const;
 
     // Give `sequence` the free slot that holds most of its prompt. Returns false if none is free.
@@ -76,7 +76,9 @@ class Slots {
     void resize(std::int64_t capacity);
 
    private:
-    void shrink(std::int64_t tokens, Slot& slot, std::int64_t kept);
+    // Shrink a cache that is longer than all sequences need. tokens: the length of a sequence that
+    // joins in `slot` and reuses the first `reused` tokens there.
+    void shrink(std::int64_t tokens, Slot& slot, std::int64_t reused);
     void truncate_kept(Slot& slot, std::int64_t tokens);
     void move(Slot& source, Slot& target);
     std::int64_t reusable(const Slot& slot, const ResolvedRequest& request) const;
@@ -84,7 +86,7 @@ class Slots {
     Backend& backend_;
     std::vector<Slot> slots_;
     std::optional<PrefixStore> store_;
-    std::int64_t admitted_ = 0;
+    std::int64_t admitted_ = 0;  // how many sequences got a slot so far
 };
 
 }  // namespace pass

@@ -89,12 +89,12 @@ double Line::operator()(int x) const {
     return low + rise * (x - from);
 }
 
-PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* like) {
+PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
     TimedPasses plain = timed, drafting = timed;
     std::erase_if(plain, [](const auto& pass) { return pass.first.drafts > 0; });
     std::erase_if(drafting, [](const auto& pass) { return pass.first.drafts == 0; });
-    if (like != nullptr) {
-        *this = *like;
+    if (other_sampler != nullptr) {
+        *this = *other_sampler;
         passes_.clear();
         double took = 0, expected = 0;
         for (const auto& [shape, seconds] : timed) {

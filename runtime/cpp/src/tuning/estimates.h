@@ -19,8 +19,8 @@ class ConditionalAcceptance {
     std::vector<double> rates() const;
     // Count one pass that accepted `accepted` of `drafted` drafts.
     void record(int drafted, int accepted);
-    // Count a pass without these drafts: the rates drift slowly back to the initial ones, so that
-    // such drafts are tried again.
+    // Count a pass that verified no drafts of this kind: the rates drift slowly back to the initial
+    // ones, so that such drafts are tried again.
     void forget();
 
    private:
@@ -51,9 +51,10 @@ inline PassShape shape_of(const Plan& plan, int batch = 1) {
 
 using TimedPasses = std::map<PassShape, PassSeconds>;
 
-// A piecewise linear function through `points`, which are raised where it would fall. Before the
-// first point it is constant. Beyond the last it is constant if `flat`; else it rises like the last
-// piece or like the line from the first point to the last, whichever is steeper.
+// A piecewise linear function through `points` that never falls: a point that is lower than one
+// before it is raised to that one. Before the first point the function is constant. Beyond the last
+// it is constant if `flat`; else it rises like the last piece or like the line from the first point
+// to the last, whichever is steeper.
 class Line {
    public:
     explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
@@ -69,9 +70,9 @@ class Line {
 // text).
 class PassTimes {
    public:
-    // like: the times for another sampler; with it, few shapes need be timed. The trunk's times are
-    // taken from it, times a factor, because the machine's speed may have changed.
-    explicit PassTimes(const TimedPasses& timed, const PassTimes* like = nullptr);
+    // other_sampler: the times for another sampler, if there are some: its estimate of the trunk is
+    // used, scaled by how fast the trunk is now, so that `timed` needs few shapes.
+    explicit PassTimes(const TimedPasses& timed, const PassTimes* other_sampler = nullptr);
 
     double seconds(const PassShape& shape) const;
     // Correct the estimate by a pass that took `seconds`. The first passes of a shape mostly change
@@ -85,8 +86,9 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    Line trunk_, adapter_;  // seconds of the trunk, and those that look-ahead rows add, by rows
-    Line tail_, drafts_;    // seconds of the tail by sampled rows, and those that drafts add
+    Line trunk_,
+        adapter_;  // seconds of the trunk by rows, and what it takes longer with look-ahead rows
+    Line tail_, drafts_;  // seconds of the tail by sampled rows, and those that drafts add
     std::map<PassShape, double> ratios_;  // the corrections
     std::map<PassShape, int> passes_;     // how many passes were recorded
 };

@@ -1,4 +1,5 @@
-"""Writes a trunk with its weights packed by ONNX Runtime, and checks its logits."""
+"""Writes a trunk whose weights have the layout of ONNX Runtime's kernels (packed weights), and
+checks its logits."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from pass_runtime.bundle.plan import make_cycle
 from pass_runtime.errors import PassError
 
 FORMAT_VERSION = 2
-"""The version of an entry's format. Increase it whenever the format changes."""
+"""The version of the format of GRAPH_FILE and WEIGHTS_FILE. Increase it if the format changes."""
 CPU_INFO = Path("/proc/cpuinfo")
 FEATURE_FIELDS = ("flags", "Features")
 """Fields of CPU_INFO with the CPU's instruction sets, on x86 and on Arm."""
@@ -36,8 +37,8 @@ CPU_FIELDS = {
 def weight_key(graph: str, weights: str, kernels: Kernels) -> str | None:
     """Return a trunk's key on this machine, from the SHA-256 of its graph and of its weights; None
     if the CPU is unknown. Like the packed form, it depends on ONNX Runtime's build and on the CPU,
-    but not on the number of threads. It depends on `kernels` because under emulation CPU_INFO
-    describes another CPU."""
+    but not on the number of threads. `kernels`, which were found by running them, are part of it
+    because under emulation CPU_INFO describes another CPU."""
     cpu = describe_cpu()
     if cpu is None:
         return None
@@ -64,10 +65,10 @@ def describe_cpu() -> str | None:
 GRAPH_FILE, WEIGHTS_FILE = "trunk.onnx", "trunk.data"
 SAVED_STEM = "saved-by-onnxruntime"
 ALIGNMENT_BYTES = 4096
-"""Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels align
-addresses inside a packed blob, so the blob must begin, as when it was packed, at a multiple of 64
-bytes: else logits are wrong, or the process crashes. ONNX Runtime itself aligns only blobs of more
-than 1 MiB."""
+"""Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels round
+addresses inside a packed blob up to multiples of 64 bytes. The blob began at such a multiple when
+it was packed, and must begin at one when it is read: else logits are wrong, or the process crashes.
+ONNX Runtime itself aligns only blobs of more than 1 MiB."""
 PROMPT_TOKENS = 16
 """The length of the prompt by which two sessions are compared."""
 
@@ -93,7 +94,7 @@ def pack(
 
     other: the directory and the description of another graph over the same weights. If its
     WEIGHTS_FILE has all blobs that this graph reads, link that file in place of writing one.
-    unsigned: as for `open_session`.
+    unsigned: whether 8-bit activations are unsigned, as for `open_session`.
     """
     saved = directory / f"{SAVED_STEM}.onnx"
     saving = open_session(trunk, "cpu", threads, save=saved, unsigned=unsigned)
