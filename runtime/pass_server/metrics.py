@@ -90,7 +90,7 @@ ACCEPTED_PER_POSITION = _counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", "position"
 )
 CONSTRAINED_REQUESTS = _counter(
-    "pass:constrained_requests", "Requests with a constraint, by its kind.", "form"
+    "pass:constrained_requests", "Requests with a constraint, by its form.", "form"
 )
 PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
 RECORDED = (
@@ -109,7 +109,7 @@ WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for 
 KV_CACHE_USAGE = Metric(
     "gauge", "vllm:kv_cache_usage_perc", "Share of the slots' KV capacity that is in use, 0 to 1."
 )
-SLOTS = Metric("gauge", "pass:slots", "Most sequences decoded at a time.")
+SLOTS = Metric("gauge", "pass:slots", "The most sequences that can decode at a time.")
 GRAPHS_NOT_CAPTURED = Metric(
     "gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower."
 )

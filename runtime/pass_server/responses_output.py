@@ -46,7 +46,7 @@ class OutputItems:
             part = item["content"][0]
             text_done = self._part_event(f"{part['type']}.done") | {"text": part["text"]}
             part_done = self._part_event("content_part.done") | {"part": dict(part)}
-            done = [text_done | _no_logprobs(item["type"]), part_done]
+            done = [text_done | _empty_logprobs(item["type"]), part_done]
         return [*done, self._item_event("done")]
 
     def begin_message(self) -> list[Json]:
@@ -73,7 +73,7 @@ class OutputItems:
         part = self.items[-1]["content"][0]
         part["text"] += text
         delta = self._part_event(f"{part['type']}.delta") | {"delta": text}
-        return [*begun, delta | _no_logprobs(kind)]
+        return [*begun, delta | _empty_logprobs(kind)]
 
     def _begin(self, kind: str, **fields: str) -> list[Json]:
         item: Json = {
@@ -91,7 +91,7 @@ class OutputItems:
         if kind in _TEXT_TYPES:
             part: Json = {"type": _TEXT_TYPES[kind], "text": ""}
             if kind == "message":
-                part |= {"annotations": []} | _no_logprobs(kind)
+                part |= {"annotations": []} | _empty_logprobs(kind)
             item["content"].append(part)
             events.append(self._part_event("content_part.added") | {"part": dict(part)})
         return events
@@ -110,7 +110,7 @@ class OutputItems:
         return {"type": f"response.{kind}", "item_id": item_id, "output_index": index}
 
 
-def _no_logprobs(kind: str) -> Json:
+def _empty_logprobs(kind: str) -> Json:
     return {"logprobs": []} if kind == "message" else {}
 
 
@@ -133,9 +133,9 @@ class ResponsesFormatter(ResponseFormatter):
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
         (choice,) = choices
-        self._read(choice, choice.generation.text)
+        self._push_text(choice, choice.generation.text)
         self.ending(choice)
-        return self._ended(choice, usage)
+        return self._final_response(choice, usage)
 
     def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002
         begun = self._response("in_progress")
@@ -144,7 +144,7 @@ class ResponsesFormatter(ResponseFormatter):
         ]
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        return self._read(choice, piece.text)
+        return self._push_text(choice, piece.text)
 
     def ending(self, choice: Choice) -> list[Json]:
         """The events of the text that was held back, and of the end of the last item. An empty
@@ -159,7 +159,7 @@ class ResponsesFormatter(ResponseFormatter):
         return sse_event(content | {"sequence_number": self._event_count - 1}, content["type"])
 
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
-        ended = self._ended(choices[0], usage)
+        ended = self._final_response(choices[0], usage)
         return self.event({"type": f"response.{ended['status']}", "response": ended})
 
     def failure(self, error: ApiError) -> bytes:
@@ -168,11 +168,11 @@ class ResponsesFormatter(ResponseFormatter):
         response = self._response("failed") | {"error": problem}
         return self.event({"type": "response.failed", "response": response})
 
-    def _read(self, choice: Choice, text: str) -> list[Json]:
+    def _push_text(self, choice: Choice, text: str) -> list[Json]:
         deltas = [{"content": text}] if choice.answer is None else choice.answer.push(text)
         return [event for delta in deltas for event in self._output.add(delta)]
 
-    def _ended(self, choice: Choice, usage: Json) -> Json:
+    def _final_response(self, choice: Choice, usage: Json) -> Json:
         status = _status(choice)
         answer = choice.answer
         tokens = choice.generation.tokens

@@ -177,6 +177,7 @@ def test_numbers_of_nodes(trunks: Trunks):
     )
     portable = count_trunk(trunks.directory / TRUNK_FILE)
     assert (adapted.prelude, adapted.layer, batched.layer) == NODES[trunks.family]
+    # place: the nodes at each of the adapter's four places; one more is in the prelude.
     assert adapted.place == batched.place == 3 and portable.place == 5 and adapted.end <= 4
     assert plain == TrunkNodes(
         adapted.total - 3 * 4 - 1, adapted.prelude - 1, adapted.layer, 0, adapted.end
@@ -284,7 +285,7 @@ def test_every_plan_writes_the_text_of_plain_decoding(
     assert opened == [*reversed(SINGLE)]
 
 
-def test_models_with_large_weights_have_no_plain_trunks(
+def test_models_with_large_weights_have_no_trunks_without_the_adapter(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cuda, "PLAIN_MAX_BYTES", 1000)
@@ -307,7 +308,7 @@ def test_trunks_for_cuda_need_fp16_and_a_supported_head_size(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_option_cuda_attention_leaves_out_trunks_for_cuda(tmp_path: Path):
+def test_cuda_attention_attention_leaves_out_trunks_for_cuda(tmp_path: Path):
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", dtype="fp16", cuda_attention="attention")
     assert read_manifest(bundle).derived == ()

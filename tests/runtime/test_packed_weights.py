@@ -227,7 +227,7 @@ def test_wrong_weights_are_never_used_nor_packed_again(
     caplog.clear()
     assert same(expected, logits(tiny_bundle))
     assert logged(caplog) == [
-        "trunk.cpu.one.onnx: weights are not packed: with them the trunk computes other logits"
+        "trunk.cpu.one.onnx: weights are not packed: the packed trunk computes other logits"
     ]
 
 

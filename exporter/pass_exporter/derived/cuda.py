@@ -28,7 +28,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.adapter_gate import gate_adapter_results
-from pass_exporter.derived.embeddings import gather_rows_directly, join_embedding_tables
+from pass_exporter.derived.embeddings import join_embedding_tables, remove_index_conversions
 from pass_exporter.derived.group_query import (
     DOMAIN,
     MIN_TABLE_ROWS,
@@ -113,7 +113,7 @@ def _write(
     that without it. stem: the path of the files without their suffixes."""
     graph = model.graph
     join_embedding_tables(graph, vocab_size)
-    gather_rows_directly(graph)
+    remove_index_conversions(graph)
     # Before norms are fused: the adapter's Adds would be taken for residuals.
     gate_adapter_results(graph, vocab_size)
     fuse_residual_norms(graph)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from pass_exporter.trunk.graph import initializer, take_place
 
 LOOKAHEAD_TABLE = "lookahead_embeddings"
-"""The initializer [L,H] of the look-ahead embeddings, which ids from V on select."""
+"""The initializer [L,H] of the look-ahead embeddings. Ids from V on select its rows."""
 
 
 def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
@@ -69,7 +69,7 @@ def _producer(value: ir.Value | None) -> ir.Node:
     return node
 
 
-def gather_rows_directly(graph: ir.Graph) -> None:
+def remove_index_conversions(graph: ir.Graph) -> None:
     """Let each Gather read its row indices directly: remove torch's Reshape to [-1] and Cast to
     int64 if the indices are an input that is [n] int64 already."""
     inputs = {*graph.inputs}

@@ -52,7 +52,7 @@ def gumbel_scores(
 def two_level_scores(
     scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """[N,V] log weights, at most 0, and `log_exponentials` [N,I] -> [N,V] scores, as
+    """[N,V] logits / temperature, at most 0, and `log_exponentials` [N,I] -> [N,V] scores, as
     `gumbel_scores` returns them."""
     count, vocab = scaled.shape
     blocks = noise.vocabulary_blocks(vocab)
@@ -93,12 +93,12 @@ def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.
     p /= p.sum(-1, keepdims=True)
     smallest = np.float32(params.min_p) * p.max(-1, keepdims=True)
     if params.top_k or params.top_p < 1:
-        smallest = np.maximum(smallest, _smallest_candidate(p, params))
+        smallest = np.maximum(smallest, _smallest_kept_probability(p, params))
     is_kept: npt.NDArray[np.bool_] = p >= smallest
     return is_kept
 
 
-def _smallest_candidate(
+def _smallest_kept_probability(
     p: npt.NDArray[np.float32], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
     """p [N,V] -> [N,1]: the smallest probability that top-k, and then top-p, keep."""

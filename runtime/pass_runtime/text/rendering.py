@@ -2,8 +2,8 @@
 adds to it for them.
 
 The environment, the variables and the form of messages are those of transformers'
-`apply_chat_template`. jinja's sandbox keeps Python out of a template's reach; time and memory are
-the child's limits (`pass_runtime.text.child`).
+`apply_chat_template`. jinja's sandbox keeps Python out of a template's reach; the child
+process has limits on time and memory (`pass_runtime.text.child`).
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Renderer:
 
 class WrittenArguments(str):
     """The arguments of a call as a model wrote them: a text that need not be JSON, because it may
-    have been cut off. Templates may take it for a text or for an object: `tojson` writes it as it
-    is, and it has one pair, whose value is the text."""
+    have been cut off. Templates may take it for a text, which `tojson` writes unchanged, or for an
+    object with the one key `arguments`, whose value is the text."""
 
     KEY = "arguments"
 

@@ -111,14 +111,14 @@ def pack(
     except PassError as error:
         raise NotUsable(str(error)) from None
     if not all(np.array_equal(*pair) for pair in zip(probe(saving), probe(packed), strict=True)):
-        raise NotUsable("with them the trunk computes other logits")
+        raise NotUsable("the packed trunk computes other logits")
     return packed, aligned
 
 
 def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None) -> AlignedModel:
     data = f"{SAVED_STEM}.data"
     if other is not None:
-        with suppress(OSError):  # The other entry may have been removed.
+        with suppress(OSError):  # The other graph's file may have been removed.
             linked = link(
                 saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, other[0] / WEIGHTS_FILE, other[1]
             )
