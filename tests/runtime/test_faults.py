@@ -160,9 +160,11 @@ def test_a_pass_is_recorded_for_all_of_its_slots_or_for_none(
         counted.append(len(runner.decoding))
         return run(plan, drafts)
 
+    asked = [Asked(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in TEXTS[1:4]]
+    for one in asked:
+        alone.tokens(one)  # Decoded later, it would count the fuse's calls, too.
     monkeypatch.setattr(runner_module, "_logprobs", logprobs_unless_blown)
     monkeypatch.setattr(runner, "run", run_again)
-    asked = [Asked(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in TEXTS[1:4]]
     streams = session._worker.call(
         lambda: [session.generate(one.text, one.options()) for one in asked]
     )
