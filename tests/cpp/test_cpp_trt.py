@@ -341,7 +341,9 @@ def test_errors_name_the_failing_function_and_its_reason(
     error = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "refused", function)[
         "error"
     ]
-    assert words in error and f"({function}: [{function}.cpp::7] Error Code 3: of a kind)" in error
+    assert (
+        words in error and f"({function}: [{function}.cpp::7] Error Code 3: a fake error)" in error
+    )
 
 
 def test_engines_that_do_not_fit_are_refused_as_in_python(
