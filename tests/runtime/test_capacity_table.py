@@ -39,7 +39,12 @@ def check_tuned(session: Session, expected: Sequence[int]) -> None:
     """Later requests with room to spare time passes of every width that this capacity has."""
     capacity = session.backend.capabilities.max_capacity
     for batch in (1, 3):
-        streams = [session.generate_ids(prompt_of(1), options("auto")) for _ in range(batch)]
+        # They are submitted between two passes, so that they decode together.
+        streams = session._worker.call(
+            lambda count=batch: [
+                session.generate_ids(prompt_of(1), options("auto")) for _ in range(count)
+            ]
+        )
         assert all(stream.result().token_ids == expected for stream in streams)
     assert_idle(session)
     times = session._tuners.get("greedy").times_by_batch
