@@ -26,15 +26,11 @@ HEAD_SECONDS = 0.5
 the error has an HTTP status, after which clients try again. One that waits for a slot gets its head
 at once."""
 COMMENT = b": keep-alive\n\n"
-STREAM_START = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ],
-}
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class GenerationResponse(Response):
@@ -91,7 +87,9 @@ class GenerationResponse(Response):
             first = await stack.enter_async_context(
                 _first(pieces, HEAD_SECONDS if has_room else 0.0)
             )
-            await send_start(STREAM_START)
+            # A new message each time: middleware adds headers to it.
+            start = {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]}
+            await send_start(start)
             stream = _EventStream(send, self._keep_alive_seconds)
             async with stream.kept_alive():
                 await self._send_events(choices, first, pieces, stream.send)

@@ -68,6 +68,15 @@ def test_options_lists_the_allowed_methods(client, path, keys):
         assert ("HEAD" in allowed) == ("GET" in allowed)
 
 
+def test_a_stream_has_no_headers_of_an_earlier_one(client):
+    with client(cors_origins=(ORIGIN,)) as http:
+        for headers in ({"Origin": ORIGIN}, {}, {"Origin": ORIGIN}):
+            answer = http.post("/v1/completions", json=ASKED | {"stream": True}, headers=headers)
+            assert answer.status_code == 200
+            assert answer.headers.get("access-control-allow-origin") == headers.get("Origin")
+            assert answer.headers.get("vary", "").count("Origin") <= 1
+
+
 def test_other_origins_need_the_option_cors_origins(client):
     headers_of_page = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     headers_of_page |= {"Access-Control-Request-Headers": "authorization"}
