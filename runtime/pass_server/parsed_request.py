@@ -162,13 +162,15 @@ class RequestParser:
             requests += [
                 replace(first, sampling=_with_seed(first.sampling, i)) for i in range(per_prompt)
             ]
-        echo = isinstance(request, CompletionRequest) and echoed_prompts(self._session, request)
+        echo: tuple[str, ...] = ()
+        if isinstance(request, CompletionRequest):
+            echo = echoed_prompts(self._session, request)
         return ParsedRequest(
             tuple(requests),
             _int_or_1(request.n),
             tokenized.arrived,
             per_prompt,
-            echo or (),
+            echo,
             tokenized.turn_format,
             tokenized.constraint_kind,
             places,

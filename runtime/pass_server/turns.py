@@ -27,7 +27,12 @@ from pass_server.serve_options import ServeOptions
 from pass_server.turn_reader import REASONING_END, REASONING_START, ReasoningReader, TurnReader
 
 RESERVED_VARIABLES = (
-    *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
 )
 """Template variables that clients cannot set, besides those of special tokens."""
 

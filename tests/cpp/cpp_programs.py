@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,14 @@ def program_at(name: str) -> Path:
     if not (BUILD / name).exists():
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
     return BUILD / name
+
+
+def generate(bundle: Path, count: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run `pass-cpp generate` with a fixed prompt for `count` tokens, as JSON."""
+    fixed = "--prompt-ids 5,6,7 --device cpu --threads 1 --json --ignore-eos --plan fused "
+    fixed += f"--max-new-tokens {count}"
+    command = [program_at("pass-cpp"), "generate", bundle, *fixed.split(), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def golden_traces() -> ModuleType:

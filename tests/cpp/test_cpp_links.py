@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cpp_programs import program_at
+from cpp_programs import generate
 from links import KINDS, bundle_of_links
 
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import FILE_NAME
 
 
-def generate(bundle: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    fixed = [
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--json",
-        "--ignore-eos",
-        "--max-new-tokens",
-        "8",
-        "--plan",
-        "fused",
-    ]
-    command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def tokens(bundle: Path) -> list[int]:
-    done = generate(bundle)
+    done = generate(bundle, 8)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["token_ids"]
 
@@ -50,14 +32,14 @@ def test_a_bundle_of_links_opens(
 ):
     found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
     assert tokens(found) == expected
-    assert generate(found, "--trust-bundle").returncode == 0
+    assert generate(found, 8, "--trust-bundle").returncode == 0
     weights = (found / "trunk.onnx.data").resolve()
     content = bytearray(weights.read_bytes())
     content[100] ^= 1
     weights.write_bytes(content)
-    assert "does not match its SHA-256" in generate(found).stderr
+    assert "does not match its SHA-256" in generate(found, 8).stderr
     weights.unlink()
-    assert "trunk.onnx.data is missing" in generate(found).stderr
+    assert "trunk.onnx.data is missing" in generate(found, 8).stderr
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -77,6 +59,6 @@ def test_a_damaged_model_behind_a_link_is_refused(random_bundle: Path, tmp_path:
         path.resolve().write_bytes(DAMAGES[damage](path.read_bytes()))
         document["files"][path.name] = file_info(path).model_dump()
     (found / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
-    done = generate(found)
+    done = generate(found, 8)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert ("trunk.onnx.away is missing" in done.stderr) == (damage == "other weights"), done.stderr

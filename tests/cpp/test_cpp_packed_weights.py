@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cpp_programs import program_at
+from cpp_programs import generate
 
 from conftest import export_bundle
 from once import made_once
@@ -57,20 +56,7 @@ def entries_of(bundle: Path, cache: Path) -> list[Path]:
 
 
 def tokens(bundle: Path, *flags: str) -> list[int]:
-    fixed = [
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--json",
-        "--ignore-eos",
-        "--max-new-tokens",
-        "24",
-        "--plan",
-        "fused",
-    ]
-    command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6,7", *fixed, *flags]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = generate(bundle, 24, *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["token_ids"]
 

@@ -47,12 +47,16 @@ def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int
     """Return, for each width in WIDE_CHUNK_ROWS, the largest of the KV `capacities` (tokens) with
     which such a chunk fits the cache and takes at most MAX_CHUNK_BYTES. Widths that fit none are
     left out."""
-    return {
-        rows: capacity
-        for rows in WIDE_CHUNK_ROWS
-        for capacity in sorted(capacities)
-        if rows <= capacity and activation_bytes(model, rows, capacity) <= MAX_CHUNK_BYTES
-    }
+    chunks = {}
+    for rows in WIDE_CHUNK_ROWS:
+        fitting = [
+            capacity
+            for capacity in capacities
+            if rows <= capacity and activation_bytes(model, rows, capacity) <= MAX_CHUNK_BYTES
+        ]
+        if fitting:
+            chunks[rows] = max(fitting)
+    return chunks
 
 
 ALIGNMENT_BYTES = 64

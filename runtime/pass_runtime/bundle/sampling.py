@@ -68,10 +68,15 @@ class SamplingParams:
         return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)
 
     @property
+    def penalizes(self) -> bool:
+        """Whether there are penalties, which depend on the tokens before; biases do not."""
+        added = self.presence_penalty or self.frequency_penalty
+        return bool(added) or self.repetition_penalty != 1
+
+    @property
     def changes_logits(self) -> bool:
         """Whether there are penalties or biases."""
-        off = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0, 0, 1)
-        return bool(self.logit_bias) or not off
+        return bool(self.logit_bias) or self.penalizes
 
     @property
     def sampler(self) -> Sampler:

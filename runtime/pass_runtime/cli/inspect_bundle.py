@@ -15,6 +15,7 @@ from pass_runtime.backends.devices import GPU_DEVICES, split_device
 from pass_runtime.backends.trt.engine_sets import verify_engines
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import EngineSet, Manifest, PlanInfo
+from pass_runtime.bundle.noise import BLOCK_SIZE
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
@@ -194,7 +195,7 @@ def _rates(rates: list[float]) -> str:
 def _head(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none"
-    candidates = f"candidates from the {found['blocks']} likeliest blocks of 8 token ids"
+    candidates = f"candidates from the {found['blocks']} likeliest blocks of {BLOCK_SIZE} token ids"
     return f"rank {found['rank']}, state width {found['width']}, {candidates}"
 
 

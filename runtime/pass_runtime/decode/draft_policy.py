@@ -130,9 +130,10 @@ class Situation:
                 return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
         if plan is None:
             return None
-        prefers = policy.prefers_ngrams
-        wanted = (slot.ngram if slot.ngram and prefers(slot, plan) else None for slot in slots)
-        drafts = tuple(ngram and ngram[: plan.depth] for ngram in wanted)
+        drafts = tuple(
+            slot.ngram[: plan.depth] if slot.ngram and policy.prefers_ngrams(slot, plan) else None
+            for slot in slots
+        )
         return (plan, drafts) if any(drafts) else None
 
     def _verifying_plan(self) -> Plan | None:

@@ -84,20 +84,13 @@ class Processors:
         for token in tokens[self._num_read :]:
             self._num_read += 1
             self._token_counts[token] += 1
-            if self._penalizes:
+            if self._processing.sampling.penalizes:
                 self._touched[token] = None
             if self._processing.sampling.repetition_penalty != 1:
                 self._seen.add(token)
             self._word_state = self._follow(self._word_state, token)
             if self._grammar is not None and token not in self._processing.end_tokens:
                 self._grammar.advance(token)
-
-    @property
-    def _penalizes(self) -> bool:
-        """Whether there are penalties, which depend on the tokens before; biases do not."""
-        sampling = self._processing.sampling
-        added = sampling.presence_penalty or sampling.frequency_penalty
-        return bool(added) or sampling.repetition_penalty != 1
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that the grammar forces next; () if it forces none."""
@@ -154,12 +147,14 @@ class Processors:
         """(touched [size], bias [size], factor [rows,size], penalty [rows,size]), as in
         `ProcessedRows`."""
         sampling = self._processing.sampling
-        ids = list(dict.fromkeys((*self._touched, *drafts)) if self._penalizes else self._touched)
+        ids = list(
+            dict.fromkeys((*self._touched, *drafts)) if sampling.penalizes else self._touched
+        )
         touched, bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
         factor, penalty = np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
         touched[: len(ids)] = ids
         bias[: len(ids)] = [sampling.logit_bias.get(token, 0.0) for token in ids]
-        if self._penalizes:
+        if sampling.penalizes:
             counts = np.zeros((rows, len(ids)), np.float32)
             counts[:] = [self._token_counts[token] for token in ids]
             for row, draft in enumerate(drafts, 1):

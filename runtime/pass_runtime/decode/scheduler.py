@@ -210,9 +210,9 @@ class Scheduler:
             acceptances = [s.lookahead_acceptance for s in sequences if s.lookahead_acceptance]
             decided = tuner.next_candidate(depth, batch, acceptances)
             cycle, policy = decided.cycle, ExpectedRate(tuner, decided, batch)
-        allow_tree = all(_allows_tree(s.request) for s in sequences)
-        if cycle is not None and cycle.is_tree and not allow_tree:
-            cycle = cycle.narrower()
+        if cycle is not None and cycle.is_tree:
+            allowed = all(_allows_tree(s.request) for s in sequences)
+            cycle = cycle if allowed else cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
@@ -231,8 +231,8 @@ class Scheduler:
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
         sampler = self.runner.sampler(active)
-        begun = all(sequence.stats.passes for sequence in sequences)
-        if not begun and not self.tuners.is_timed(sampler, batch):
+        is_timed = self.tuners.is_timed(sampler, batch)
+        if not is_timed and not all(sequence.stats.passes for sequence in sequences):
             return None
         if (tuner := self.tuners.get(sampler, batch)) is None:
             return None

@@ -162,9 +162,9 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
                 each for each in parts if each is not False or name not in ("anyOf", "oneOf")
             ] or [False]
     first, rest = _item_keywords(schema)
-    endless = [i for i, each in enumerate(_list(schema, first)) if not finite.has(each)]
-    if endless:
-        found |= {first: found[first][: endless[0]], rest: False}  # an array ends before it
+    endless = (i for i, each in enumerate(_list(schema, first)) if not finite.has(each))
+    if (end := next(endless, None)) is not None:
+        found |= {first: found[first][:end], rest: False}  # an array ends before it
     return found
 
 

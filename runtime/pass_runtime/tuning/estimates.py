@@ -224,5 +224,7 @@ def measure(time_pass: TimePass, plans: Sequence[Plan]) -> dict[Plan, tuple[floa
             shortest = sorted(map(sum, seconds[plan]))[:2]
             if len(shortest) < 2 or shortest[1] > AGREEMENT_RATIO * shortest[0]:
                 seconds[plan].append(time_pass(plan))
-    trunks = {plan: min(trunk for trunk, _ in passes) for plan, passes in seconds.items()}
-    return {plan: (trunks[plan], min(tail for _, tail in p)) for plan, p in seconds.items()}
+    return {
+        plan: (min(trunk for trunk, _ in passes), min(tail for _, tail in passes))
+        for plan, passes in seconds.items()
+    }

@@ -89,7 +89,11 @@ def outputs(*, tokens: bool) -> tuple[TensorSpec, ...]:
 
 
 LIMIT_NAMES = (
-    *("max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds", "reuse_prefix"),
+    "max_queue",
+    "max_prompt_tokens",
+    "max_output_tokens",
+    "request_seconds",
+    "reuse_prefix",
 )
 """The fields of `ServeOptions` that apply to a Triton model."""
 PARAMETER_TYPES: Mapping[str, type] = {
