@@ -12,7 +12,7 @@ source=build/docs/source
 rm -rf "$source"
 mkdir -p "$source/reference"
 # The pages, and every file that they link to or show.
-cp --parents ./*.md docs/*.{md,png,svg} examples/minimal_driver.py models/registry.toml models/*/*.{md,png} \
+cp --parents LICENSE ./*.md docs/*.{md,png,svg} examples/minimal_driver.py models/registry.toml models/*/*.{md,png} \
     runtime/cpp/README.md runtime/pass_server/page.html "$source"
 cp docs/mkdocs.yml build/docs
 

@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # The tests. A suite gets what it needs, says what it installs, and a second call installs nothing.
 #
-#     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is there; OPTIONs are
-#                                         # pytest's (-m "not slow", tests/docs); --all adds tests
-#                                         marked `seldom`
+#     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is
+#                                         # there; OPTIONs are pytest's (-m "not slow", tests/docs);
+#                                         # --all adds tests marked `seldom`
 #     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests,
-#                                         tests/cpp, format, tidy; # --sanitizers: its own again
-#                                         under AddressSanitizer and UBSan, and TSan
+#                                         # tests/cpp, format, tidy; --sanitizers: its own again
+#                                         # under AddressSanitizer, UBSan and TSan
 #     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
-#     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and without torch
-#     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test needs its 38 packages
-#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in build/page
-#     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot products, AVX2 or AVX,
-#                                         # which qemu-user emulates; the C++ program too, if it is
-#                                         built
-#     scripts/test.sh docs                # the pages that scripts/docs.sh makes: no link leads nowhere
+#     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and
+#                                         # without torch
+#     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test
+#                                         # needs its 38 packages
+#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in
+#                                         # build/page
+#     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot
+#                                         # products, AVX2 or AVX, which qemu-user emulates; the
+#                                         # C++ program too, if it is built
+#     scripts/test.sh docs                # the pages that scripts/docs.sh makes: no link leads
+#                                         # nowhere
 #     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -155,7 +159,7 @@ all)
         bash scripts/test.sh $suite
     done ;;
 usual) shift; usual "$@" ;;
--h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0" ;;
+-h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0" ;;
 -* | tests/* | '') usual "$@" ;;
 *) echo "error: no suite is called $1; see scripts/test.sh --help" >&2; exit 2 ;;
 esac
