@@ -29,7 +29,7 @@ from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.backends.ort import onnxruntime
 from pass_runtime.bundle import head as heads
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.bindings import fed_by
+from pass_runtime.bundle.bindings import fed_input
 from pass_runtime.bundle.integrity import file_info
 from pass_runtime.bundle.manifest import (
     CHAT_TEMPLATE_FILES,
@@ -266,7 +266,7 @@ def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
     """Map each output to the input of the next graph that shares its memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
-    return {output: fed for output in outputs if (fed := fed_by(output)) is not None}
+    return {output: fed for output in outputs if (fed := fed_input(output)) is not None}
 
 
 def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:

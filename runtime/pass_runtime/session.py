@@ -65,7 +65,9 @@ class Session:
         self._resolver = Resolver(manifest, backend, tokenizer, self.vocabulary)
         processed = logprobs_mode == "processed"
         runner = Runner(backend, processed_logprobs=processed, prefix_cache=prefix_cache)
-        self._tuners = Tuners(manifest, backend.capabilities, runner.idle_pass, lambda: runner.room)
+        self._tuners = Tuners(
+            manifest, backend.capabilities, runner.time_masked_pass, lambda: runner.room
+        )
         self._scheduler = Scheduler(runner, self._tuners, max_queue, speculative_max_concurrency)
         self._worker = Worker(self._scheduler, backend)
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)

@@ -55,7 +55,7 @@ def completion_logprobs(
             top.setdefault(texts.text(other), finite(value))
         detokenizer.push(token.id)
         logprob = finite(token.logprobs.logprob)
-        values = (texts.text(token.id), logprob, top, detokenizer.place)
+        values = (texts.text(token.id), logprob, top, detokenizer.token_start)
         for name, entry in zip(names, values, strict=True):
             lists[name].append(entry)
     return lists

@@ -366,13 +366,13 @@ def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
 
 def test_passes_of_a_plan_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     """By one thread, as in decoding. The plans take turns, and the first round warms up."""
-    passes, idle_pass = [], Runner.idle_pass
+    passes, time_masked_pass = [], Runner.time_masked_pass
 
     def recorded(self, kind, **options):
         passes.append((kind.plan.name, threading.get_ident()))
-        return idle_pass(self, kind, **options)
+        return time_masked_pass(self, kind, **options)
 
-    monkeypatch.setattr(Runner, "idle_pass", recorded)
+    monkeypatch.setattr(Runner, "time_masked_pass", recorded)
     greedy = SamplingParams(0.0)
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
         report = measure_rows(session, RowsOptions(greedy, (2,), cached=20, repeat=2), [[5, 6, 7]])

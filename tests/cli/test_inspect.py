@@ -23,7 +23,7 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
     assert printed["model"]["kv_bytes_per_token"] == kv_bytes
     assert printed["lookahead"]["length"] == 8 and printed["lookahead"]["adapter_rank"] == 4
     assert printed["rule"] == "match" and printed["engines"] == []
-    assert printed["content"] == manifest.content
+    assert printed["content"] == manifest.content_hash
     for name, info in printed["files"].items():
         assert info["bytes"] == (adapter_bundle / name).stat().st_size
     assert printed["bytes"] == sum(info["bytes"] for info in printed["files"].values())
@@ -68,7 +68,7 @@ def test_engines(tiny_bundle: Path, tmp_path: Path):
         library="tensorrt-rtx",
         version="1.2",
         targets=("sm89",),
-        bundle=manifest.content,
+        bundle=manifest.content_hash,
         lookahead=6,
         max_batch_size=1,
         capacities=(512, 1024),

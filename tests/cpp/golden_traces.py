@@ -262,7 +262,7 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
             request["prompt_ids"] = [*first["prompt_ids"], *written, *request["prompt_ids"]]
     runner = Runner(session.backend, prefix_cache=scene.get("prefix_cache", True))
     tuners = Tuners(
-        session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room
+        session.manifest, session.backend.capabilities, runner.time_masked_pass, lambda: runner.room
     )
     scheduler = Scheduler(runner, tuners, len(requests), scene.get("speculative_max_concurrency"))
     streams: dict[int, TokenStream] = {}

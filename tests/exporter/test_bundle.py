@@ -17,7 +17,7 @@ from pass_exporter.bundle import write_tokenizer
 from pass_exporter.checks.verify import limits_of
 from pass_exporter.model.registry import WheelFile, registry
 from pass_runtime import GenerateOptions, Manifest, PassError, SamplingParams, load, read_manifest
-from pass_runtime.bundle.bindings import fed_by
+from pass_runtime.bundle.bindings import fed_input
 from pass_runtime.bundle.plan import bundle_plans
 from pass_runtime.measuring.lossless import run_tokens
 from same_text import assert_same_text
@@ -102,7 +102,7 @@ def test_plans_are_those_of_the_runtime(manifest: Manifest):
 def test_feeds_are_those_of_the_tensors_names(manifest: Manifest):
     graphs = [manifest.trunk, *(graph for plan in manifest.plans for graph in plan.tails.values())]
     outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
-    assert manifest.feeds == {name: fed for name in outputs if (fed := fed_by(name)) is not None}
+    assert manifest.feeds == {name: fed for name in outputs if (fed := fed_input(name)) is not None}
     assert (manifest.feeds["next_ids"], manifest.feeds["next_length"]) == ("input_ids", "length")
     assert manifest.feeds["present_key.0"] == "past_key.0"
 

@@ -148,7 +148,7 @@ def test_engines_must_be_of_the_graphs_of_the_bundle(
     shutil.copytree(bf16_bundle, tmp_path / "bundle")
     manifest = read_manifest(bf16_bundle)
     sizes = {"lookahead": 1, "max_batch_size": 1, "capacities": (64,)}
-    content = manifest.content if current else "0" * 64
+    content = manifest.content_hash if current else "0" * 64
     built = {"library": "tensorrt", "version": "10.16", "targets": ("sm90",), "bundle": content}
     made = EngineSet(directory="x", prefill_widths=(), engines=(), **built, **sizes)
     changed = manifest.model_copy(update={"engines": (made,)})

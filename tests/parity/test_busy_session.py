@@ -155,7 +155,10 @@ def compare(bundle: Path, slots: int, tokens: int, seed: int, found: Comparison)
         requests = Requests(session, chance)
         runner = WatchedRunner(session, found.events)
         tuners = Tuners(
-            session.manifest, session.backend.capabilities, runner.idle_pass, lambda: runner.room
+            session.manifest,
+            session.backend.capabilities,
+            runner.time_masked_pass,
+            lambda: runner.room,
         )
         scheduler = Scheduler(runner, tuners, 1000)
         written = 0

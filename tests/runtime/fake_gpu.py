@@ -575,7 +575,7 @@ def add_fake_engines(
         library=library,
         version=VERSION,
         targets=("sm90",),
-        bundle=manifest.content,
+        bundle=manifest.content_hash,
         lookahead=manifest.lookahead.length,
         max_batch_size=max_batch_size,
         capacities=columns,

@@ -194,10 +194,11 @@ def best_cycle(machine: Machine, rates: Sequence[float]) -> Cycle:
 @dataclass(frozen=True)
 class Place:
     """What drafts are worth where one token of a text is the root: `lookahead` look-ahead drafts
-    are right, and `survive` of `drafts` n-gram drafts, which follow a match of `matched` tokens."""
+    are right, and `survive` of `drafts` n-gram drafts, which follow an n-gram
+    of `match_length` tokens."""
 
     lookahead: int
-    matched: int = 0
+    match_length: int = 0
     drafts: int = 0
     survive: int = 0
 
@@ -212,7 +213,7 @@ def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
     slot, window, at, seconds = Slot(0, SequenceState(request)), None, 0, 0.0
     while at < len(text):
         place = text[at]
-        slot.ngram, slot.matched = (7,) * place.drafts, place.matched
+        slot.ngram, slot.match_length = (7,) * place.drafts, place.match_length
         decided = tuner.next_candidate(tuner.max_drafts, 1, [acceptance])
         policy = ExpectedRate(tuner, decided, 1)
         found = Situation(decided.cycle, window, 4000, able, [slot], policy).next_pass()
@@ -224,7 +225,7 @@ def replay(machine: Machine, tuner: Tuner, text: Sequence[Place]) -> float:
         if ngram is not None:
             accepted = min(len(ngram), place.survive)
             for own in (slot.current.ngram_acceptance, None):
-                tuner.ngram(place.matched, own).record(len(ngram), accepted)
+                tuner.ngram(place.match_length, own).record(len(ngram), accepted)
         elif window == plan and slot.num_drafts:
             accepted = min(slot.num_drafts, text[at - 1].lookahead)
             for counted in (tuner.lookahead_acceptance, acceptance):

@@ -278,8 +278,13 @@ def test_after_a_warm_up_no_request_waits_for_timing(tiny_bundle):
     """Greedy or sampled, in batches of every size; truncated sampling is timed at its first use."""
     session = reciting_session(tiny_bundle, slots=5)
     session.warm_up()
-    timed, idle_pass = [], session._tuners._idle_pass
-    session._tuners._idle_pass = lambda kind: (timed.append(kind), idle_pass(kind))[1]  # type: ignore[method-assign]
+    timed, time_masked_pass = [], session._tuners._time_masked_pass
+
+    def recorded(kind):
+        timed.append(kind)
+        return time_masked_pass(kind)
+
+    session._tuners._time_masked_pass = recorded
     for temperature in (0.0, 1.0):
         options = GenerateOptions(8, SamplingParams(temperature, seed=1), ignore_eos=True)
         for count in range(1, 6):

@@ -33,7 +33,7 @@ def test_joined_pieces_are_the_decoded_text(name: str, data: st.DataObject):
     pieces, places = [], []
     for token in tokens:
         pieces.append(detokenizer.push(token))
-        places.append(detokenizer.place)
+        places.append(detokenizer.token_start)
     shown, text = whole(name, prompt, cut=False), whole(name, [*prompt, *tokens], cut=True)
     if not text.startswith(shown):  # the text completes a character of the prompt, or has nothing
         shown = whole(name, prompt, cut=True)

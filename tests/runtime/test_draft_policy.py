@@ -31,7 +31,7 @@ def slots_with(
     request = Request((1, 2), SamplingParams(), 8, "auto", None, L, L, frozenset())
     sequences = st.builds(SequenceState, st.just(request))
     return st.builds(
-        Slot, st.just(0), sequences, num_drafts=left, ngram=texts, matched=st.integers(2, 4)
+        Slot, st.just(0), sequences, num_drafts=left, ngram=texts, match_length=st.integers(2, 4)
     )
 
 
@@ -97,7 +97,7 @@ def test_drafts_are_always_verified(mode, lookahead, room):
 def test_room_for_an_ngram_draft_in_a_padded_window():
     """Engines pad narrow windows: a plan of 3 rows writes 16 columns."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
-    state = Slot(0, ngram=(5, 6), matched=3)
+    state = Slot(0, ngram=(5, 6), match_length=3)
 
     def found(room: int) -> NextPass | None:
         return Situation(make_cycle("ar", 0), None, room, able, [state], DraftPolicy()).next_pass()

@@ -9,7 +9,8 @@ from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, Ngram
 
 
 def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
-    """(matched, drafts): the newest earlier place of the longest suffix, and what follows it."""
+    """Return (match_length, drafts): find the newest earlier place of the longest suffix, and what
+    follows it."""
     for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
         suffix = tokens[-size:]
         for end in range(len(tokens) - 1, size - 1, -1):
@@ -29,8 +30,8 @@ def test_drafts_are_those_of_a_search(tokens, cut, count):
     index = NgramIndex(tokens[:cut])
     index.propose(3)  # asking changes nothing
     index.extend(tokens[cut:])
-    matched, drafts = search(tokens, count)
-    assert index.matched == matched
+    match_length, drafts = search(tokens, count)
+    assert index.match_length == match_length
     assert index.propose(count) == drafts
 
 

@@ -36,7 +36,9 @@ def test_probes_leave_no_trace(tiny_bundle):
     expected = list(session.generate_ids(prompt, asked))
     assert_idle(session)
     runner = runner_of(session)
-    times = measure(lambda plan: runner.idle_pass(PassKind(plan, 1, "sample")), probe_plans(6))
+    times = measure(
+        lambda plan: runner.time_masked_pass(PassKind(plan, 1, "sample")), probe_plans(6)
+    )
     assert list(session.generate_ids(prompt, asked)) == expected
     assert {plan.width for plan in times if not plan.next.drafts} == {1, 2, 5, 7}
     assert {plan.width for plan in times if plan.next.drafts} == {2, 7, 16, 49}
@@ -83,7 +85,7 @@ def test_another_sampler_times_narrow_passes_alone(tiny_bundle):
     """The times of its trunk follow from those of the first sampler."""
     asked = []
 
-    def idle_pass(kind):
+    def time_masked_pass(kind):
         asked.append(kind)
         row = {"greedy": 0.0, "sample": 0.1, "truncated": 0.2}[kind.sampler]
         tail = row * (kind.plan.drafts + 1 + 5 * kind.plan.next.drafts)  # a draft costs five rows
@@ -91,7 +93,7 @@ def test_another_sampler_times_narrow_passes_alone(tiny_bundle):
         return factor * (width + bool(kind.plan.next.drafts)), tail
 
     session = reciting_session(tiny_bundle)
-    tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: 1000)
+    tuners = Tuners(session.manifest, session.backend.capabilities, time_masked_pass, lambda: 1000)
     assert tuners.get("greedy").times().timed_widths == [1, 2, 5, 7, 16, 49]
     for sampler in ("sample", "truncated"):
         asked.clear()
@@ -99,7 +101,7 @@ def test_another_sampler_times_narrow_passes_alone(tiny_bundle):
         assert {kind.plan.name for kind in asked} == {"ar", "verify-6", "draft-1", "draft-6"}
         plans = (verify_plan(3), draft_plan(4), fused_plan([2, 1, 0]), fused_plan([6] * 7))
         for plan in (ar_plan(), *plans):
-            expected = sum(idle_pass(PassKind(plan, 1, sampler)))
+            expected = sum(time_masked_pass(PassKind(plan, 1, sampler)))
             assert tuner.plan_seconds(plan) == pytest.approx(expected, rel=0.03)
     assert tuners.get("sample") is tuners.get("sample")
 
@@ -116,11 +118,13 @@ def test_passes_are_timed_once_there_is_room_for_all_of_them(tiny_bundle, room):
     session = reciting_session(tiny_bundle, slots=2)
     timed = []
 
-    def idle_pass(kind):
+    def time_masked_pass(kind):
         timed.append((kind.batch, kind.plan.width))
         return float(kind.plan.width), 0.1
 
-    tuners = Tuners(session.manifest, session.backend.capabilities, idle_pass, lambda: left[0])
+    tuners = Tuners(
+        session.manifest, session.backend.capabilities, time_masked_pass, lambda: left[0]
+    )
     for sampler, batch in (("greedy", 1), ("sample", 2)):
         assert tuners.get(sampler, batch) is None
         assert not tuners.is_timed(sampler, batch)

@@ -90,7 +90,7 @@ def test_another_thread_may_read_figures_while_a_pass_is_recorded():
 
     def count() -> None:
         while not done.is_set():
-            stats.histogram.clear()
+            stats.steps_by_accepted.clear()
             for emitted in range(1, 8):
                 stats.record(6, emitted)
 

@@ -85,7 +85,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
             library=job.builder.library.name,
             version=job.builder.version,
             targets=job.targets,
-            bundle=job.manifest.content,
+            bundle=job.manifest.content_hash,
             lookahead=job.manifest.lookahead.length,
             max_batch_size=config.max_batch_size,
             capacities=job.columns,
@@ -247,7 +247,7 @@ def _key(source: Source, job: _Job) -> str:
     """Return a short hash of everything that an engine is built from."""
     model = hashlib.sha256(source.model).hexdigest()
     settings = (
-        job.manifest.content,
+        job.manifest.content_hash,
         job.builder.version,
         job.builder.workspace,
         job.targets,

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const pass::Manifest manifest =
             pass::parse_manifest(std::string(reinterpret_cast<const char*>(data), size));
         pass::check_consistency(manifest);
-        if (manifest.content().size() != 64) std::abort();
+        if (manifest.content_hash().size() != 64) std::abort();
     } catch (const pass::Error& error) {
         if (std::string(error.what()).empty()) std::abort();
     }

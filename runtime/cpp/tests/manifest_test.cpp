@@ -147,10 +147,10 @@ TEST_CASE("text that is not UTF-8 is refused") {
 }
 
 TEST_CASE("outputs feed the inputs of the next pass") {
-    CHECK(pass::fed_by("next_ids") == "input_ids");
-    CHECK(pass::fed_by("next_draft_probs") == "draft_probs");
-    CHECK(pass::fed_by("present_key.0") == "past_key.0");
-    CHECK_FALSE(pass::fed_by("logits"));
+    CHECK(pass::fed_input("next_ids") == "input_ids");
+    CHECK(pass::fed_input("next_draft_probs") == "draft_probs");
+    CHECK(pass::fed_input("present_key.0") == "past_key.0");
+    CHECK_FALSE(pass::fed_input("logits"));
 }
 
 TEST_CASE("the sizes of a draft head that no file could hold do not overflow") {

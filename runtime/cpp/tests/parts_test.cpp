@@ -96,7 +96,7 @@ TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
     NgramIndex index;
     const std::vector<std::int64_t> text{1, 2, 3, 4, 9, 2, 3};
     index.extend(text);
-    CHECK(index.matched() == 2);
+    CHECK(index.match_length() == 2);
     CHECK(index.propose(3) == std::vector<std::int64_t>{4, 9, 2});
     CHECK(index.propose(0).empty());
     const std::vector<std::int64_t> loop{5, 6, 5, 6};
@@ -104,7 +104,7 @@ TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
     CHECK(index.propose(5) == std::vector<std::int64_t>{5, 6, 5, 6, 5});
     const std::vector<std::int64_t> fresh{7};
     index.extend(fresh);
-    CHECK(index.matched() == 0);
+    CHECK(index.match_length() == 0);
     CHECK(index.propose(3).empty());
 }
 

@@ -2,7 +2,7 @@
 
 Data flows between graphs and passes in buffers: tensors with the same buffer name and shape share
 memory. The trunk's output `logits` is the tail's input, and a tail's output `next_ids` is the input
-`input_ids` of the next pass (`fed_by` names these pairs).
+`input_ids` of the next pass (`fed_input` names these pairs).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BundleBindings:
         tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
         graphs = [manifest.trunk, manifest.logprobs, *processors, *tails]
         outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
-        self.transient = frozenset(name for name in outputs if fed_by(name) is None)
+        self.transient = frozenset(name for name in outputs if fed_input(name) is None)
         """Buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
@@ -183,7 +183,7 @@ class BundleBindings:
             buffer = f"{scope}{plan.name}.{tensor.name}"
             return Binding(tensor.name, buffer, shape, tensor.dtype, False, constant=constant)
         by_slot = tensor.shape[0] == "batch" and not scope
-        buffer = scope + (fed_by(tensor.name) or tensor.name)
+        buffer = scope + (fed_input(tensor.name) or tensor.name)
         return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, unpadded[1:])
 
 
@@ -195,7 +195,7 @@ def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
     ]
 
 
-def fed_by(output: str) -> str | None:
+def fed_input(output: str) -> str | None:
     """Return the input of the next pass, of another name, that shares the memory of `output`; None
     if there is none."""
     if output == "next_ids":

@@ -292,11 +292,11 @@ class EngineFile(_Strict):
 class EngineSet(_Strict):
     """What one `pass-export build` made, in engines/<directory>.
 
-    library, version: the library that built it. bundle: `Manifest.content` of the bundle that it
-    was built from. targets: compute capabilities, such as `sm89`. lookahead: the L of its plans,
-    which have full groups. capacities: numbers of cache entries that a pass may read, ascending;
-    the last is S, the capacity of the cache. prefill_widths: tokens in a prompt chunk, descending;
-    1 is always possible and not listed.
+    library, version: the library that built the engines. bundle: `Manifest.content_hash` of the
+    bundle from which they were built. targets: the GPUs' compute capabilities, such as `sm89`.
+    lookahead: the L of the plans, whose groups are full. capacities: how many cache entries a pass
+    may read, in rising order; the last is S, the capacity of the cache. prefill_widths: the rows of
+    prompt chunks, in falling order, without 1, which is always possible.
     """
 
     directory: FileName
@@ -341,7 +341,7 @@ class Manifest(_Strict):
     engines: tuple[EngineSet, ...] = Field(strict=False)
 
     @property
-    def content(self) -> str:
+    def content_hash(self) -> str:
         """A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is
         this hash."""
         used = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.bindings import fed_by
+from pass_runtime.bundle.bindings import fed_input
 from pass_runtime.bundle.head import HEAD_FILE, head_file_size, head_layout
 from pass_runtime.bundle.manifest import (
     FILE_NAME,
@@ -177,7 +177,7 @@ def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
                     f"{tensor.name} of {graph.file} is {list(tensor.shape)}, but "
                     f"model.vocab_size is {vocab}"
                 )
-            buffer = fed_by(tensor.name) or tensor.name
+            buffer = fed_input(tensor.name) or tensor.name
             other = first.setdefault(buffer, tensor)
             if (other.dtype, len(other.shape)) != (tensor.dtype, len(tensor.shape)):
                 found, shared = (f"{each.dtype} {list(each.shape)}" for each in (tensor, other))

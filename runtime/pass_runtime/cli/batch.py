@@ -213,7 +213,7 @@ def model_identity(bundle: Path, manifest: Manifest) -> str:
     file, model = bundle / CHAT_TEMPLATE_FILES["default"], manifest.model  # lines have no tools
     template = read_text(file) if file.is_file() else ""
     tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
-    parts = (manifest.content, manifest.rule, *tokens, template)
+    parts = (manifest.content_hash, manifest.rule, *tokens, template)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -176,8 +176,8 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
     for stats in parts:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
             setattr(total, name, getattr(total, name) + getattr(stats, name))
-        total.histogram += stats.histogram
-        total.widths += stats.widths
+        total.steps_by_accepted += stats.steps_by_accepted
+        total.steps_by_drafted += stats.steps_by_drafted
     return total
 
 

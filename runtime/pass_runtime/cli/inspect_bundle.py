@@ -66,7 +66,7 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "bundle": str(bundle),
         "version": manifest.version,
-        "content": manifest.content,
+        "content": manifest.content_hash,
         "model": model.model_dump(mode="json") | {"kv_bytes_per_token": kv_bytes},
         "lookahead": manifest.lookahead.model_dump(mode="json"),
         "rule": manifest.rule,
@@ -100,7 +100,7 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
     """Return a set of engines for JSON. `current`: whether it was built from the bundle's present
     files."""
     return engines.model_dump(mode="json", exclude={"bundle", "engines"}) | {
-        "current": engines.bundle == manifest.content,
+        "current": engines.bundle == manifest.content_hash,
         "files": {
             engine.file: {"sha256": engine.sha256, "bytes": engine.bytes}
             for engine in engines.engines

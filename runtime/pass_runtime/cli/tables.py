@@ -217,9 +217,9 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
         f"passes now take {times.slowness:.2f} times as long as at the start",
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_acceptance.rates),
     ]
-    for matched, acceptance in sorted(tuner.ngram_acceptance.items()):
+    for match_length, acceptance in sorted(tuner.ngram_acceptance.items()):
         lines.append(
-            f"conditional acceptance of n-gram draft i, {matched} tokens matched: "
+            f"conditional acceptance of n-gram draft i, {match_length} tokens matched: "
             f"{_rates(acceptance.rates)}"
         )
     for line in lines:

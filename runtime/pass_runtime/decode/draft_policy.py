@@ -70,12 +70,12 @@ class ExpectedRate(DraftPolicy):
         for slot in slots:
             # The drafts are not verified now, but must be tried again later.
             if slot.ngram:
-                for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.matched)):
+                for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.match_length)):
                     acceptance.forget()
         return 0
 
     def _acceptance(self, slot: Slot) -> ConditionalAcceptance:
-        return self._tuner.ngram(slot.matched, slot.current.ngram_acceptance)
+        return self._tuner.ngram(slot.match_length, slot.current.ngram_acceptance)
 
     def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
         """Return the highest expected tokens per second of `plans` (plans[i] verifies i + 1 n-gram

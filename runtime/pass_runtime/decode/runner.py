@@ -202,7 +202,7 @@ class Runner:
         self.staged_plan = plan.next
         return results, seconds
 
-    def idle_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
+    def time_masked_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
         """Run a pass with every slot masked, which changes no sequence, and return the seconds of
         trunk and tail. tail: whether to run the tail, too."""
         self._stage_masked(kind)

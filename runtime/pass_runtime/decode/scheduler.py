@@ -294,7 +294,7 @@ def _observe(
             continue
         if result.source != "lookahead":
             for own in (result.sequence.ngram_acceptance, None):
-                tuner.ngram(slot.matched, own).record(result.drafted, accepted)
+                tuner.ngram(slot.match_length, own).record(result.drafted, accepted)
         else:
             tuner.lookahead_acceptance.record(result.drafted, accepted)
             if result.sequence.lookahead_acceptance is not None:

@@ -255,8 +255,8 @@ class Slot:
     many of the first K/V entries are bit-identical to a prefill's; it may exceed `cached`.
     num_drafts, source: how many drafts are in its window, and where they came from. staged: whether
     its window is on the device. masked: whether passes change nothing in the slot. ngram: drafts
-    for the next pass from an n-gram match or a grammar. matched: the length of the match in tokens,
-    or FORCED_MATCH.
+    for the next pass from an n-gram match or a grammar. match_length: the
+    length of the match in tokens, or FORCED_MATCH.
     """
 
     number: int
@@ -270,7 +270,7 @@ class Slot:
     staged: bool = False
     masked: bool = False
     ngram: tuple[int, ...] = ()
-    matched: int = 0
+    match_length: int = 0
 
     @property
     def current(self) -> SequenceState:
@@ -289,22 +289,22 @@ class Slot:
         return len(self.kept) if self.sequence is None else self.sequence.cached
 
     def propose(self, *, ngrams: bool) -> None:
-        """Set `ngram` and `matched` for the next pass. ngrams: whether drafts are wanted."""
-        self.ngram, self.matched = (), 0
+        """Set `ngram` and `match_length` for the next pass. ngrams: whether drafts are wanted."""
+        self.ngram, self.match_length = (), 0
         if not ngrams or (sequence := self.sequence) is None:
             return
         request = sequence.request
         if sequence.processors is not None and (forced := sequence.forced()):
             self.ngram = forced[: max(request.lookahead_drafts, request.ngram_drafts)]
-            self.matched = FORCED_MATCH
+            self.match_length = FORCED_MATCH
         if not self.ngram and sequence.ngram_index is not None:
             self.ngram = sequence.ngram_index.propose(request.ngram_drafts)
-            self.matched = sequence.ngram_index.matched
+            self.match_length = sequence.ngram_index.match_length
 
     @property
     def proposed_by(self) -> TokenSource:
         """Where the drafts in `ngram` came from."""
-        return "grammar" if self.matched == FORCED_MATCH else "ngram"
+        return "grammar" if self.match_length == FORCED_MATCH else "ngram"
 
 
 class NgramIndex:
@@ -316,7 +316,7 @@ class NgramIndex:
         self._following: dict[tuple[int, ...], int] = {}
         # The index after the newest earlier occurrence of the last tokens; 0 for none.
         self._match = 0
-        self.matched = 0
+        self.match_length = 0
         """The length of the present match in tokens, 0 for none."""
         self.extend(tokens)
 
@@ -330,11 +330,11 @@ class NgramIndex:
         """Index the n-grams that end the sequence, and look up where the longest of them ended
         before."""
         end = len(self._tokens)
-        self._match = self.matched = 0
+        self._match = self.match_length = 0
         for size in range(min(MAX_GRAM_TOKENS, end), MIN_GRAM_TOKENS - 1, -1):
             gram = tuple(self._tokens[-size:])
             if not self._match and gram in self._following:
-                self._match, self.matched = self._following[gram], size
+                self._match, self.match_length = self._following[gram], size
             self._following[gram] = end
 
     def propose(self, count: int) -> tuple[int, ...]:

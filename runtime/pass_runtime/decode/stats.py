@@ -30,9 +30,9 @@ class Stats:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    histogram: Counter[int] = field(default_factory=Counter)
+    steps_by_accepted: Counter[int] = field(default_factory=Counter)
     """Steps, by the drafts that they accepted."""
-    widths: Counter[int] = field(default_factory=Counter)
+    steps_by_drafted: Counter[int] = field(default_factory=Counter)
     """Steps, by the drafts that they verified."""
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -50,8 +50,8 @@ class Stats:
             self.steps += 1
             self.drafted += drafted
             self.accepted += count - 1
-            self.histogram[count - 1] += 1
-            self.widths[drafted] += 1
+            self.steps_by_accepted[count - 1] += 1
+            self.steps_by_drafted[drafted] += 1
 
     @property
     def tau(self) -> float:
@@ -76,7 +76,7 @@ class Stats:
         with i)."""
         if not self.steps:
             return []
-        steps = tuple(self.histogram.items())  # a copy, as another thread may be recording a pass
+        steps = tuple(self.steps_by_accepted.items())
         return [
             sum(times for accepted, times in steps if accepted > i) / self.steps
             for i in range(self.lookahead)
@@ -88,15 +88,15 @@ class Stats:
         step did."""
         found: list[float | None] = []
         for i in range(self.lookahead):
-            tried = sum(times for drafted, times in self.widths.items() if drafted > i)
-            accepted = sum(times for count, times in self.histogram.items() if count > i)
+            tried = sum(times for drafted, times in self.steps_by_drafted.items() if drafted > i)
+            accepted = sum(times for count, times in self.steps_by_accepted.items() if count > i)
             found.append(accepted / tried if tried else None)
         return found
 
     @property
     def acceptance_histogram(self) -> list[int]:
         """[L+1]: steps that accepted exactly 0..L drafts."""
-        return [self.histogram[i] for i in range(self.lookahead + 1)] if self.steps else []
+        return [self.steps_by_accepted[i] for i in range(self.lookahead + 1)] if self.steps else []
 
     @property
     def host_seconds(self) -> float:

@@ -50,11 +50,11 @@ def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[
 
     While decoding, too, passes of one kind follow one another in one thread. The first ones after
     another kind or in another thread take longer, so they are not timed. tail: as for
-    `Runner.idle_pass`.
+    `Runner.time_masked_pass`.
     """
-    times = [runner.idle_pass(kind, tail=tail) for _ in range(WARM_UP_PASSES + TIMED_PASSES)][
-        WARM_UP_PASSES:
-    ]
+    times = [
+        runner.time_masked_pass(kind, tail=tail) for _ in range(WARM_UP_PASSES + TIMED_PASSES)
+    ][WARM_UP_PASSES:]
     trunks, tails = zip(*times, strict=True)
     return statistics.median(trunks), statistics.median(tails)
 

@@ -179,8 +179,8 @@ class Detokenizer:
     if the text ends first, it is dropped. A character that begins in the prompt belongs to the text
     if the text completes it.
 
-    place: the offset in characters at which the newest token's text begins. If the token continues
-    a character, this is the offset of that character.
+    token_start: the offset in the text, in characters, at which the newest token's text begins. If
+    this token continues a character, it is the offset of that character.
     """
 
     def __init__(
@@ -199,18 +199,20 @@ class Detokenizer:
         self._errors = _EACH_BYTE_HANDLER if vocabulary.byte_fallback else "replace"
         self._held = b""
         self._shown_before = self._read_prompt(prompt)
-        self.place = self._length = 0
+        self.token_start = self._length = 0
 
     def push(self, token: int) -> str:
         """Take the next token. Returns the text that is final now."""
-        self.place = self._length
+        self.token_start = self._length
         if not (
             found := self._shown[token].encode() if token in self._shown else self._bytes(token)
         ):
             return ""
         # `token` does not continue it
         if self._held and len((self._held + found[:1]).decode(errors="replace")) > 1:
-            self.place += len(self._held.decode(errors=self._errors)) - len(self._shown_before)
+            self.token_start += len(self._held.decode(errors=self._errors)) - len(
+                self._shown_before
+            )
         text = self._decode(found)
         if self._shown_before and text:
             text, self._shown_before = text.removeprefix(self._shown_before), ""

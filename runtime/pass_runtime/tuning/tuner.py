@@ -215,20 +215,20 @@ class Tuner:
         self.times(batch).record(shape_of(plan, batch), seconds)
 
     def ngram(
-        self, matched: int, own: dict[int, ConditionalAcceptance] | None = None
+        self, match_length: int, own: dict[int, ConditionalAcceptance] | None = None
     ) -> ConditionalAcceptance:
-        """Return the acceptance of n-gram drafts after a match of `matched` tokens. own: the
-        acceptances of one sequence, by `matched`; None for all sequences together."""
-        if matched not in self.ngram_acceptance:
-            prior = FORCED_PRIOR if matched == FORCED_MATCH else NGRAM_PRIOR
-            self.ngram_acceptance[matched] = ConditionalAcceptance([prior] * self.max_drafts)
+        """Return the acceptance of n-gram drafts after a match of `match_length` tokens. own: the
+        acceptances of one sequence, by `match_length`; None for all sequences together."""
+        if match_length not in self.ngram_acceptance:
+            prior = FORCED_PRIOR if match_length == FORCED_MATCH else NGRAM_PRIOR
+            self.ngram_acceptance[match_length] = ConditionalAcceptance([prior] * self.max_drafts)
         if own is None:
-            return self.ngram_acceptance[matched]
-        if matched not in own:
-            own[matched] = ConditionalAcceptance(
-                self.ngram_acceptance[matched].rates, NGRAM_PRIOR_PASSES
+            return self.ngram_acceptance[match_length]
+        if match_length not in own:
+            own[match_length] = ConditionalAcceptance(
+                self.ngram_acceptance[match_length].rates, NGRAM_PRIOR_PASSES
             )
-        return own[matched]
+        return own[match_length]
 
     def new_acceptance(self) -> ConditionalAcceptance:
         """The acceptance of a new sequence, which starts with the rates of all sequences."""
@@ -304,9 +304,9 @@ class Tuner:
         return self.decided
 
 
-IdlePass = Callable[[PassKind], tuple[float, float]]
+TimeMaskedPass = Callable[[PassKind], tuple[float, float]]
 """Seconds of trunk and tail in a pass that changes no sequence
-(`pass_runtime.decode.runner.Runner.idle_pass`)."""
+(`pass_runtime.decode.runner.Runner.time_masked_pass`)."""
 
 SAMPLED_ACCEPTANCE_RATIO = 0.6
 """The acceptance of sampled drafts relative to greedy ones, if only that of these is stated."""
@@ -334,13 +334,13 @@ class Tuners:
         self,
         manifest: Manifest,
         capabilities: Capabilities,
-        idle_pass: IdlePass,
+        time_masked_pass: TimeMaskedPass,
         room: Callable[[], int],
     ) -> None:
         """room: returns how many tokens of KV capacity a window may take now."""
         self._manifest = manifest
         self._capabilities = capabilities
-        self._idle_pass = idle_pass
+        self._time_masked_pass = time_masked_pass
         self._room = room
         self._plans = {batch: self._timed_plans(batch) for batch in (1, *capabilities.batch_sizes)}
         self._tuners: dict[Sampler, Tuner] = {}
@@ -384,7 +384,7 @@ class Tuners:
                 for plan in plans
                 if not plan.drafts or (plan.drafts == max_drafts and not plan.groups)
             ]
-        timed = measure(lambda plan: self._idle_pass(PassKind(plan, batch, sampler)), plans)
+        timed = measure(lambda plan: self._time_masked_pass(PassKind(plan, batch, sampler)), plans)
         return PassTimes(
             {shape_of(plan, batch): seconds for plan, seconds in timed.items()}, other_sampler
         )

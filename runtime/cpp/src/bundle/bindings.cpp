@@ -30,7 +30,7 @@ std::set<std::string> BundleBindings::transient() const {
     std::set<std::string> result;
     const auto add = [&](const Graph& graph) {
         for (const Tensor& output : graph.outputs) {
-            if (!fed_by(output.name)) result.insert(output.name);
+            if (!fed_input(output.name)) result.insert(output.name);
         }
     };
     add(manifest_.trunk);
@@ -159,7 +159,7 @@ Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Pla
         found.constant = constant->second;
         return found;
     }
-    found.buffer = scope + fed_by(tensor.name).value_or(tensor.name);
+    found.buffer = scope + fed_input(tensor.name).value_or(tensor.name);
     found.by_slot =
         scope.empty() && !tensor.shape.empty() && tensor.shape.front() == Dimension("batch");
     return found;

@@ -2,7 +2,7 @@
 //
 // Tensors with the same buffer and shape share memory, so data flows between graphs and passes: the
 // trunk's output `logits` is the tail's input, and a tail's output `next_ids` is the next pass's
-// input `input_ids` (`fed_by`).
+// input `input_ids` (`fed_input`).
 #pragma once
 
 #include <algorithm>

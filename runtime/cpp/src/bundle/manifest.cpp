@@ -76,7 +76,7 @@ bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) cons
     });
 }
 
-std::string Manifest::content() const {
+std::string Manifest::content_hash() const {
     std::map<std::string, std::string> used;
     for (const auto& [name, info] : files) {
         if (name.ends_with(".onnx") || name.ends_with(".data")) used[name] = info.sha256;

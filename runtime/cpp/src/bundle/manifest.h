@@ -185,7 +185,7 @@ struct Manifest {
     std::vector<EngineSet> engines;
 
     // A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is equal.
-    std::string content() const;
+    std::string content_hash() const;
 
     // The trunk that ONNX Runtime runs on `device` in a session with so many slots; null if it is
     // `trunk`. It is the same for every batch size of a session, so that a sequence's text does not

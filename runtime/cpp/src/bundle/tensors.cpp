@@ -44,7 +44,7 @@ const std::map<std::string, TensorKind>& tensor_kinds() {
     return kinds;
 }
 
-std::optional<std::string> fed_by(const std::string& output) {
+std::optional<std::string> fed_input(const std::string& output) {
     if (output == "next_ids") return "input_ids";
     if (output.starts_with(present_prefix))
         return cache_prefix + output.substr(std::strlen(present_prefix));

@@ -25,7 +25,7 @@ struct TensorKind {
 const std::map<std::string, TensorKind>& tensor_kinds();
 
 // The input of the next pass that shares the memory of `output`, if there is one.
-std::optional<std::string> fed_by(const std::string& output);
+std::optional<std::string> fed_input(const std::string& output);
 
 // An array of float16 (item_bytes: 2) or float32 in the draft head's file, from byte `offset` on.
 struct HeadArray {

@@ -26,12 +26,12 @@ struct DraftChoice {
 using Drafts = std::vector<std::int64_t>;
 
 // The drafts for one sequence. num_drafts: how many drafts its window holds. ngram: its n-gram
-// drafts, after a match of `matched` tokens. ngram_acceptance: how often this sequence accepts
+// drafts, after a match of `match_length` tokens. ngram_acceptance: how often this sequence accepts
 // n-gram drafts, by the length of the match.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
-    int matched = 0;
+    int match_length = 0;
     std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 

@@ -22,8 +22,8 @@ double sum(const std::vector<double>& cumulative, int from, int to) {
 
 bool ExpectedRate::prefers_ngrams(const DraftState& state, const Plan& plan) {
     const double ngram_tokens =
-        sum(cumulative_acceptance(tuner_.ngram(state.matched, state.ngram_acceptance).rates()), 1,
-            plan.depth() + 1);
+        sum(cumulative_acceptance(tuner_.ngram(state.match_length, state.ngram_acceptance).rates()),
+            1, plan.depth() + 1);
     return ngram_tokens > sum(cumulative_acceptance(tuner_.lookahead_acceptance().rates()), 1,
                               state.num_drafts + 1);
 }
@@ -38,8 +38,8 @@ int ExpectedRate::ngram_count(const std::vector<DraftState>& states, const Plan*
     // The rates drift back to the initial ones, so that n-gram drafts are tried again.
     for (const DraftState& state : states) {
         if (state.ngram.empty()) continue;
-        tuner_.ngram(state.matched, state.ngram_acceptance).forget();
-        tuner_.ngram(state.matched).forget();
+        tuner_.ngram(state.match_length, state.ngram_acceptance).forget();
+        tuner_.ngram(state.match_length).forget();
     }
     return 0;
 }
@@ -56,7 +56,7 @@ std::pair<double, int> ExpectedRate::best(const std::vector<DraftState>& states,
                 tokens += 1;
             } else {
                 const std::vector<double> rates =
-                    tuner_.ngram(state.matched, state.ngram_acceptance).rates();
+                    tuner_.ngram(state.match_length, state.ngram_acceptance).rates();
                 tokens += sum(cumulative_acceptance(rates), 0, length + 1);
             }
         }

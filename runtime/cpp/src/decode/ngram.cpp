@@ -23,7 +23,7 @@ void NgramIndex::extend(std::span<const std::int64_t> tokens) {
 void NgramIndex::index_end() {
     const std::size_t end = tokens_.size();
     match_ = 0;
-    matched_ = 0;
+    match_length_ = 0;
     for (int size = static_cast<int>(std::min<std::size_t>(end, max_gram_tokens));
          size >= min_gram_tokens; --size) {
         Gram gram;
@@ -32,7 +32,7 @@ void NgramIndex::index_end() {
         const auto [found, fresh] = following_.try_emplace(gram, end);
         if (!fresh && match_ == 0) {
             match_ = found->second;
-            matched_ = size;
+            match_length_ = size;
         }
         found->second = end;
     }

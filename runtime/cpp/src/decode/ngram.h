@@ -20,7 +20,7 @@ class NgramIndex {
     std::vector<std::int64_t> propose(int count) const;
 
     // The length of the present match in tokens, 0 for none.
-    int matched() const { return matched_; }
+    int match_length() const { return match_length_; }
 
    private:
     static constexpr int max_gram_tokens = 4, min_gram_tokens = 2;
@@ -37,7 +37,7 @@ class NgramIndex {
     std::vector<std::int64_t> tokens_;
     std::unordered_map<Gram, std::size_t, Hash> following_;
     std::size_t match_ = 0;  // the index after the match; 0 for none
-    int matched_ = 0;        // the length of the match in tokens
+    int match_length_ = 0;   // the length of the match in tokens
 };
 
 }  // namespace pass

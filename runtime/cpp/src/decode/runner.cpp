@@ -141,7 +141,7 @@ void Runner::stage_masked(const PassKind& kind) {
     }
 }
 
-PassSeconds Runner::idle_pass(const PassKind& kind) {
+PassSeconds Runner::time_masked_pass(const PassKind& kind) {
     stage_masked(kind);
     const double started = now();
     backend_.run_trunk(kind.plan, kind.batch);

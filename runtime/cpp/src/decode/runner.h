@@ -64,7 +64,7 @@ class Runner {
     std::pair<std::vector<StepResult>, double> run(const Plan& plan,
                                                    const std::map<int, Drafts>& drafts);
     // Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
-    PassSeconds idle_pass(const PassKind& kind);
+    PassSeconds time_masked_pass(const PassKind& kind);
     // Run passes before requests need them, on an engine that captures CUDA graphs, because the
     // first runs of a pass take far longer than later ones: those of `ar`, `two-pass` and `fused`
     // over `batch` slots, all masked, at this KV capacity, and prompt chunks in the slots that no

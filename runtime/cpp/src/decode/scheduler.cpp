@@ -21,8 +21,8 @@ bool allows_tree(const ResolvedRequest& request) {
 DraftState draft_state_of(const Slot& slot) {
     if (!slot.sequence->ngram_index) return {slot.num_drafts, {}, 0, nullptr};
     const NgramIndex& index = *slot.sequence->ngram_index;
-    return {slot.num_drafts, index.propose(slot.sequence->request.ngram_drafts), index.matched(),
-            &slot.sequence->ngram_acceptance};
+    return {slot.num_drafts, index.propose(slot.sequence->request.ngram_drafts),
+            index.match_length(), &slot.sequence->ngram_acceptance};
 }
 
 // Record in the tuner how long a pass took, and how many of its drafts were accepted.
@@ -36,9 +36,9 @@ void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
         if (result.drafted == 0) continue;
         drafted = true;
         if (result.source == TokenSource::ngram) {
-            tuner.ngram(states[i].matched, states[i].ngram_acceptance)
+            tuner.ngram(states[i].match_length, states[i].ngram_acceptance)
                 .record(result.drafted, accepted);
-            tuner.ngram(states[i].matched).record(result.drafted, accepted);
+            tuner.ngram(states[i].match_length).record(result.drafted, accepted);
             continue;
         }
         tuner.lookahead_acceptance().record(result.drafted, accepted);

@@ -65,11 +65,12 @@ void Tuner::observe(const Plan& plan, int batch, double seconds) {
     by_batch_.at(by_batch_.contains(batch) ? batch : 1).record(shape_of(plan, batch), seconds);
 }
 
-ConditionalAcceptance& Tuner::ngram(int matched, std::map<int, ConditionalAcceptance>* own) {
+ConditionalAcceptance& Tuner::ngram(int match_length, std::map<int, ConditionalAcceptance>* own) {
     if (own != nullptr)
-        return own->try_emplace(matched, ngram(matched).rates(), ngram_prior_passes).first->second;
+        return own->try_emplace(match_length, ngram(match_length).rates(), ngram_prior_passes)
+            .first->second;
     const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
-    return ngrams_.try_emplace(matched, prior).first->second;
+    return ngrams_.try_emplace(match_length, prior).first->second;
 }
 
 std::vector<Candidate> Tuner::candidates(int lookahead, int batch,
@@ -190,7 +191,7 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
         });
     }
     const auto time = [&](const Plan& plan) {
-        return runner_.idle_pass({plan, batch, sampler, false});
+        return runner_.time_masked_pass({plan, batch, sampler, false});
     };
     const std::vector<PassSeconds> seconds = measure(time, plans);
     TimedPasses timed;

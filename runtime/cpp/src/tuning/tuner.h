@@ -48,9 +48,10 @@ class Tuner {
     void observe(const Plan& plan, int batch, double seconds);
 
     ConditionalAcceptance& lookahead_acceptance() { return lookahead_acceptance_; }
-    // The acceptance of n-gram drafts after a match of `matched` tokens: in the sequence of `own`
-    // (its acceptance by `matched`), or in all sequences if `own` is null.
-    ConditionalAcceptance& ngram(int matched, std::map<int, ConditionalAcceptance>* own = nullptr);
+    // The acceptance of n-gram drafts after a match of `match_length` tokens: in the sequence of
+    // `own` (its acceptance by `match_length`), or in all sequences if `own` is null.
+    ConditionalAcceptance& ngram(int match_length,
+                                 std::map<int, ConditionalAcceptance>* own = nullptr);
     // The acceptance of a new sequence, which starts with the rates of all sequences.
     ConditionalAcceptance new_acceptance() const {
         return ConditionalAcceptance(lookahead_acceptance_.rates());

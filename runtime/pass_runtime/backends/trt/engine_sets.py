@@ -186,7 +186,7 @@ def _command(bundle: Path, library: Library) -> str:
 
 def is_current(engines: EngineSet, manifest: Manifest) -> bool:
     """Whether `engines` were built from the graphs that the bundle has."""
-    return engines.bundle == manifest.content
+    return engines.bundle == manifest.content_hash
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:

@@ -149,7 +149,7 @@ std::filesystem::path engine_directory(const std::filesystem::path& bundle,
 
 std::string why_not(const EngineSet& engines, const Manifest& manifest, const std::string& version,
                     const Gpu& gpu) {
-    if (engines.bundle != manifest.content())
+    if (engines.bundle != manifest.content_hash())
         return "were built from other graphs than the bundle has now";
     if (engines.version != version)
         return "were built by version " + engines.version + ", and " + version + " is installed";
