@@ -1,4 +1,4 @@
-"""The entry point of `pass-export` and `python -m pass_exporter`."""
+"""Starts the command line of `pass-export` and of `python -m pass_exporter`."""
 
 from pass_runtime.commands.start import run
 

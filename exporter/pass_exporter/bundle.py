@@ -1,4 +1,4 @@
-"""Writes a bundle's files except the trunk: tails, tokenizer and manifest."""
+"""Writes all files of a bundle but its trunks, for `export`: tails, tokenizer and manifest."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
     torch.bfloat16: "bfloat16",
 }
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizers")
+"""The packages whose versions the manifest records as `tools`."""
 
 
 def write_tails(
@@ -72,24 +73,29 @@ def write_tails(
     rule: Rule,
     draft_head: DraftHead | None = None,
 ) -> tuple[PlanInfo, ...]:
-    """Write tail.<plan>.<sampler>.onnx for every plan of the bundle.
+    """Write tail.<plan>.<sampler>.onnx for every plan of the bundle. Return the plans' entries in
+    the manifest.
 
-    Sampling tails read the noise tables from one file, and drafting tails the draft head from
-    another. Trees need rule "match", `has_candidate_subset`, and a head: without one, all drafts of
-    one depth would have the same children.
+    All tails that sample read the noise tables from one file, and all tails that use the draft head
+    read its arrays from another. The bundle has trees only if the rule is "match", tails can rank
+    candidates for a draft (`has_candidate_subset`), and there is a draft head: without a head, all
+    drafts of one depth would have the same children.
     """
     locations = _write_noise_tables(directory, vocab_size)
-    head = None
+    arrays = None
     if draft_head is not None:
-        head, written = _write_head(directory, draft_head)
-        locations |= written
-    trees = rule == "match" and head is not None and heads.has_candidate_subset(vocab_size)
+        arrays, head_locations = _write_head(directory, draft_head)
+        locations |= head_locations
+    trees = rule == "match" and arrays is not None and heads.has_candidate_subset(vocab_size)
     plans = bundle_plans(lookahead, trees=trees)
-    return tuple(_write_plan(directory, plan, vocab_size, rule, head, locations) for plan in plans)
+    return tuple(
+        _write_plan(directory, plan, vocab_size, rule, arrays, locations) for plan in plans
+    )
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Write the tables. Return each one's file and offset in bytes, by its name in the tails."""
+    """Write the noise tables to a file. Return the file and the offset in bytes of each table, by
+    the name of the table's initializer in the tails."""
     locations, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
@@ -101,17 +107,18 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
 def _write_head(
     directory: Path, draft_head: DraftHead
 ) -> tuple[heads.HeadArrays, dict[str, tuple[str, int]]]:
-    """Write the draft head. Return its arrays, and their files and offsets as in
-    `_write_noise_tables`."""
-    head = draft_head.arrays()
-    places = heads.head_layout(len(head.table), len(head.hidden), draft_head.rank, draft_head.width)
+    """Write the draft head's arrays to a file. Return the arrays, and the location of each as
+    `_write_noise_tables` does."""
+    arrays = draft_head.arrays()
+    vocab_size, hidden_size = len(arrays.table), len(arrays.hidden)
+    regions = heads.head_layout(vocab_size, hidden_size, draft_head.rank, draft_head.width)
     with (directory / heads.HEAD_FILE).open("wb") as file:
-        for name, place in places.items():
-            file.seek(place.offset)
-            file.write(getattr(head, name).astype(place.dtype).tobytes())
-    return head, {
-        f"{heads.HEAD_PREFIX}{name}": (heads.HEAD_FILE, place.offset)
-        for name, place in places.items()
+        for name, region in regions.items():
+            file.seek(region.offset)
+            file.write(getattr(arrays, name).astype(region.dtype).tobytes())
+    return arrays, {
+        f"{heads.HEAD_PREFIX}{name}": (heads.HEAD_FILE, region.offset)
+        for name, region in regions.items()
     }
 
 
@@ -145,14 +152,16 @@ def _write_plan(
 
 
 def write_logprobs(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.logprobs.onnx, for all samplers and all plans but trees. Return its entry."""
+    """Write tail.logprobs.onnx, one graph for all samplers and all plans but trees. Return its
+    manifest entry."""
     model = build_logprobs(vocab_size)
     ir.save(model, directory / LOGPROBS_FILE)
     return graph_info(model, LOGPROBS_FILE)
 
 
 def write_processors(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.processors.onnx, for all plans and samplers. Return its entry."""
+    """Write tail.processors.onnx, one graph for all plans and samplers. Return its manifest
+    entry."""
     model = build_processors(vocab_size)
     ir.save(model, directory / PROCESSORS_FILE)
     return graph_info(model, PROCESSORS_FILE)
@@ -161,8 +170,8 @@ def write_processors(directory: Path, vocab_size: int) -> Graph:
 def _use_external_data(
     model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]
 ) -> None:
-    """Make `model` read initializers from files of `directory`. locations: name -> (file,
-    offset)."""
+    """Make `model` read those of its initializers that are in `locations` from files of
+    `directory`. locations: initializer's name -> (file, offset in bytes)."""
     for name, (file, offset) in locations.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -204,10 +213,10 @@ def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None
     for name, file in CHAT_TEMPLATE_FILES.items():
         if name in templates:
             (directory / file).write_text(templates[name], encoding="utf-8")
-    if others := sorted(set(templates) - set(CHAT_TEMPLATE_FILES)):
-        known = " and ".join(CHAT_TEMPLATE_FILES)
+    if unused := sorted(set(templates) - set(CHAT_TEMPLATE_FILES)):
+        used = " and ".join(CHAT_TEMPLATE_FILES)
         warnings.warn(
-            f"left out the chat templates {', '.join(others)}: only {known} are used", stacklevel=2
+            f"left out the chat templates {', '.join(unused)}: only {used} are used", stacklevel=2
         )
     if (template := load_chat_template(directory, tokenizer.special_tokens_map)) is not None:
         template.check()
@@ -223,24 +232,22 @@ def write_manifest(
     derived: tuple[DerivedTrunk, ...],
     plans: tuple[PlanInfo, ...],
 ) -> Manifest:
-    """Write tail.logprobs.onnx, tail.processors.onnx, and last pass_config.json with hashes."""
-    record, head = lookahead_weights.record, lookahead_weights.head
+    """Write tail.logprobs.onnx and tail.processors.onnx, and after them pass_config.json, which has
+    the hashes of all other files."""
+    adapter, head = lookahead_weights.adapter, lookahead_weights.head
+    length, record = lookahead_weights.lookahead, lookahead_weights.record
     manifest = Manifest(
         format="pass-bundle",
         version=3,
         model=model,
         rule=rule,
         lookahead=LookaheadInfo(
-            length=lookahead_weights.lookahead,
+            length=length,
             trained=lookahead_weights.trained,
             source=lookahead_weights.source,
-            adapter_rank=0 if lookahead_weights.adapter is None else lookahead_weights.adapter.rank,
-            acceptance_per_position=()
-            if record is None
-            else record.acceptance[: lookahead_weights.lookahead],
-            acceptance_per_position_sampled=()
-            if record is None
-            else record.acceptance_sampled[: lookahead_weights.lookahead],
+            adapter_rank=adapter.rank if adapter else 0,
+            acceptance_per_position=record.acceptance[:length] if record else (),
+            acceptance_per_position_sampled=record.acceptance_sampled[:length] if record else (),
             head=None
             if head is None
             else HeadInfo(rank=head.rank, width=head.width, blocks=heads.CANDIDATE_BLOCKS),
@@ -263,32 +270,32 @@ def write_manifest(
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Map each output to the input of the next graph that shares its memory."""
+    """Map the name of each output to the input of the next graph that shares its memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_input(output)) is not None}
 
 
 def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write the model's description into the trunk, so that the runtime refuses other manifests."""
+    """Write the model's description into the trunk's metadata: the runtime refuses a trunk whose
+    description differs from the manifest."""
     trunk.metadata_props[METADATA_KEY] = json.dumps(
         metadata(model, lookahead, rule), sort_keys=True
     )
 
 
 def _tools() -> dict[str, str]:
-    """Return the versions of the tools that made the bundle.
-
-    The version of onnxruntime comes from the module, because its package has another name on GPU
-    machines. Packages that are not installed are left out."""
-    found = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    """Return the versions of Python and of the installed packages that made the bundle, by name.
+    onnxruntime's is that of the module, because on GPU machines its package has another name."""
+    versions = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedModel) -> ModelInfo:
+    """Return the manifest's description of the model."""
     sizes: Geometry = loaded.geometry
     return ModelInfo(
         name=source.name,
@@ -311,17 +318,18 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
 
 
 def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
-    """Return the manifest entry, whose `grid` is most layers' scheme; None if nothing is
-    quantized."""
+    """Return the manifest's description of the quantization; None if nothing is quantized. Its
+    `grid` is the scheme that most decoder layers have; `layers` lists the others' schemes."""
     spec = quantized.spec
     if spec.scheme is None:
         return None
-    found = {
+    schemes = {
         layer_name(name): _scheme_info(packed.scheme, packed.offsets is not None)
         for name, packed in quantized.weights.items()
     }
-    lm_head = found.pop("lm_head", None if spec.lm_head is None else _scheme_info(spec.lm_head))
-    decoder = {name: scheme for name, scheme in found.items() if name is not None}
+    lm_head = schemes.pop("lm_head", None if spec.lm_head is None else _scheme_info(spec.lm_head))
+    # The name is None for an adapter's matrices, which the manifest does not list.
+    decoder = {name: scheme for name, scheme in schemes.items() if name is not None}
     usual = Counter(decoder.values()).most_common(1)[0][0] if decoder else _scheme_info(spec.scheme)
     return QuantizationInfo(
         grid=usual,

@@ -1,4 +1,4 @@
-"""The options of an export and of an engine build."""
+"""The options of an export and of an engine build, checked when they are made."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 MAX_BATCH_SIZE = 256
 WEIGHTS = tuple(SPECS)
 CUDA_ATTENTION = ("attention", GROUP_QUERY := "group-query")
+"""The values of --cuda-attention (see `ExportConfig.cuda_attention`)."""
 NO_CALIBRATION = "none"
 """The value of --calibrate with which weights are quantized without text."""
 
@@ -27,15 +28,16 @@ class EngineConfig:
     """Options of an engine build. Raises PassError if one is out of range.
 
     engine: a name in `backends.trt.library.LIBRARIES`.
-    max_seq_len: prompt and output tokens of the longest sequence. capacity: the KV capacity,
-    instead of max_seq_len.
-    prefill_widths: tokens of the chunks in which prompts are prefilled; None if the build chooses
-    them.
-    workspace: MiB of scratch memory for kernels; None for no limit.
-    timing_cache: a file that is read and updated.
+    max_batch_size: the largest number of sequences in a pass.
+    max_seq_len: prompt and output tokens of the longest sequence, from which the build computes the
+    KV capacity. capacity: the KV capacity itself, in tokens, which may be given instead.
+    prefill_widths: the sizes in tokens of the chunks in which prompts are prefilled; None lets the
+    build choose them.
+    workspace: the limit in MiB on the kernels' scratch memory; None for no limit.
+    timing_cache: the library's file of kernel timings, which is read and updated; None for none.
     compute_capability: GPUs to build for, such as 8.9 or sm89; () means the GPU of this machine.
-    device_memory: GiB of the target; None means the memory of this machine's GPU.
-    verify: compare logits with ONNX Runtime's afterwards.
+    device_memory: GiB of memory on the target GPU; None means that of this machine's GPU.
+    verify: after the build, compare the engines' logits with ONNX Runtime's.
     force: rebuild existing engines.
     """
 
@@ -78,14 +80,14 @@ class ExportConfig:
     zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding
     errors smaller but is not supported by TensorRT; None means True for int4 in fp32 (the dtype for
     CPUs), and False otherwise.
-    calibrate: a text file for rounding int4 weights and measuring w8a8's activations; None if the
-    model writes the text. Path(NO_CALIBRATION) rounds int4 to the nearest codes instead, for large
-    models on few cores.
+    calibrate: a text file that guides the rounding of int4 weights and gives w8a8 the ranges of its
+    activations; None lets the model write the text. Path(NO_CALIBRATION) rounds int4 weights to the
+    nearest codes without a text, for large models on few cores.
     rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain
-    decoding; "rejection" is the paper's rule: it accepts more sampled drafts, and keeps only the
-    distribution of texts.
-    verify: a text file on which perplexity and greedy agreement with the full-precision model are
-    measured.
+    decoding; "rejection" is the paper's rule: it accepts more sampled drafts, but only the
+    distribution of texts is that of plain decoding.
+    verify: a text file on which the bundle's perplexity, and how often its greedy choice is the
+    full-precision model's, are measured; None measures neither.
     max_perplexity_ratio: the export fails if that perplexity is more than this times the
     full-precision model's.
     force: replace an existing bundle.
@@ -145,10 +147,11 @@ class ExportConfig:
 
     @property
     def spec(self) -> QuantSpec:
+        """How the weights are quantized, by `weights`, `zero_points` and `calibrate`."""
         spec = SPECS[self.weights]
         spec = replace(spec, gptq=spec.gptq and not self._rounds_to_nearest)
-        by_default = self.weights == "int4" and self.dtype == "fp32"
-        zero_points = by_default if self.zero_points is None else self.zero_points
+        default = self.weights == "int4" and self.dtype == "fp32"
+        zero_points = default if self.zero_points is None else self.zero_points
         return spec.with_zero_points() if zero_points else spec
 
     @property
@@ -156,19 +159,19 @@ class ExportConfig:
         return self.calibrate == Path(NO_CALIBRATION)
 
     def verification_text(self) -> str | None:
-        """Return the text of `verify`, or None. Raises PassError if it is unreadable or empty."""
-        return None if self.verify is None else _text_of(self.verify, "--verify")
+        """Read the file `verify`; None if there is none. Raises PassError if it is unreadable or
+        empty."""
+        return None if self.verify is None else _read_text(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """Return the text of `calibrate`, or None. Raises PassError if the file is bad or empty."""
-        return (
-            None
-            if self.calibrate is None or self._rounds_to_nearest
-            else _text_of(self.calibrate, "--calibrate")
-        )
+        """Read the file `calibrate`; None if there is none. Raises PassError as
+        `verification_text` does."""
+        if self.calibrate is None or self._rounds_to_nearest:
+            return None
+        return _read_text(self.calibrate, "--calibrate")
 
 
-def _text_of(path: Path, flag: str) -> str:
+def _read_text(path: Path, flag: str) -> str:
     text = read_text(path)
     if not text.strip():
         raise PassError(f"{path} is empty; {flag} needs text to measure on")

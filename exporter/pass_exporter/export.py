@@ -51,8 +51,10 @@ TRUNK_FILE = "trunk.onnx"
 class ExportReport:
     """The written bundle, and the results of its checks.
 
-    relative_error: of the trunk's outputs against torch's. greedy_tokens, near_tie: see
-    `check_greedy`.
+    output: the bundle's directory.
+    relative_error, relative_error_limit: the largest difference of a trunk's outputs from torch's
+    (`check_trunk`), and the largest accepted one (`Limits.error`).
+    greedy_tokens, near_tie: what `check_greedy` returned.
     quality: None without a text to verify on.
     """
 
@@ -66,7 +68,7 @@ class ExportReport:
 
 
 def export(config: ExportConfig, progress: Progress) -> ExportReport:
-    """Write a bundle and check it. Raises PassError, and keeps nothing of it, if either fails."""
+    """Write a bundle and check it. If either fails, raise PassError and leave no files behind."""
     text, calibration = config.verification_text(), config.calibration_text()
     progress.phase("finding the model")
     source = resolve(config.model, config.revision)
@@ -79,10 +81,11 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         lookahead_weights = _lookahead_weights(
             config.lookahead_weights, config.lookahead, loaded.model
         )
-        expected = None
+        scores = None
         if text is not None:
             progress.phase("running torch on the text")
-            expected = score_text(loaded.model, loaded.tokenizer, text)
+            # Before `quantize`, which changes the model's weights in place.
+            scores = score_text(loaded.model, loaded.tokenizer, text)
         quantized = quantize(loaded, lookahead_weights, config.spec, calibration, progress)
         progress.phase("running torch for the check")
         cases = torch_cases(loaded.model, lookahead_weights, quantized)
@@ -103,10 +106,11 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
                 graph, directory, info.max_capacity, windows, spare_rows=spare_rows
             )
         elif config.dtype == "fp16" and config.cuda_attention in (GROUP_QUERY, None):
-            wanted = config.cuda_attention is not None
-            derived = _trunks_for_cuda(graph, directory, info, windows, wanted=wanted)
+            required = config.cuda_attention is not None
+            derived = _trunks_for_cuda(graph, directory, info, windows, required=required)
         if spare_rows:
             pad_queries(graph.graph)
+        # The portable graph, after the derived ones: those start from it without spare rows.
         ir.save(graph, path)
         progress.phase("writing tails, tokenizer and manifest")
         plans = bundle.write_tails(
@@ -116,24 +120,24 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         manifest = bundle.write_manifest(
             directory, info, config.rule, lookahead_weights, trunk, derived, plans
         )
-        # This frees memory: ONNX Runtime loads the weights again for the checks.
+        # Frees the memory of the weights, which ONNX Runtime loads again for the checks.
         del loaded, graph, quantized
         gc.collect()
         quality, limits = None, limits_of(manifest.model)
-        with runnable_on_cpu(directory, manifest) as checked:
+        with runnable_on_cpu(directory, manifest) as runnable:
             progress.phase("checking the trunk against torch")
-            with with_torch_codes(directory, checked) as patched:
+            with with_torch_codes(directory, runnable) as patched:
                 error = check_trunk(directory, patched, cases, limits)
-            check_sums(directory, checked, trunk_feed(cases[-1], checked))
+            check_sums(directory, runnable, trunk_feed(cases[-1], runnable))
             progress.phase("checking every plan against plain decoding")
-            tokens, near_tie = check_greedy(directory, checked)
-            if expected is not None:
+            greedy_tokens, near_tie = check_greedy(directory, runnable)
+            if scores is not None:
                 progress.phase("running the bundle on the text")
-                quality = measure_quality(directory, checked, expected)
+                quality = measure_quality(directory, runnable, scores)
                 quality.check(config.max_perplexity_ratio)
             progress.phase("opening the bundle")
-            check_opens(directory, checked)
-    return ExportReport(output, manifest, error, limits.error, tokens, near_tie, quality)
+            check_opens(directory, runnable)
+    return ExportReport(output, manifest, error, limits.error, greedy_tokens, near_tie, quality)
 
 
 def _trunks_for_cuda(
@@ -142,14 +146,14 @@ def _trunks_for_cuda(
     info: ModelInfo,
     windows: Sequence[int | None],
     *,
-    wanted: bool,
+    required: bool,
 ) -> tuple[DerivedTrunk, ...]:
     """Write the trunks for ONNX Runtime on CUDA. If they cannot compute the model's attention,
-    return none, or raise PassError if the user wanted them."""
+    return (), or raise PassError if they are `required` by an option."""
     try:
         return write_trunks_for_cuda(trunk, directory, info.vocab_size, info.max_capacity, windows)
     except UnsupportedAttention:
-        if not wanted:
+        if not required:
             return ()
         reason = "cannot compute this model's attention; leave the option out"
         raise PassError(f"--cuda-attention {GROUP_QUERY} {reason}") from None
@@ -158,7 +162,8 @@ def _trunks_for_cuda(
 def _lookahead_weights(
     path: Path | None, lookahead: int, model: PreTrainedModel
 ) -> LookaheadWeights:
-    """Read the user's file or the weights shipped for the model, else make the baseline."""
+    """Return the look-ahead weights of the user's file `path`, or else those that are shipped for
+    the model, or else the untrained baseline."""
     path = path or shipped_weights(model)
     if path is None or str(path) == BASELINE_NAME:
         return mean_embedding(model, lookahead)

@@ -1,4 +1,4 @@
-"""Command-line flags about the model that pass-export and pass-train share."""
+"""Defines the command-line flags about the model that pass-export and pass-train share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 from pass_exporter.model.registry import NO_REMOTE_CODE
 
 
-def _refuse(_context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    if given:
+def _refuse(_context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    if is_given:
         raise click.UsageError(f"{parameter.opts[0]} is refused: {NO_REMOTE_CODE}")
 
 
@@ -25,5 +25,6 @@ TRUST_REMOTE_CODE = click.option(
 
 
 def model_flags(command: Any) -> Any:
-    """Add --revision, and a hidden --trust-remote-code that says why it is refused."""
+    """Add --revision to a command, and a hidden --trust-remote-code that raises a UsageError which
+    says why it is refused."""
     return REVISION(TRUST_REMOTE_CODE(command))

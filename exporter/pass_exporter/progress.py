@@ -1,4 +1,4 @@
-"""The protocol by which long work reports its progress."""
+"""The protocols by which exports and training report their progress. `terminal.py` shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 Step = Callable[[int, int], None]
-"""(steps done, all steps) -> None."""
+"""Reports a phase's progress: it is called with the steps done so far, and the number of steps."""
 
 
 class NotedStep(Protocol):
@@ -16,6 +16,8 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """Work calls `phase` when a phase starts, and its Step after each step if they are counted."""
+    """Receives the progress of an export, an engine build or a training."""
 
-    def phase(self, name: str) -> Step: ...
+    def phase(self, name: str) -> Step:
+        """Start a phase, which ends the one before. A phase that counts its steps calls the
+        returned Step after each."""

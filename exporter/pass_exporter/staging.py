@@ -1,7 +1,7 @@
-"""Writes a directory atomically: builds it beside its destination, then renames it.
+"""Writes a directory atomically: it is built beside its destination, then renamed.
 
-An export holds a lock on a file beside the destination, so only one at a time writes there. If the
-lock is free, partial files beside the destination are of an export that was killed.
+An export holds a lock on a file beside the destination, so only one at a time writes there. An
+export that gets the lock knows that all partial files there are of exports that were killed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ def staged_directory(
 ) -> Iterator[Path]:
     """Yield an empty directory, renamed to `destination` if the block succeeds, else removed.
 
-    force: replace an existing directory of the same kind. marker_file: every directory of the kind
-    has this file.
-    kind: the name of the kind in error messages. alternative: the option that they advise.
+    force: replace an existing directory of the same kind, which is recognised by its `marker_file`.
+    kind: what such a directory is called in error messages. alternative: the other name for the
+    destination that these messages advise.
 
     Raises PassError if the destination exists and must not be replaced, is locked, or cannot be
     written.
     """
     destination = destination.absolute()
-    _check_replaceable(destination, force, kind, marker_file, alternative)
+
+    def check() -> None:
+        _check_replaceable(destination, force, kind, marker_file, alternative)
+
+    check()
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         busy = f"another pass-export is writing {destination}; wait for it, or use {alternative}"
         with locked(_sibling(destination, "lock"), busy):
             _recover(destination)
-            _check_replaceable(destination, force, kind, marker_file, alternative)
+            check()  # Until the lock was held, another export may have written the destination.
             with _staging(destination) as staging:
                 yield staging
-                _check_replaceable(destination, force, kind, marker_file, alternative)
+                check()  # In the meantime, another program may have.
                 _put_in_place(staging, destination)
     except OSError as error:
         reason = error.strerror or f"{error} (is the disk full?)"
@@ -89,9 +93,9 @@ def _sibling(destination: Path, suffix: str) -> Path:
 
 
 def _recover(destination: Path) -> None:
-    """Remove the files of an export that was killed. The caller holds the lock.
+    """Remove the partial files of an export that was killed. The caller holds the lock.
 
-    If that export had moved the old bundle away and not yet installed the new one, the old one is
+    If that export was killed between the two renames of `_put_in_place`, the old directory is
     moved back.
     """
     old = _sibling(destination, "replaced")

@@ -32,7 +32,7 @@ def silence_libraries() -> None:
 
 
 class Terminal:
-    """Implements Progress on a console. show: False prints nothing."""
+    """Shows progress on a console, as a `Progress`. show: False prints nothing."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self._console, self._show = console, show
@@ -52,10 +52,10 @@ class Terminal:
     def phase(self, name: str) -> NotedStep:
         if self._bars is not None:
             return self._bars.phase(name)
-        self._line(name)
-        return _plain_steps(name, self._line)
+        self._print_line(name)
+        return _plain_steps(name, self._print_line)
 
-    def _line(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if self._show:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -100,24 +100,26 @@ class _ProgressBars:
 
 
 class _PhaseStatus(ProgressColumn):
-    """Renders the remaining or else the elapsed time, the steps done and all, and the note."""
+    """Renders the remaining time if it can be estimated, or else the elapsed time, then how many
+    of the steps are done ("3/8"), then the note."""
 
     def render(self, task: Task) -> Text:
         if task.time_remaining and not task.finished:
-            parts = [f"{_clock(task.time_remaining)} left"]
+            parts = [f"{_duration(task.time_remaining)} left"]
         else:
-            parts = [_clock(task.finished_time if task.finished else task.elapsed)]
+            parts = [_duration(task.finished_time if task.finished else task.elapsed)]
         if task.total and task.total > 1:
             parts.append(f"{task.completed:.0f}/{task.total:.0f}")
         return Text("  ".join((*parts, task.fields["note"])), no_wrap=True, overflow="ellipsis")
 
 
-def _clock(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     return str(timedelta(seconds=int(seconds or 0)))
 
 
-def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
-    """Return a step that prints a line with the remaining time after every tenth of the steps.
+def _plain_steps(name: str, print_line: Callable[[str], None]) -> NotedStep:
+    """Return the NotedStep of the phase `name`. After every tenth of the steps, it prints a line
+    with the steps done, the note and the remaining time.
 
     Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.
     """
@@ -132,8 +134,9 @@ def _plain_steps(name: str, line: Callable[[str], None]) -> NotedStep:
             and tenth > printed_tenth
             and (done >= total or now - printed_at >= LINE_INTERVAL_SECONDS)
         ):
-            left = f"{_clock((now - started) * (total - done) / done)} left" if done < total else ""
-            line("  ".join(part for part in (f"{name}: {done}/{total}", note, left) if part))
+            remaining = (now - started) * (total - done) / done
+            left = f"{_duration(remaining)} left" if done < total else ""
+            print_line("  ".join(part for part in (f"{name}: {done}/{total}", note, left) if part))
             printed_tenth, printed_at = tenth, now
 
     return step

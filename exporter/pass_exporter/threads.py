@@ -1,4 +1,4 @@
-"""Sets the number of threads that torch uses."""
+"""Limits torch to one thread, for work of many short operations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block, torch uses one thread. Many short operations were 20 times slower with
-    several threads on a busy machine."""
+    """Let torch use one thread within the block. With several threads, many short operations took
+    20 times as long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

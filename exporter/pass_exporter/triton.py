@@ -1,4 +1,5 @@
-"""`pass-export triton`: adds a bundle to a repository, as a model of Triton's Python backend."""
+"""Implements `pass-export triton`: adds a bundle to a model repository of the Triton server, as a
+model of Triton's Python backend."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pass_runtime.errors import PassError
 from pass_server.triton.config import PARAMETER_TYPES, TensorSpec, inputs, make_settings, outputs
 
 BUNDLE_COPY = "1/bundle"
-"""The path of a copied bundle in its model's directory."""
+"""Where a copied bundle lies in its model's directory."""
 MODEL_PY = '''\
 """Written by `pass-export triton`. Its code is pass_server, which Triton's Python must have."""
 
@@ -28,6 +29,7 @@ from pass_server.triton.model import Model
 class TritonPythonModel(Model):
     pb_utils = triton_python_backend_utils
 '''
+"""The model's Python file, which Triton loads."""
 PYCACHE_PLACEHOLDER = """\
 This file keeps Python from creating a directory __pycache__ here. Triton would take the new
 directory for a change of the model, and load the model a second time.
@@ -38,12 +40,13 @@ directory for a change of the model, and load the model a second time.
 class RepositoryConfig:
     """The options of pass-export triton.
 
-    output: the repository that the model is added to. tokens: the model takes and returns token ids
-    instead of text.
+    output: the repository that the model is added to. served_model_name: the name of the model in
+    Triton; None makes it from the name in the manifest.
+    tokens: the model takes and returns token ids instead of text.
     copy: copy the bundle into the model's directory; otherwise the model refers to its path.
-    instances: processes, each with its own session. force: replace an existing model with the same
-    name.
-    Others: see `pass_server.triton.config`; None means the default there.
+    instances: the number of processes, each with a session of its own.
+    force: replace an existing model with the same name.
+    The others are those of `pass_server.triton.config`; None means the default there.
     """
 
     bundle: Path
@@ -77,26 +80,29 @@ class RepositoryConfig:
 
 
 def write_model(config: RepositoryConfig) -> Path:
-    """Add a model to a repository atomically. Return its directory.
+    """Add the bundle to the repository atomically. Return the new model's directory.
 
-    Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and is
-    not replaced.
+    Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and
+    `config.force` is False.
     """
     manifest = read_manifest(config.bundle)
     verify_files(config.bundle, manifest, hashes=False)
-    name = config.served_model_name or _name(manifest.model.name, tokens=config.tokens)
+    name = config.served_model_name or _default_name(manifest.model.name, tokens=config.tokens)
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
     check_load_options(config.bundle, manifest, config.device, config.capacity)
-    # Raises PassError if an option is invalid.
+    # Called for its checks alone: it raises PassError if a parameter is invalid.
     make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
     _check_repository(config.output)
     model = config.output / name
-    words = {"kind": "model of Triton", "alternative": "another --served-model-name"}
     with staged_directory(
-        model, force=config.force, marker_file="config.pbtxt", **words
+        model,
+        force=config.force,
+        kind="model of Triton",
+        marker_file="config.pbtxt",
+        alternative="another --served-model-name",
     ) as directory:
         (directory / "1").mkdir()
         if config.copy:
@@ -109,9 +115,12 @@ def write_model(config: RepositoryConfig) -> Path:
 
 
 def config_pbtxt(name: str, config: RepositoryConfig) -> str:
-    """Return the model's configuration. Triton's batching is off, because the session batches."""
+    """Return the text of config.pbtxt, the model's configuration in protobuf's text format.
+
+    max_batch_size is 0, which switches Triton's own batching off: the session batches.
+    """
     bundle = BUNDLE_COPY if config.copy else str(config.bundle.resolve())
-    values = {"bundle": bundle, "tokens": config.tokens} | config.parameters
+    parameters = {"bundle": bundle, "tokens": config.tokens} | config.parameters
     lines = [
         f"name: {_quoted(name)}",
         'backend: "python"',
@@ -124,15 +133,15 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
         *(f"output {{ {_field(field)} }}" for field in outputs(tokens=config.tokens)),
         f"instance_group {{ count: {config.instances} kind: {_instance_kind(config.device)} }}",
         *(
-            f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(values[key])} }} }}"
-            for key in values
+            f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(value)} }} }}"
+            for key, value in parameters.items()
         ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _name(model: str, *, tokens: bool) -> str:
-    """Return the default of --served-model-name."""
+def _default_name(model: str, *, tokens: bool) -> str:
+    """Return the default of --served-model-name. model: the name in the manifest."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + ("-tokens" if tokens else "")
 
 
@@ -148,7 +157,8 @@ def _check_repository(path: Path) -> None:
 
 
 def _instance_kind(device: str) -> str:
-    """Return Triton's kind of instances for a device. KIND_MODEL lets the session choose."""
+    """Return the `kind` of instances for a device: where Triton runs them. KIND_MODEL leaves the
+    choice to the model, that is to its session."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
@@ -165,5 +175,5 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal of protobuf's text format: as in JSON, but not escaped to ASCII."""
+    """Return a string literal of protobuf's text format, which are JSON's, not escaped to ASCII."""
     return json.dumps(text, ensure_ascii=False)

@@ -149,14 +149,18 @@ def test_a_head_in_other_formats_passes_the_checks_of_an_export(
     assert (hidden.dtype, hidden.shape) == ("float32", ("batch", "lookahead_rows", 64))
 
 
-def test_the_check_finds_a_wrong_hidden_row(tiny_model: Path, head_bundle: Path):
+def test_the_check_finds_wrong_hidden_rows_and_nan_in_the_cache(
+    tiny_model: Path, head_bundle: Path
+):
     model = load_model(resolve(str(tiny_model)), "fp32").model
     lookahead_weights = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
     cases, manifest = torch_cases(model, lookahead_weights), read_manifest(head_bundle)
     assert check_trunk(head_bundle, manifest, cases, Limits(1e-4, 0)) < 1e-4
-    wrong = [replace(case, hidden=case.hidden * 1.001) for case in cases]
-    with pytest.raises(PassError, match="differs from torch"):
-        check_trunk(head_bundle, manifest, wrong, Limits(1e-4, 0))
+    wrong_hidden = [replace(case, hidden=case.hidden * 1.001) for case in cases]
+    nan = [replace(case, window=[*case.window[:-1], case.window[-1] * np.nan]) for case in cases]
+    for wrong in (wrong_hidden, nan):
+        with pytest.raises(PassError, match="differs from torch"):
+            check_trunk(head_bundle, manifest, wrong, Limits(1e-4, 0))
 
 
 def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):

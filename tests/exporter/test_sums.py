@@ -54,7 +54,7 @@ def test_an_export_with_wrong_sums_fails(
     plain, compared = sums.expose_products, []
 
     def other_unit(graph) -> list[Product]:
-        compared.extend(replace(each, unit=each.unit * 2) for each in plain(graph))
+        compared.extend(replace(each, scales=each.scales * 2) for each in plain(graph))
         return compared
 
     monkeypatch.setattr(sums, "expose_products", other_unit)

@@ -1,1 +1,1 @@
-"""The exporter's own checks of what it wrote."""
+"""Checks of an export: the exporter runs them on the bundle that it has just written."""

@@ -1,13 +1,13 @@
-"""Test windows and torch's results for them, with which the exporter's checks compare the trunk.
+"""Runs random windows in torch before an export; `verify.py` compares the trunk with the results.
 
-transformers' unpatched model runs before the trunk is written. The written files run afterwards,
-when torch's copy of the weights is released.
+The model is transformers' own, without the exporter's changes. The trunk runs later, when torch has
+released its copy of the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,23 +24,25 @@ from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
 LARGE_MODEL_BYTES = 300 << 20
-"""Above so many bytes of weights, ONNX Runtime's copies (packed, widened) may not fit into
-memory."""
+"""A model with more bytes of weights than this is large: the copies of the weights that ONNX
+Runtime makes (packed for its kernels, or widened to float32) may not fit into memory."""
 MAX_CHECKED_WINDOW = 1024
-"""In tokens. Wider sliding windows need a longer text, which takes torch minutes."""
+"""The largest sliding window, in tokens, that is checked: the text before the checked pass has to
+be longer than the window, and such a text takes torch minutes."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One window after `length` committed tokens, and torch's results for it.
+    """A window after `length` tokens of text, and torch's results for it.
 
-    past: the KV cache before the window, [1,KVH,length,D] for every layer's keys, then every
-    layer's values.
-    window: the window's keys and values in the same order, [1,KVH,Q,D].
+    past: the KV cache before the window: the keys [1,KVH,length,D] of every layer, then the values
+    of every layer.
+    window: the keys and values [1,KVH,Q,D] of the window, in the same order.
     logits: [1,Q,V]. hidden: [1,Q,H], the LM head's input.
-    rounded: the input of each layer with a static scale, by its weight's name.
+    rounded: the 8-bit input of each layer with a static scale, by the name of the layer's weight;
+    {} if activations are not rounded.
     """
 
     plan: Plan
@@ -59,33 +61,32 @@ def torch_cases(
     quantized: QuantizedModel | None = None,
     seed: int = 0,
 ) -> list[Case]:
-    """Run a random window of every plan of the bundle, and one of prefill; few of a large model.
+    """Run a random window of every plan of the bundle and a prefill chunk, each after a short text.
 
-    If layers have a sliding window, the widest plan also runs after a text longer than that window.
-    quantized: how activations are rounded. A large model has over LARGE_MODEL_BYTES in 16 bits.
+    Of a large model only four plans run: all would take minutes, because CPUs lack fast kernels for
+    16-bit dtypes. If layers have a sliding window, the last plan also runs after a text longer than
+    that.
+    quantized: how activations are rounded; None if they are not.
     """
     rng = np.random.default_rng(seed)
     plans = bundle_plans(lookahead_weights.lookahead, trees=lookahead_weights.head is not None)
-    # All plans take minutes without kernels for the dtype.
-    if 2 * model.num_parameters() > LARGE_MODEL_BYTES:
+    if 2 * model.num_parameters() > LARGE_MODEL_BYTES:  # two bytes for each, whatever the dtype
         plans = (plans[0], *plans[-3:])
     sliding = max(
         (window for window in layer_windows(model.config) if window is not None), default=0
     )
-    windows = [(plan, 0) for plan in (*plans, prefill_plan(16))]
+    plans_and_min_lengths = [(plan, 0) for plan in (*plans, prefill_plan(16))]
     if 0 < sliding <= MAX_CHECKED_WINDOW:
-        windows.append((plans[-1], sliding))
-    with ExitStack() as stack:
-        rounded = (
-            {}
-            if quantized is None
-            else stack.enter_context(
-                rounded_activations(model, lookahead_weights.adapter, quantized)
-            )
-        )
+        plans_and_min_lengths.append((plans[-1], sliding))
+    rounding: AbstractContextManager[dict[str, QuantizedInput]] = (
+        nullcontext({})
+        if quantized is None
+        else rounded_activations(model, lookahead_weights.adapter, quantized)
+    )
+    with rounding as rounded:
         return [
             _torch_case(model, lookahead_weights, plan, rng, min_length, rounded)
-            for plan, min_length in windows
+            for plan, min_length in plans_and_min_lengths
         ]
 
 
@@ -98,47 +99,49 @@ def _torch_case(
     min_length: int,
     rounded: Mapping[str, QuantizedInput],
 ) -> Case:
-    """Run one window after at least `min_length` tokens. rounded: gets the layers' inputs."""
+    """Run one window after a random text of at least `min_length` tokens.
+
+    rounded: the dict in which every pass of the model leaves the rounded inputs of its layers.
+    """
     trunk, vocab = Trunk(model, lookahead_weights), model.config.vocab_size
     length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
-    prefix = torch.from_numpy(rng.integers(0, vocab, (1, length)))
-    model.model(input_ids=prefix, past_key_values=cache, use_cache=True)
+    text = torch.from_numpy(rng.integers(0, vocab, (1, length)))
+    model.model(input_ids=text, past_key_values=cache, use_cache=True)
     past = _entries(cache, slice(0, length))
     tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
     input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
     mask = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
-    rows = torch.from_numpy(length + plan.row_position)[None]
-    columns = torch.cat([torch.arange(length)[None], rows], 1)
+    row_positions = torch.from_numpy(length + plan.row_position)[None]
+    column_positions = torch.cat([torch.arange(length)[None], row_positions], 1)
     with _adapted(model, lookahead_weights, torch.from_numpy(input_ids[0] >= vocab)):
         hidden = model.model(
             inputs_embeds=trunk.embed(torch.from_numpy(input_ids)),
             attention_mask=attention_masks(
-                model.config, torch.from_numpy(mask)[None, None], rows, columns
+                model.config, torch.from_numpy(mask)[None, None], row_positions, column_positions
             ),
-            position_ids=rows,
+            position_ids=row_positions,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     window = _entries(cache, slice(length, None))
-    # The trunk runs the adapter on these rows alone, `_adapted` on all.
-    adapted = plan.lookahead_rows
-    compared = {
-        name: QuantizedInput(each.codes[:, adapted], each.scale)
+    # `_adapted` ran the adapter on all rows, but the trunk runs it on the look-ahead rows alone.
+    inputs = {
+        name: QuantizedInput(layer_input.codes[:, plan.lookahead_rows], layer_input.scale)
         if name.startswith(ADAPTER_PREFIX)
-        else each
-        for name, each in rounded.items()
+        else layer_input
+        for name, layer_input in rounded.items()
     }
-    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), compared)
+    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), inputs)
 
 
 def _adapted(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights, is_lookahead: torch.Tensor
 ) -> AbstractContextManager[None]:
-    """Apply the adapter to the rows with `is_lookahead` [Q].
+    """Apply the adapter to the rows for which `is_lookahead` [Q] is true.
 
-    Unlike the trunk, it computes the adapter in all rows and masks the others.
+    Unlike the trunk, this computes the adapter's results for all rows, and then chooses.
     """
     adapter = lookahead_weights.adapter
     if adapter is None:
@@ -149,11 +152,13 @@ def _adapted(
 
 
 def _entries(cache: DynamicCache, columns: slice) -> list[Array]:
-    """Return copies of the cache's columns: every layer's keys, then every layer's values."""
-    parts = [
+    """Return copies of the cache's entries in `columns`: the keys of every layer, then the values
+    of every layer."""
+    tensors = [
         getattr(layer, part)[:, :, columns] for part in ("keys", "values") for layer in cache.layers
     ]
     # numpy has no bf16; float32 represents its values exactly.
     return [
-        (part.float() if part.dtype == torch.bfloat16 else part).numpy().copy() for part in parts
+        (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+        for tensor in tensors
     ]

@@ -1,4 +1,4 @@
-"""The last check of an export: the runtime opens the finished bundle and generates text."""
+"""Opens the finished bundle with the runtime and generates text, as the last check of an export."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session, load
 
-PROMPT, TOKENS = "The", 4
+PROMPT, NEW_TOKENS = "The", 4
 MAX_PACKED_BYTES = 1 << 30
-"""The most bytes of float32 weights whose packed copies fit into the memory of an export."""
+"""The most bytes of float32 weights of which ONNX Runtime's packed copies fit into the memory that
+an export may take."""
 RUNTIME_ADVICE = "; export the bundle again"
-"""The end of some messages of the runtime, removed here because it would not help."""
+"""The end of some messages of the runtime. It is cut off here, because another export would write
+the same bundle."""
 
 
-def check_opens(bundle: Path, checked: Manifest) -> None:
-    """Raises PassError if the runtime cannot open the bundle or generate with it.
+def check_opens(bundle: Path, runnable: Manifest) -> None:
+    """Raise PassError if the runtime cannot open the bundle or generate text with it.
 
-    checked: the manifest from `runnable_on_cpu`. If `session_for_checks` returns None, only the
-    manifest and all hashes are checked.
+    runnable: the manifest that `runnable_on_cpu` yields. Of a bundle that cannot run here
+    (`session_for_checks` returns None), only the manifest and the hashes of all files are checked.
     """
     try:
         manifest = read_manifest(bundle)
         verify_files(bundle, manifest)
-        session = _open(bundle, manifest, checked)
+        session = _open(bundle, manifest, runnable)
         if session is not None:
             with session:
-                session.generate(PROMPT, GenerateOptions(max_new_tokens=TOKENS)).result()
+                session.generate(PROMPT, GenerateOptions(max_new_tokens=NEW_TOKENS)).result()
     except PassError as error:
         reason = str(error).removesuffix(RUNTIME_ADVICE)
         raise PassError(
@@ -39,9 +41,9 @@ def check_opens(bundle: Path, checked: Manifest) -> None:
         ) from None
 
 
-def _open(bundle: Path, manifest: Manifest, checked: Manifest) -> Session | None:
-    """Open the bundle by `load` on the CPU, or by `session_for_checks` if the model is large or
-    quantized or in a 16-bit dtype."""
+def _open(bundle: Path, manifest: Manifest, runnable: Manifest) -> Session | None:
+    """Open the bundle on the CPU: as users do (`load`) if the weights are float32 and few enough,
+    and else by `session_for_checks`."""
     model = manifest.model
     if (
         model.dtype == "float32"
@@ -49,4 +51,5 @@ def _open(bundle: Path, manifest: Manifest, checked: Manifest) -> Session | None
         and weight_bytes(bundle) <= MAX_PACKED_BYTES
     ):
         return load(bundle, "cpu", verify=False)
-    return session_for_checks(bundle, checked if model.dtype == "bfloat16" else manifest)
+    # The CPU provider has no bf16 kernels, so the bundle's own trunk cannot run in bf16.
+    return session_for_checks(bundle, runnable if model.dtype == "bfloat16" else manifest)

@@ -1,7 +1,7 @@
 """Runs a graph in pieces, one after the other, so that ONNX Runtime copies few weights at a time.
 
-Its CPU provider widens fp16 weights to float32 and packs others. Copies of all weights would not
-fit into memory beside a large model.
+ONNX Runtime's CPU provider makes copies of the weights that it opens: fp16 weights widened to
+float32, others packed for its kernels. Copies of all weights at once may not fit into memory.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from pass_runtime.backends.ort.engine import open_session
 
 Array = npt.NDArray[Any]
 MAX_PIECE_ELEMENTS = 32 << 20
-"""The most weight elements in a piece, unless a single node has more."""
+"""The largest number of weight elements in a piece, unless a single node has more."""
 
 
 def run_in_pieces(path: Path, feeds: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """Return the outputs of the graph in `path` by name, in their order, for each of `feeds`.
+    """Run the graph in the file `path` for each of `feeds`, inputs by name. Return for each feed
+    the outputs by name, in the graph's order.
 
     Nodes that depend on constants alone, such as the dequantization of weights, run once for all
     feeds.
     """
     model = ir.load(path)
-    values = [dict(feed) for feed in feeds]
+    arrays_of_feeds = [dict(feed) for feed in feeds]  # inputs, and what the pieces so far computed
     for nodes in _pieces(list(model.graph)):
-        constant, results = _constant(nodes), {value.name for value in _results(model, nodes)}
+        constant = _constant_nodes(nodes)
         (weights,) = _run(model, path, constant, [{}])
         varying = [node for node in nodes if node not in constant]
-        found = _run(model, path, varying, [known | weights for known in values])
-        for known, made in zip(values, found, strict=True):
-            known |= made | {name: weights[name] for name in weights if name in results}
-    return [
-        {str(value.name): known[str(value.name)] for value in model.graph.outputs}
-        for known in values
-    ]
+        results = _run(model, path, varying, [arrays | weights for arrays in arrays_of_feeds])
+        # Other weights are no longer needed: nodes of this piece alone read them.
+        read_later = {value.name for value in _results(model, nodes)}
+        kept_weights = {name: array for name, array in weights.items() if name in read_later}
+        for arrays, result in zip(arrays_of_feeds, results, strict=True):
+            arrays |= result | kept_weights
+    output_names = [str(value.name) for value in model.graph.outputs]
+    return [{name: arrays[name] for name in output_names} for arrays in arrays_of_feeds]
 
 
 def _run(
     model: ir.Model, path: Path, nodes: Collection[ir.Node], feeds: Sequence[Mapping[str, Array]]
 ) -> list[dict[str, Array]]:
-    """Run `nodes` for each of `feeds`. Return their `_results` by name."""
+    """Run `nodes` for each of `feeds`, arrays by name. Return the arrays of their `_results`."""
     if not nodes:
         return [{} for _ in feeds]
     file = path.with_name(f"{path.stem}.piece.onnx")
@@ -53,63 +55,61 @@ def _run(
         session = open_session(file, "cpu", exact=True)
     finally:
         file.unlink(missing_ok=True)
-    read, made = (
-        [value.name for value in ends] for ends in (session.get_inputs(), session.get_outputs())
-    )
-    runs = (session.run(made, {name: feed[name] for name in read}) for feed in feeds)
-    # Views would keep the session in memory.
-    return [{name: array.copy() for name, array in zip(made, run, strict=True)} for run in runs]
+    inputs = [value.name for value in session.get_inputs()]
+    outputs = [value.name for value in session.get_outputs()]
+    runs = (session.run(outputs, {name: feed[name] for name in inputs}) for feed in feeds)
+    # Copied, because the arrays may be views that keep the session in memory.
+    return [{name: array.copy() for name, array in zip(outputs, run, strict=True)} for run in runs]
 
 
 def _pieces(nodes: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    """Split `nodes` into sequences with at most MAX_PIECE_ELEMENTS weights, or of one node."""
-    started, sizes = 0, dict[ir.Value, int]()
-    for at, node in enumerate(nodes):
-        new = {
+    """Split `nodes` into pieces: successive nodes that read at most MAX_PIECE_ELEMENTS elements of
+    weights, or a single node that reads more."""
+    start, sizes = 0, dict[ir.Value, int]()
+    for index, node in enumerate(nodes):
+        node_sizes = {
             value: value.const_value.size
             for value in node.inputs
             if value is not None and value.const_value
         }
-        if new and at > started and sum((sizes | new).values()) > MAX_PIECE_ELEMENTS:
-            yield nodes[started:at]
-            started, sizes = at, {}
-        sizes |= new
-    yield nodes[started:]
+        elements = sum((sizes | node_sizes).values())
+        if node_sizes and index > start and elements > MAX_PIECE_ELEMENTS:
+            yield nodes[start:index]
+            start, sizes = index, {}
+        sizes |= node_sizes
+    yield nodes[start:]
 
 
-def _constant(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
+def _constant_nodes(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
     """Return those of `nodes` that depend on constants alone, in order."""
-    found: dict[ir.Node, None] = {}
+    constant: dict[ir.Node, None] = {}
     for node in nodes:
-        read = [value for value in node.inputs if value is not None]
-        if all(value.const_value is not None or value.producer() in found for value in read):
-            found[node] = None
-    return found
+        inputs = [value for value in node.inputs if value is not None]
+        if all(value.const_value is not None or value.producer() in constant for value in inputs):
+            constant[node] = None
+    return constant
 
 
 def _results(model: ir.Model, nodes: Collection[ir.Node]) -> list[ir.Value]:
-    """Return the values of `nodes` that other nodes read or that are outputs of the model."""
-    inside, outputs = set(nodes), set(model.graph.outputs)
-    made = (value for node in nodes for value in node.outputs)
+    """Return the outputs of `nodes` that other nodes read, or that are outputs of the model."""
+    inside, model_outputs = set(nodes), set(model.graph.outputs)
     return [
         value
-        for value in made
-        if value in outputs or any(use.node not in inside for use in value.uses())
+        for node in nodes
+        for value in node.outputs
+        if value in model_outputs or any(use.node not in inside for use in value.uses())
     ]
 
 
-def _piece(model: ir.Model, nodes: Collection[ir.Node], known: Mapping[str, Array]) -> ir.Model:
-    """Return a model of `nodes` alone. Its inputs come from other nodes; its outputs are
-    `_results`.
-
-    known: the arrays computed so far; they give the inputs' dtypes.
-    """
+def _piece(model: ir.Model, nodes: Collection[ir.Node], feed: Mapping[str, Array]) -> ir.Model:
+    """Return a model of `nodes` alone. Its inputs are what `nodes` read from other nodes, and its
+    outputs are `_results`. feed: arrays by name, which tell the dtypes of the inputs."""
     inside = set(nodes)
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
     inputs = [
         value for value in read if value.const_value is None and value.producer() not in inside
     ]
     for value in inputs:
-        value.dtype = ir.DataType.from_numpy(known[str(value.name)].dtype)
+        value.dtype = ir.DataType.from_numpy(feed[str(value.name)].dtype)
     extracted = ir.convenience.extract(model.graph, inputs, _results(model, nodes))
     return ir.Model(extracted, ir_version=model.ir_version)

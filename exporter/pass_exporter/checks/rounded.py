@@ -1,11 +1,12 @@
-"""Checks a trunk that rounds activations to 8 bits. A limit on the logits' error is not enough:
+"""Changes a trunk that rounds activations to 8 bits, so that `verify.py` can compare it with torch.
 
 A value halfway between two codes may be rounded up in torch and down in ONNX Runtime, because its
 last bit differs. One code is about a hundredth of the tensor's largest value, and later layers add
-to the difference, so even a correct graph's logits differ much from torch's. Therefore the checked
-graph reads torch's codes instead of its own. Two things are checked: its outputs must agree with
-torch's within the usual limit, and its own codes, which nothing reads, must agree with torch's
-except for the few values that are halfway.
+to the difference, so even a correct graph's logits differ much from torch's.
+
+Therefore the layers of the changed graph read torch's codes. Two things are then checked: the
+graph's outputs agree with torch's within the usual limit, and the codes that the graph itself
+computes, which no layer reads, agree with torch's but for the few values that are halfway.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from pass_runtime.bundle.manifest import Manifest
 
 FILE_PREFIX = "torch_codes."
 GRAPH_PREFIX, TORCH_PREFIX = "codes.graph.", "codes.torch."
+"""Prefixes of the changed graph's additional outputs and inputs, before a weight's name: the
+dequantized codes of the weight's input that the graph computes, and those that torch computed."""
 
 
 @contextmanager
 def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield a manifest of changed trunks: layers read `torch_codes_feed` instead of the inputs that
-    the graph rounds itself. These become outputs, for `codes_difference`.
+    """Yield a manifest with changed trunks. Their layers read the inputs of `torch_codes_feed`
+    instead of what the graph rounds itself, which becomes outputs for `codes_difference`.
 
-    These trunks use the same weights file and are removed afterwards. Yields `manifest` itself if
-    its activations are not static.
+    The changed trunks use the same weights file, and are removed after the block. Yields `manifest`
+    itself if its activations are not rounded.
     """
     if not has_static_activations(manifest):
         yield manifest
@@ -54,21 +57,23 @@ def with_torch_codes(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def _read_torch_codes(graph: ir.Graph) -> None:
-    """Make rounded tensors graph outputs, and let their readers read new graph inputs."""
+    """Make rounded tensors outputs of the graph, and let their readers read new inputs instead."""
     for node in [node for node in graph if node.op_type == "DequantizeLinear"]:
-        own, scale = node.outputs[0], node.inputs[1]
+        rounded, scale = node.outputs[0], node.inputs[1]
         assert scale is not None
-        if str(scale.name).endswith(SCALE_SUFFIX):
+        if str(scale.name).endswith(SCALE_SUFFIX):  # of an activation, not of a weight
             weight = str(scale.name).removesuffix(SCALE_SUFFIX)
-            given = ir.Value(name=f"{TORCH_PREFIX}{weight}", type=own.type, shape=own.shape)
-            own.replace_all_uses_with(given)
-            own.name = f"{GRAPH_PREFIX}{weight}"
-            graph.inputs.append(given)
-            graph.outputs.append(own)
+            torch_codes = ir.Value(
+                name=f"{TORCH_PREFIX}{weight}", type=rounded.type, shape=rounded.shape
+            )
+            rounded.replace_all_uses_with(torch_codes)
+            rounded.name = f"{GRAPH_PREFIX}{weight}"
+            graph.inputs.append(torch_codes)
+            graph.outputs.append(rounded)
 
 
 def torch_codes_feed(case: Case) -> dict[str, Array]:
-    """Return the inputs that `with_torch_codes` adds: the values of torch's codes."""
+    """Return the inputs that `with_torch_codes` adds to a trunk: torch's dequantized codes."""
     dtype = case.past[0].dtype
     return {
         f"{TORCH_PREFIX}{name}": rounded.values.astype(dtype)
@@ -77,17 +82,19 @@ def torch_codes_feed(case: Case) -> dict[str, Array]:
 
 
 def codes_difference(runs: Iterable[tuple[Case, Mapping[str, Array]]]) -> float:
-    """Return the mean difference between torch's codes and the graph's, the largest of all layers.
+    """Return the mean difference between torch's codes and the graph's in the layer where it is
+    largest; 0 if activations are not rounded. One code is 1.
 
-    runs: cases, and what the graph computed for each. Means are over all of them: a narrow window
-    of a tiny model has so few values that a single one halfway between two codes would count for
-    more than a hundredth.
+    runs: cases, and the graph's outputs for each. A layer's mean is over all cases together: a
+    narrow window of a tiny model has so few values that one value halfway between two codes would
+    make its mean larger than a hundredth.
     """
     differences: dict[str, list[Array]] = {}
     for case, outputs in runs:
-        for name, own in outputs.items():
+        for name, values in outputs.items():
             if name.startswith(GRAPH_PREFIX):
-                rounded = case.rounded[name.removeprefix(GRAPH_PREFIX)]
-                found = np.abs(own.astype(np.float32) - rounded.values) / rounded.scale
-                differences.setdefault(name, []).append(found.ravel())
-    return max((float(np.concatenate(each).mean()) for each in differences.values()), default=0.0)
+                expected = case.rounded[name.removeprefix(GRAPH_PREFIX)]
+                in_codes = np.abs(values.astype(np.float32) - expected.values) / expected.scale
+                differences.setdefault(name, []).append(in_codes.ravel())
+    means = (float(np.concatenate(layer).mean()) for layer in differences.values())
+    return max(means, default=0.0)

@@ -1,4 +1,4 @@
-"""The exporter's own checks: the trunk against torch, and every mode against plain decoding."""
+"""Checks a written bundle: its trunks against torch, and every mode against plain decoding."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load_verified
 
 MIN_ERROR_LIMIT = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
-"""By dtype, the least value of `Limits.error`. Only float32's limit grows with the model."""
+"""By dtype, the smallest value of `Limits.error`. Only float32's limit grows with the model."""
 ROUNDING_FACTOR = 16.0
-"""The error limit for float32 is this times the expected error: eps * sqrt(layers * hidden size),
-if each layer sums hidden-size terms with independent roundings. SmolLM2 has 0.3 times that error,
-Qwen2.5-0.5B in int4 4.7 times."""
+"""The error limit for float32 is this many times the expected error, eps * sqrt(layers * hidden
+size), which assumes that each layer sums hidden-size terms whose roundings are independent. SmolLM2
+has 0.3 times the expected error, Qwen2.5-0.5B in int4 4.7 times."""
 
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
-"""By dtype, the largest accepted mean difference in codes. SmolLM2 has 0.0002, 0.04 and 0.24, a
-random model 0.1 in float16. Rounding itself moves values by 0.25 codes on average."""
+"""By dtype, the value of `Limits.codes`. SmolLM2 has 0.0002, 0.04 and 0.24, a random model 0.1 in
+float16. Rounding itself moves values by 0.25 codes on average."""
 GREEDY_TOKENS, LARGE_MODEL_GREEDY_TOKENS = 32, 6
+"""The number of tokens that `check_greedy` compares."""
 WIDENED_FORMATS = ("full", "fp8")
 """Weight formats that ONNX Runtime's CPU kernels hold as float32."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest accepted differences.
+    """The largest accepted differences between a trunk's results and torch's.
 
-    error: max |onnx - torch| / max |torch|, for logits and cache.
-    codes: the mean difference between torch's codes of a layer's input and the graph's own.
+    error: max |onnx - torch| / max |torch|, for logits and KV cache.
+    codes: the mean difference between the 8-bit codes of a layer's input, in codes.
     """
 
     error: float
@@ -51,52 +52,51 @@ class Limits:
 def limits_of(sizes: ModelInfo) -> Limits:
     """Return the limits for a model. They hold for quantized weights too, because torch's weights
     have the values of the codes, and ONNX Runtime multiplies in float32."""
-    least, codes = MIN_ERROR_LIMIT[sizes.dtype], CODES_LIMIT[sizes.dtype]
-    if sizes.dtype != "float32":
-        return Limits(least, codes)
-    scaled = (
-        ROUNDING_FACTOR
-        * float(np.finfo(np.float32).eps)
-        * math.sqrt(sizes.layers * sizes.hidden_size)
-    )
-    return Limits(max(least, scaled), codes)
+    error, codes = MIN_ERROR_LIMIT[sizes.dtype], CODES_LIMIT[sizes.dtype]
+    if sizes.dtype == "float32":
+        roundings = math.sqrt(sizes.layers * sizes.hidden_size)
+        error = max(error, ROUNDING_FACTOR * float(np.finfo(np.float32).eps) * roundings)
+    return Limits(error, codes)
 
 
 def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits) -> float:
-    """Run `cases` through the trunk and the trunks derived from it. Return the largest error.
+    """Run `cases` through the trunk and the trunks derived from it. Return the largest error (see
+    `Limits.error`).
 
     Raises PassError if a difference exceeds `limits`.
     """
     plain = [case for case in cases if not len(case.plan.lookahead_rows)]
-    worst = _check_file(bundle / manifest.trunk.file, manifest, cases, limits, keeps=True)
+    errors = [_check_file(bundle / manifest.trunk.file, manifest, cases, limits, all_entries=True)]
     for derived in manifest.derived:
-        fitting = cases if derived.lookahead_rows else plain
+        runnable = cases if derived.lookahead_rows else plain
         # Trunks for one sequence have GroupQueryAttention, which may copy only the entries up to
-        # the window's end.
-        worst = max(
-            worst,
-            _check_file(
-                bundle / derived.file, manifest, fitting, limits, keeps=derived.batch is None
-            ),
+        # the window's end into the new cache.
+        all_entries = derived.batch is None
+        errors.append(
+            _check_file(bundle / derived.file, manifest, runnable, limits, all_entries=all_entries)
         )
-    return worst
+    return max(errors)
 
 
 def _check_file(
-    file: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits, keeps: bool
+    file: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits, *, all_entries: bool
 ) -> float:
-    """Check one trunk. keeps: whether it copies cache entries after the window to its outputs."""
+    """Check one trunk. Return the largest error of all cases.
+
+    all_entries: whether the entries after the window in the new cache are compared too.
+    """
     runs = run_in_pieces(
         file, [trunk_feed(case, manifest) | torch_codes_feed(case) for case in cases]
     )
-    by_case = list(zip(cases, runs, strict=True))
+    cases_and_runs = list(zip(cases, runs, strict=True))
     errors = [
-        (_relative_error(case, manifest, [*outs.values()], keeps), case.plan.name)
-        for case, outs in by_case
+        _relative_error(case, manifest, [*run.values()], all_entries)
+        for case, run in cases_and_runs
     ]
-    codes = codes_difference(by_case)
-    error, plan = max(errors, key=lambda each: np.nan_to_num(each[0], nan=np.inf))
-    if not (error <= limits.error and codes <= limits.codes):
+    codes = codes_difference(cases_and_runs)
+    worst = int(np.argmax(errors))  # the first NaN if there is one
+    error, plan = errors[worst], cases[worst].plan.name
+    if not (error <= limits.error and codes <= limits.codes):  # written so that NaN fails
         of_codes = (
             f", 8-bit codes by {codes:.2g} (limit {limits.codes:g})" if cases[0].rounded else ""
         )
@@ -108,13 +108,14 @@ def _check_file(
 
 
 def rows_expected(case: Case, manifest: Manifest) -> list[Array]:
-    """Return the expected outputs before the cache's: logits and, for a draft head, hidden rows."""
+    """Return the expected values of the trunk's outputs that precede the cache: the logits and, if
+    there is a draft head, the hidden states of the look-ahead rows."""
     with_hidden = any(tensor.name == HIDDEN_OUTPUT for tensor in manifest.trunk.outputs)
     return [case.logits, *([case.hidden[:, case.plan.lookahead_rows]] if with_hidden else [])]
 
 
 def trunk_feed(case: Case, manifest: Manifest) -> dict[str, Array]:
-    """Return the inputs of the trunk for the pass of a case."""
+    """Return the inputs of the trunk, by name, for the pass of a case."""
     feed: dict[str, Array] = {
         "input_ids": case.input_ids,
         "row_position": case.plan.row_position,
@@ -129,37 +130,41 @@ def trunk_feed(case: Case, manifest: Manifest) -> dict[str, Array]:
 
 
 def _caches(case: Case, spare: int = 24) -> list[Array]:
-    """Return the cache before the pass, with `spare` or more entries after the window.
+    """Return the cache before the pass, with room for the window and `spare` or more entries.
 
-    The entries from `length` on are random, the same on every call: they must not change the
-    results, and the pass must not overwrite them beyond the window.
+    The entries after the text are random, the same in every call: they must not change the results,
+    and the pass must not overwrite those after the window.
     """
+    # All KV capacities are multiples of 4, because TensorRT needs them to be.
     capacity = -(-(case.length + case.plan.width + spare) // 4) * 4
     random = np.random.default_rng(1)
     caches = []
     for past in case.past:
         shape = (*past.shape[:2], capacity, past.shape[3])
-        caches.append(random.standard_normal(shape, np.float32).astype(past.dtype))
-        caches[-1][:, :, : case.length] = past
+        cache = random.standard_normal(shape, np.float32).astype(past.dtype)
+        cache[:, :, : case.length] = past
+        caches.append(cache)
     return caches
 
 
-def _relative_error(case: Case, manifest: Manifest, outputs: Sequence[Array], keeps: bool) -> float:
+def _relative_error(
+    case: Case, manifest: Manifest, outputs: Sequence[Array], all_entries: bool
+) -> float:
+    """Return the largest `_error` of a trunk's `outputs`, in the graph's order, for `case`."""
     rows = rows_expected(case, manifest)
     errors = [
-        _error(found, expected)
-        for found, expected in zip(outputs, rows, strict=False)
+        _error(output, expected)
+        for output, expected in zip(outputs, rows, strict=False)
         if expected.size
     ]
+    window_end = case.length + case.plan.width
+    compared = slice(None if all_entries else window_end)
     for after, expected, window in zip(
         outputs[len(rows) :], _caches(case), case.window, strict=False
     ):
-        end = case.length + case.plan.width
-        expected[:, :, case.length : end] = window
-        errors.append(
-            _error(after, expected) if keeps else _error(after[:, :, :end], expected[:, :, :end])
-        )
-    return max(errors)
+        expected[:, :, case.length : window_end] = window
+        errors.append(_error(after[:, :, compared], expected[:, :, compared]))
+    return float(np.max(errors))  # NaN if an error is, unlike Python's `max`
 
 
 def _error(actual: Array, expected: Array) -> float:
@@ -168,11 +173,11 @@ def _error(actual: Array, expected: Array) -> float:
 
 
 def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | None]:
-    """Compare the greedy text of every mode and of one tree with that of `ar`.
+    """Compare the greedy text of every mode, and of one tree, with that of plain decoding.
 
-    Return the number of tokens on which all agree, and the near-tie after them if there is one; 0
-    tokens if `session_for_checks` returns None. Raises PassError if a text differs at a token that
-    is no near-tie.
+    Return the number of tokens on which all texts agree, and the near-tie at which a text differs
+    from there on, or None; (0, None) if the bundle cannot run here (`session_for_checks` returns
+    None). Raises PassError if a text differs at a token that is no near-tie.
     """
     session = session_for_checks(bundle, manifest)
     if session is None:
@@ -183,28 +188,29 @@ def check_greedy(bundle: Path, manifest: Manifest) -> tuple[int, Difference | No
         LARGE_MODEL_GREEDY_TOKENS if _is_large(bundle, manifest) else GREEDY_TOKENS,
         capacity - len(prompt),
     )
-    same, near_tie = count, None
+    agreed, near_tie = count, None
     plain: list[int] = []
     # With 8-bit activations, a tree's text may differ by more than a near-tie: no tree is in
     # `exact_trees` then.
     exact = session.backend.capabilities.exact_trees
     trees = [plan.name for plan in manifest.layouts if plan.parents and plan.drafts in exact]
-    for plan in (*MODES, *trees[:1]):
-        options = GenerateOptions(max_new_tokens=count, plan=plan, ignore_eos=True)
+    for mode in (*MODES, *trees[:1]):
+        options = GenerateOptions(max_new_tokens=count, plan=mode, ignore_eos=True)
         tokens = run_tokens(session, prompt, options).token_ids
-        plain = plain or tokens
+        plain = plain or tokens  # The first of MODES is "ar".
         difference = first_difference(session, prompt, options, plain, tokens)
         if difference is not None and not difference.is_near_tie:
             raise PassError(
-                f"{plan} decoding differs from plain decoding at {difference}; please report it"
+                f"{mode} decoding differs from plain decoding at {difference}; please report it"
             )
-        if difference is not None and difference.index < same:
-            same, near_tie = difference.index, difference
-    return same, near_tie
+        if difference is not None and difference.index < agreed:
+            agreed, near_tie = difference.index, difference
+    return agreed, near_tie
 
 
 def session_for_checks(bundle: Path, manifest: Manifest) -> Session | None:
-    """Open a session on the CPU. A large model runs without fused kernels, which copy the weights.
+    """Open a session on the CPU, for a large model without ONNX Runtime's fused kernels, which copy
+    the weights.
 
     Return None if ONNX Runtime would have to hold a large model's weights widened to float32.
     """
@@ -221,5 +227,5 @@ def weight_bytes(bundle: Path) -> int:
 
 
 def _is_large(bundle: Path, manifest: Manifest) -> bool:
-    """Whether the weights are large, and ONNX Runtime's kernels hold them as float32."""
+    """Whether ONNX Runtime's copies of the weights in float32 may not fit into memory."""
     return weight_bytes(bundle) > LARGE_MODEL_BYTES and manifest.model.weights in WIDENED_FORMATS

@@ -1,10 +1,10 @@
-"""Writes a trunk that ONNX Runtime's CPU provider can run, for the exporter's checks.
+"""Writes a trunk that ONNX Runtime's CPU provider can run, for the checks of an export.
 
-bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values
-stay, so masks, positions, weights and cache are checked all the same. Static int8 activations
-become uint8, because ONNX Runtime multiplies only uint8 activations as integers: integer sums are
-exact, so windows of all widths agree. If the bundle has a trunk for the CPU, int8 stays: that trunk
-has uint8 already.
+- bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values
+  stay, so masks, positions, weights and cache are checked all the same.
+- int8 activations become uint8, because the provider multiplies only uint8 activations as integers:
+  integer sums are exact, so windows of all widths agree. A bundle with a derived trunk for the CPU
+  does not need this, because that trunk has uint8 activations already.
 """
 
 from __future__ import annotations
@@ -27,43 +27,42 @@ RUNNABLE_FILE = "trunk.check.onnx"
 
 @contextmanager
 def runnable_on_cpu(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield a manifest whose trunk ONNX Runtime can run on a CPU. A written graph is removed."""
-    wide = manifest.model.dtype == "bfloat16"
-    signed = has_static_activations(manifest) and not any(
-        each.device == "cpu" for each in manifest.derived
+    """Yield a manifest whose trunk ONNX Runtime can run on a CPU: `manifest` itself, or that of a
+    changed trunk, whose files are removed after the block."""
+    is_bf16 = manifest.model.dtype == "bfloat16"
+    is_signed = has_static_activations(manifest) and not any(
+        trunk.device == "cpu" for trunk in manifest.derived
     )
-    if not wide and not signed:
+    if not is_bf16 and not is_signed:
         yield manifest
         return
-    trunk, sizes = manifest.trunk, manifest.model
-    if wide:
-        trunk, sizes = (
-            trunk.model_copy(update=_widened_tensors(trunk)),
-            sizes.model_copy(update={"dtype": "float32"}),
-        )
-    found = manifest.model_copy(
-        update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": sizes}
+    trunk, model_info = manifest.trunk, manifest.model
+    if is_bf16:
+        trunk = trunk.model_copy(update=_widened_tensors(trunk))
+        model_info = model_info.model_copy(update={"dtype": "float32"})
+    runnable = manifest.model_copy(
+        update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": model_info}
     )
     model = ir.load(directory / manifest.trunk.file)
-    if signed:
+    if is_signed:
         unsigned_activations(model.graph)
         add_weight_zero_points(model.graph)
     try:
-        if wide:
+        if is_bf16:
             _widen(model)
-            model.metadata_props[METADATA_KEY] = json.dumps(trunk_metadata(found))
+            model.metadata_props[METADATA_KEY] = json.dumps(trunk_metadata(runnable))
             save(model, directory / RUNNABLE_FILE)
         else:
             ir.save(model, directory / RUNNABLE_FILE)  # The weights stay in the trunk's file.
-        del model
-        yield found
+        del model  # so that the checks have its memory
+        yield runnable
     finally:
         for path in (directory / RUNNABLE_FILE, directory / f"{RUNNABLE_FILE}.data"):
             path.unlink(missing_ok=True)
 
 
 def has_static_activations(manifest: Manifest) -> bool:
-    """Whether activations are int8 with static scales (w8a8)."""
+    """Whether activations are rounded to int8 with static scales (w8a8)."""
     quantization = manifest.model.quantization
     return quantization is not None and quantization.activations != "full"
 
@@ -91,6 +90,8 @@ def _widen(model: ir.Model) -> None:
 
 
 def _widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
+    """Return a tensor that is widened when it is saved, so that one at a time is in memory."""
+
     def compute() -> ir.TensorProtocol:
         return ir.tensor(tensor.numpy().astype(np.float32))
 
@@ -99,6 +100,7 @@ def _widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
 
 
 def _widened_tensors(trunk: Graph) -> dict[str, tuple[Tensor, ...]]:
+    """Return the manifest's `inputs` and `outputs` of the trunk with float32 in place of bf16."""
     return {
         part: tuple(
             tensor.model_copy(update={"dtype": "float32"}) if tensor.dtype == "bfloat16" else tensor
