@@ -1,7 +1,8 @@
-"""Run PaSS bundles: parallel drafting and verification with one frozen model. Never imports torch.
+"""Runs PaSS bundles: one frozen model drafts and verifies tokens in parallel. Never imports torch.
 
-These names are all that is public; `pass_server` uses no others. A name is imported when it is
-first used, so that a command can set up its handling of Ctrl-C before anything slow is imported.
+The names in `__all__` are all that is public; `pass_server` uses no others. A name's module is
+imported at the first use of the name, so that a command can set up its handling of Ctrl-C before
+anything slow is imported.
 """
 
 from importlib import import_module
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pass_runtime.text.grammar import ConstraintStopped, TooManyConstraints
 
 __version__ = "0.1.0"
-_MODULES = {
+_NAMES_BY_MODULE = {
     "bundle.manifest": ("Manifest",),
     "bundle.read": ("read_manifest",),
     "bundle.request_fields": ("MAX_LOGPROBS", "REQUEST_FIELDS"),
@@ -76,10 +77,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
+    for module, names in _NAMES_BY_MODULE.items():
         if name in names:
-            found = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
-            return found
+            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""PassError, of which commands make a line on stderr and exit status 2, and a check for forks."""
+"""PassError, which commands report in one line with exit status 2, and a check for forks."""
 
 import os
 
@@ -8,8 +8,8 @@ class PassError(Exception):
 
 
 def check_process(pid: int) -> None:
-    """Raise PassError if this is not the process `pid`, which opened the session: a fork has none
-    of its threads."""
+    """Raise PassError unless this is the process `pid`, which opened the session: a fork of that
+    process has none of the session's threads."""
     if os.getpid() != pid:
         raise PassError(
             "this session was opened before the process was forked; load the bundle in this process"

@@ -1,4 +1,4 @@
-"""Files that a user names: reads text and lines of JSON, replaces a file in one step, locks."""
+"""Reads text and JSON lines from files that a user names, replaces files in one step, and locks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pass_runtime.errors import PassError
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises PassError on failure."""
+    """Return the text of the UTF-8 file `path`, without a byte order mark. Raises PassError if the
+    file cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -28,18 +29,18 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file `path` in one step, as `replacing` does. Raises PassError on failure."""
+    """Replace the file `path` by `content` in one step, as `replacing` does."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A context with a file to write, which replaces `path` when the block ends and is removed if
-    the block fails.
+    """Open a temporary file to write. It replaces `path` when the `with` block ends, and is removed
+    if the block fails.
 
-    The file is written beside `path` and renamed; links are followed. Devices and pipes are written
-    in place. Raises PassError if the file cannot be written.
+    If `path` is a link, the file that it leads to is replaced. Devices and pipes cannot be replaced
+    and are written directly. Raises PassError if writing fails.
     """
     try:
         if path.exists() and not path.is_file():
@@ -56,15 +57,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-    except BrokenPipeError:
+    except BrokenPipeError:  # not an error for a command: the reader wants no more
         raise
     except OSError as error:
         raise PassError(f"cannot write {path}: {error.strerror}") from None
 
 
 def open_locked(path: Path) -> int:
-    """Open the file `path`, created if missing, under an exclusive lock. Closing the returned
-    descriptor unlocks it.
+    """Open the file `path`, which is created if it is missing, and lock it exclusively. Return its
+    descriptor; closing that unlocks the file.
 
     The operating system releases the lock when the process ends, however it ends. The lock also
     works between containers that share a host's volume. Raises BlockingIOError if another process
@@ -81,34 +82,34 @@ def open_locked(path: Path) -> int:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # The previous holder has removed or replaced the file: try again.
+        os.close(fd)  # `path` is no longer the file that was opened and locked: try again.
 
 
 @contextmanager
 def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterator[None]:
     """Hold the lock of the file `path` while the block runs; the file exists only for that time.
-    Raises PassError(busy_message) if another process still holds it after `wait_seconds`, and
+    Raises PassError(busy_message) if another process still holds the lock after `wait_seconds`, and
     OSError if the file cannot be created."""
-    until = time.monotonic() + wait_seconds
+    deadline = time.monotonic() + wait_seconds
     while True:
         try:
             fd = open_locked(path)
             break
         except BlockingIOError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise PassError(busy_message) from None
             time.sleep(0.05)
     try:
         yield
     finally:
-        # Before unlocking: after that, another process may hold the lock.
+        # Removed before it is unlocked: afterwards the file may be another process's lock.
         path.unlink(missing_ok=True)
         os.close(fd)
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """`value` as JSON text. Raises PassError for infinity, NaN, and integers with more digits than
-    Python prints."""
+    """Return `value` as JSON text. Raises PassError for infinity, NaN, and integers with more
+    digits than Python prints."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
@@ -117,13 +118,13 @@ def to_json(value: object, indent: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a .jsonl file that is not blank. number: counted from 1, with blank lines."""
+    """A line of a .jsonl file. number: the line's number in the file, from 1."""
 
     number: int
     text: str
 
     def object(self) -> dict[str, Any]:
-        """The JSON object in the line. Raises PassError if it holds anything else."""
+        """Return the JSON object in the line. Raises PassError if the line has anything else."""
         try:
             value = from_json(self.text, allow_inf_nan=False)
         except ValueError as error:
@@ -138,7 +139,8 @@ class Line:
 
 
 def lines_of(text: str) -> list[Line]:
-    """The lines of a .jsonl file's text, without blank ones."""
+    """Return the lines of a .jsonl file's text that are not blank. Only "\\n" ends a line, because
+    JSON strings may contain other line separators."""
     return [
         Line(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
     ]

@@ -1,7 +1,8 @@
-"""What `generate`, `chat` and `generate_ids` return: the stream of a request, for one reader.
+"""What `Session.generate`, `chat` and `generate_ids` return: the stream of a request's output.
 
-While a reader waits for a piece, a second one in another thread or task is refused: each would see
-only a part of the text. Any thread may wait for the end with `result`.
+A stream has one reader: while a thread or task waits for the next piece, a second reader is
+refused, because each of the two would see only a part of the text. Any thread may wait for the end
+of the request with `result`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import queue
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -24,17 +25,17 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """The pieces of a request (its output, pass by pass), for `for` or `async for`. Each piece is
+    """The output of a request in pieces, one for each pass, for `for` or `async for`. Each piece is
     yielded once: a second loop goes on where the first one stopped.
 
     `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or
-    not. After the end `finish_reason` is "stop" (`stop_reason` then holds the token or string),
-    "length" or "cancelled"; a request that failed raises PassError from the loop. A stream to which
-    no reference is left is cancelled.
+    not. After the end `finish_reason` is "stop" (`stop_reason` is then the id of the end token, or
+    the stop string), "length" or "cancelled". If the request fails, the loop raises PassError. The
+    request is cancelled if no reference to its stream is left.
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
-        """session: referenced here, so that the garbage collector does not close it while the
+        """session: only referenced, so that the garbage collector does not close it while the
         stream is in use."""
         self._sequence, self._session = sequence, session
         self._end: End | None = None
@@ -70,12 +71,12 @@ class Stream(Generic[T]):
 
     @property
     def seed(self) -> int:
-        """The seed of the sampling, with which the same text can be generated again."""
+        """The seed that the request samples with. The same seed generates the same text again."""
         return self._sequence.request.sampling.seed or 0
 
     @property
     def submitted(self) -> float:
-        """`time.perf_counter` when the request was put into the queue."""
+        """The value of `time.perf_counter()` when the request was put into the queue."""
         return self._sequence.submitted
 
     @property
@@ -84,12 +85,12 @@ class Stream(Generic[T]):
         return self._sequence.finished is not None
 
     def cancel(self) -> None:
-        """End the request after the pass in progress. What is written can still be read."""
+        """End the request after the pass in progress. What it wrote can still be read."""
         self._sequence.cancelled = True
 
     def result(self, timeout: float | None = None) -> Self:
-        """Wait for the end, for `timeout` seconds at most, and return this stream, with all its
-        pieces read. Raises TimeoutError if the request still runs then, and PassError if it
+        """Wait for the end of the request, at most `timeout` seconds, read all pieces, and return
+        this stream. Raises TimeoutError if the request still runs then, and PassError if it
         failed."""
         check_process(self._process)
         try:
@@ -104,7 +105,7 @@ class Stream(Generic[T]):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """The result of a finished request, for JSON."""
+        """Return the result of a finished request as values that JSON has."""
         fields: dict[str, Any] = {
             "prompt_ids": self.prompt_ids,
             "token_ids": self.token_ids,
@@ -159,12 +160,13 @@ class Stream(Generic[T]):
         raise StopAsyncIteration
 
     def _poll(self) -> Piece | End | None:
-        """`_next_event`, with the event lock held."""
+        """Call `_next_event` while holding the event lock."""
         with self._event_lock:
             return self._next_event()
 
     def _take_all(self) -> None:
-        """Read all events so far, unless a `for` loop waits for one and the request goes on."""
+        """Read all events so far. Do nothing if the request goes on and a `for` loop in another
+        thread, which holds the lock, waits for its next event."""
         if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
                 while isinstance(self._next_event(), Piece):
@@ -173,7 +175,8 @@ class Stream(Generic[T]):
                 self._event_lock.release()
 
     def _next_event(self) -> Piece | End | None:
-        """The next event, recorded; None if there is none yet; after the end always the end."""
+        """Record the next event and return it; None if there is none yet. After the end of the
+        request, return its End again."""
         if self._end is not None:
             return self._end
         try:
@@ -191,7 +194,7 @@ class Stream(Generic[T]):
             self.text += event.text
 
     def _finish_reading(self) -> None:
-        """Note that everything was read. Raises the error of a request that failed."""
+        """Note that everything was read. Raise the error of a request that failed."""
         self._read_to_end = True
         error = None if self._end is None else self._end.error
         if isinstance(error, PassError):
@@ -201,14 +204,14 @@ class Stream(Generic[T]):
 
     @abstractmethod
     def _item(self, piece: Piece) -> T:
-        """What the loop yields for one pass."""
+        """Return what a loop over the stream yields for `piece`."""
 
 
 class Generation(Stream[Piece]):
-    """A request as text: the loop yields pieces.
+    """The stream of a request with text: loops yield a `Piece` for each pass.
 
-    `text` is the text of all pieces, without special tokens and without the bytes of a character
-    that was never completed; both are in `token_ids`.
+    `text` lacks special tokens, and the bytes of a character that was never completed. The tokens
+    of both are in `token_ids`.
     """
 
     def _item(self, piece: Piece) -> Piece:
@@ -216,40 +219,45 @@ class Generation(Stream[Piece]):
 
 
 class TokenStream(Stream[list[int]]):
-    """A request as token ids: the loop yields those of each pass, at least one."""
+    """The stream of a request without text: loops yield the ids of each pass, one or more."""
 
     def _item(self, piece: Piece) -> list[int]:
         return [token.id for token in piece.tokens]
 
 
 async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
-    """Pieces of several streams as they come, each with the index of its stream. (index, None) ends
-    a stream.
+    """Yield what the streams yield, as it comes, in pairs (index of the stream, item). The pair
+    (index, None) says that a stream has ended.
 
-    Raises the error of any stream that fails, mostly a PassError.
+    Raises the error of any request that fails, mostly a PassError.
     """
     for stream in streams:
         aiter(stream)  # raises for a stream that was read to its end
-    with _reading(streams):
-        signal, left = _event_signal(streams), dict(enumerate(streams))
-    while left:
-        with _reading(left.values()):
-            while not (
-                events := [(i, event) for i, s in left.items() if (event := s._poll()) is not None]
-            ):
+    with _reading(streams):  # any other reader would lose its signal
+        signal, unfinished = _event_signal(streams), dict(enumerate(streams))
+    while unfinished:
+        with _reading(unfinished.values()):
+            while not (events := _poll_all(unfinished)):
                 await signal.wait()
                 signal.clear()
         for index, event in events:
             if isinstance(event, Piece):
                 yield index, streams[index]._item(event)
             else:
-                left.pop(index)._finish_reading()
+                unfinished.pop(index)._finish_reading()
                 yield index, None
+
+
+def _poll_all(streams: Mapping[int, Stream[T]]) -> list[tuple[int, Piece | End]]:
+    """Return the next event of each stream that has one, with the stream's index."""
+    polled = ((index, stream._poll()) for index, stream in streams.items())
+    return [(index, event) for index, event in polled if event is not None]
 
 
 @contextmanager
 def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
-    """Be the streams' only reader. Raises PassError if one has a reader or another process."""
+    """Be the streams' only reader while the block runs. Raises PassError if one of them has a
+    reader, or belongs to another process."""
     held: list[Stream[T]] = []
     try:
         for stream in streams:
@@ -267,7 +275,7 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
 
 
 def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:
-    """An asyncio.Event of the running loop, set whenever one of these streams gets an event."""
+    """Return an asyncio.Event of the running loop that is set whenever a stream gets an event."""
     signal, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def notify() -> None:

@@ -1,4 +1,4 @@
-"""Which package of ONNX Runtime is installed, and the commands that install the right one.
+"""Says which package of ONNX Runtime is installed, and with which command to install the right one.
 
 onnxruntime and onnxruntime-gpu hold different builds of the same files. With both, the files are
 those of the package that pip wrote last, and removing either breaks the other. So an environment
@@ -8,6 +8,7 @@ project depends on either.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu")
@@ -15,23 +16,21 @@ INSTALL = "pip install 'pass-toolkit[cpu]', or for an NVIDIA GPU: pip install 'p
 INSTALL_GPU_BUILD = (
     "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
 )
-MISSING = f"onnxruntime is not installed; run: {INSTALL}"
+MISSING_MESSAGE = f"onnxruntime is not installed; run: {INSTALL}"
 
 
 def installed() -> dict[str, str]:
-    """The versions of those of PACKAGES that are installed, by name."""
-    found = {}
+    """Return the packages of PACKAGES that are installed: name -> version."""
+    versions = {}
     for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def why_no_cuda() -> str:
-    """Why an onnxruntime has no CUDAExecutionProvider, and the command that installs one that has
-    it."""
+    """Return why this onnxruntime has no CUDAExecutionProvider, and the command that installs an
+    onnxruntime with one."""
     if len(installed()) == len(PACKAGES):
         both = " and ".join(PACKAGES)
         return f"{both} are both installed, and share files; run: {INSTALL_GPU_BUILD}"

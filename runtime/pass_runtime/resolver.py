@@ -1,4 +1,4 @@
-"""Turns options into requests for one bundle, and refuses what its graphs and engines cannot do."""
+"""Turns `GenerateOptions` into requests, and refuses what the bundle's graphs and engines lack."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pass_runtime.text.detokenizer import Vocabulary
 from pass_runtime.text.grammar import Grammars
 
 MAX_CACHED_BAD_WORD_LISTS = 8
-"""How many compiled lists of bad words are kept."""
+"""How many lists of bad words are kept compiled, because requests often repeat a list."""
 
 
 class Resolver:
-    """Makes the requests of one session. Any thread may call it."""
+    """Makes the requests of one session. Any thread may call its methods."""
 
     def __init__(
         self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary
@@ -36,32 +36,33 @@ class Resolver:
         self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """The request for `options`, without its prompt. Raises PassError if the bundle cannot run
-        it."""
-        longest = self._manifest.lookahead.length
-        wanted = longest if options.lookahead is None else options.lookahead
-        if not 0 <= wanted <= longest:
+        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle
+        cannot run it."""
+        max_lookahead = self._manifest.lookahead.length
+        lookahead = max_lookahead if options.lookahead is None else options.lookahead
+        if not 0 <= lookahead <= max_lookahead:
             raise PassError(
-                f"look-ahead must be 0 to {longest}, the look-ahead of the bundle, not {wanted}"
+                f"look-ahead must be 0 to {max_lookahead}, the look-ahead of the bundle, not "
+                f"{lookahead}"
             )
         fixed = self._backend.capabilities.fixed_lookahead
         if fixed is not None and (
-            options.plan.startswith(("fused:", "tree:")) or wanted not in (0, fixed)
+            options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, fixed)
         ):
             raise PassError(
                 f"the engines run only look-ahead {fixed} without group sizes; use --plan fused, "
                 f"--lookahead {fixed} or 0"
             )
         mode, cycle, lookahead_drafts, ngram_drafts = choose_drafts(
-            options.plan, wanted, options.draft
+            options.plan, lookahead, options.draft
         )
         if cycle is not None and cycle.is_tree:
             self._check_tree(cycle.plans[0])
-        if max(lookahead_drafts, ngram_drafts) > longest:
+        if max(lookahead_drafts, ngram_drafts) > max_lookahead:
             raise PassError(
-                f"{options.plan} has more drafts than the bundle's {longest}; use --plan fused"
+                f"{options.plan} has more drafts than the bundle's {max_lookahead}; use --plan "
+                "fused"
             )
-        stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         return Request(
             prompt_ids=(),
             sampling=options.sampling.seeded(),
@@ -70,7 +71,7 @@ class Resolver:
             cycle=cycle,
             lookahead_drafts=lookahead_drafts,
             ngram_drafts=ngram_drafts,
-            stop_token_ids=frozenset((*options.stop_token_ids, *stops)),
+            stop_token_ids=self._stop_token_ids(options),
             stop=options.stop_strings,
             reuse_prefix=options.reuse_prefix,
             cache_salt=options.cache_salt,
@@ -79,8 +80,13 @@ class Resolver:
             shown_special_tokens=tuple(options.shown_special_tokens),
         )
 
+    def _stop_token_ids(self, options: GenerateOptions) -> frozenset[int]:
+        """Return all tokens that end the text: the request's, and the model's unless ignored."""
+        model_ids = () if options.ignore_eos else self._manifest.model.eos_token_ids
+        return frozenset((*options.stop_token_ids, *model_ids))
+
     def _check_tree(self, plan: Plan) -> None:
-        """Raise PassError if this tree of drafts cannot run on the backend."""
+        """Raise PassError if the backend cannot run this tree, or the tree could change texts."""
         capabilities = self._backend.capabilities
         if plan.drafts not in capabilities.trees:
             raise PassError(
@@ -96,43 +102,41 @@ class Resolver:
             )
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
-        """What `options` do to logits, or None. Raises PassError for an invalid constraint."""
-        changes = (
-            *(options.sampling.changes_logits, options.constraint, options.min_tokens),
-            *(options.bad_words, options.allowed_token_ids),
-        )
-        if not any(changes):
+        """Return what `options` do to logits; None if nothing. Raises PassError for an invalid
+        constraint, or if the bundle has no logits processors."""
+        changes = [options.sampling.changes_logits, options.constraint, options.min_tokens]
+        if not any((*changes, options.bad_words, options.allowed_token_ids)):
             return None
         _ = self._backend.processors  # raises PassError if the bundle has none
-        stops = () if options.ignore_eos else self._manifest.model.eos_token_ids
         return Processing(
             self._manifest.model.vocab_size,
             options.sampling,
             None if options.constraint is None else self.grammars.start(options.constraint),
             options.min_tokens,
-            frozenset((*options.stop_token_ids, *stops)),
+            self._stop_token_ids(options),
             self._bad_words(tuple(options.bad_words)) if options.bad_words else None,
             tuple(options.allowed_token_ids),
         )
 
     def _make_bad_words(self, words: tuple[str, ...]) -> BadWords:
-        with self._index_lock:
+        with self._index_lock:  # A cached property does not lock itself.
             index = self._token_index
         return BadWords(index, [word.encode() for word in words])
 
     @cached_property
     def _token_index(self) -> TokenIndex:
-        """Made at first use: it takes up to a second, and as much memory as the tokenizer."""
+        """An index of all tokens by their bytes. It is made at first use, because that takes up to
+        a second, and as much memory as the tokenizer."""
         return TokenIndex(self._vocabulary.all_bytes(self._manifest.model.vocab_size))
 
     def request(self, prompt_ids: tuple[int, ...], options: GenerateOptions) -> Request:
-        """The request for a prompt. Raises PassError if a token is unknown, or the prompt is empty
-        or too long."""
+        """Return the request for a prompt. Raises PassError if a token is not in the vocabulary, or
+        if the prompt is empty or too long."""
         model, capacity = self._manifest.model, self._backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
-        listed = (*options.stop_token_ids, *options.allowed_token_ids, *options.sampling.logit_bias)
-        for token in (*prompt_ids, *listed):
+        others = (*options.stop_token_ids, *options.allowed_token_ids, *options.sampling.logit_bias)
+        for token in (*prompt_ids, *others):
             if not 0 <= token < model.vocab_size:
                 raise PassError(f"token id {token} is not in the vocabulary of {model.vocab_size}")
         if len(prompt_ids) > capacity:

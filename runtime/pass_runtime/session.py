@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 
 class Session:
-    """A model, and as many sequences at a time as it has slots. Any thread may call it."""
+    """A loaded bundle, which decodes up to `slots` sequences at a time. Any thread may call its
+    methods."""
 
     def __init__(
         self,
@@ -87,23 +88,23 @@ class Session:
 
     @property
     def slots(self) -> int:
-        """The most sequences that are decoded at a time; others wait."""
+        """How many sequences can be decoded at a time; others wait in the queue."""
         return self.backend.capabilities.slots
 
     @property
     def capacity(self) -> int:
-        """The most tokens of a sequence, prompt and text together."""
+        """The largest KV capacity, in tokens: prompt and text of a sequence have to fit it."""
         return self.backend.capabilities.max_capacity
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. add_special_tokens: add those that the tokenizer adds to a prompt.
-        An empty prompt becomes the start token."""
+        """Return the token ids of `text`. add_special_tokens: add the special tokens that the
+        tokenizer adds to a prompt; a prompt without any token then becomes the start token."""
         ids = encode(self.tokenizer, _checked_text(text), add_special_tokens=add_special_tokens)
         if ids or not add_special_tokens:
             return ids
         model = self.manifest.model
         start = model.bos_token_id
-        if start is None:
+        if start is None:  # Some models separate texts by an end token alone.
             start = next(iter(model.eos_token_ids), None)
         if start is None:
             raise PassError(
@@ -112,7 +113,7 @@ class Session:
         return [start]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids, special tokens included unless `skip_special_tokens`."""
+        """Return the text of token ids, with special tokens unless `skip_special_tokens`."""
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def encode_chat(
@@ -122,8 +123,8 @@ class Session:
         allow_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The chat template's prompt for the assistant's next turn. variables: other variables of
-        the template, such as `tools`.
+        """Return the token ids of the chat template's prompt for the assistant's next turn.
+        variables: other variables of the template, such as `tools`.
 
         Messages are plain text, even if they spell a special token such as `<|im_end|>`.
         allow_special_tokens: such text becomes the token, as in Hugging Face; use it only for
@@ -134,15 +135,15 @@ class Session:
             raise PassError(f"{self.manifest.model.name} has no chat template; use plain prompts")
         if not messages:
             raise PassError("a conversation needs at least one message")
-        # every render gets the same time
-        given, now = [list(messages), dict(variables or {})], time.time()
+        inputs = [list(messages), dict(variables or {})]
+        time_shown = time.time()  # the same if the encoder renders more than once
 
-        def render(parts: Sequence[Any]) -> str:
-            return _checked_text(template.render_at(now, *parts))
+        def render(template_inputs: Sequence[Any]) -> str:
+            return _checked_text(template.render_at(time_shown, *template_inputs))
 
         if allow_special_tokens:
-            return encode(self.tokenizer, render(given))
-        return self._chat_encoder.encode(given, render)
+            return encode(self.tokenizer, render(inputs))
+        return self._chat_encoder.encode(inputs, render)
 
     @cached_property
     def _chat_encoder(self) -> ChatEncoder:
@@ -151,29 +152,29 @@ class Session:
     def generate(
         self, prompt: str | Sequence[int], options: GenerateOptions | None = None
     ) -> Generation:
-        """Continue `prompt`, a string or token ids. Returns at once: the request decodes, or waits
-        for a free slot.
+        """Continue `prompt`, a string or token ids. Return the stream of the request at once, while
+        the request decodes or waits for a free slot.
 
-        Raises `QueueFull` if too many are waiting. The text does not depend on the other requests.
+        Raises `QueueFull` if too many requests wait. The text does not depend on other requests.
         """
         return self.generate_all(prompt, [options or GenerateOptions()])[0]
 
     def generate_all(
         self, prompt: str | Sequence[int], choices: Sequence[GenerateOptions]
     ) -> list[Generation]:
-        """Several continuations of one prompt. The prompt is prefilled once; its K/V are copied for
-        the others.
+        """Start a continuation of `prompt` for each of `choices`. The prompt is prefilled once, and
+        its K/V are copied for the other continuations.
 
-        Raises as `generate` does, and then starts none of them.
+        Raises what `generate` raises, and then starts no continuation.
         """
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        # a new tuple: sequences share the K/V of a prompt if they hold the same tuple object
+        # A new tuple, because sequences with the same tuple object share the K/V of their prompt.
         ids = (*ids,)
         return self.begin([self.request(ids, options) for options in choices])
 
     def begin(self, requests: Sequence[Request], places: Places | None = None) -> list[Generation]:
-        """Start requests, all or none. places: what `reserve` returned for them; without, raises
-        `QueueFull` if more requests than the session's max_queue would wait."""
+        """Start all requests, or none if it raises. places: what `reserve` returned for them; if
+        None, raises `QueueFull` if more requests than the session's max_queue would wait."""
         sequences = [SequenceState(r, self._text_reader(r)) for r in requests]
         generations = [Generation(sequence, self) for sequence in sequences]
         self._worker.submit(sequences, places)
@@ -185,9 +186,9 @@ class Session:
         return TextStream(self.vocabulary, request.prompt_ids, request.stop, min_tokens, shown)
 
     def reserve(self, count: int, max_queue: int | None = None) -> Places:
-        """Hold places for `count` requests while their prompts are tokenized, until `begin` takes
-        them or the end of a `with` block. Raises `QueueFull` if slots and queue have fewer.
-        max_queue: how many requests may wait (None: the session's max_queue)."""
+        """Reserve places for `count` requests, in slots or the queue, while their prompts are
+        tokenized: until `begin` takes the places, or their `with` block ends. Raises `QueueFull` if
+        there are fewer. max_queue: how many requests may wait (None: the session's max_queue)."""
         return self._worker.reserve(count, max_queue)
 
     def chat(
@@ -197,7 +198,7 @@ class Session:
         *,
         allow_special_tokens: bool = False,
     ) -> Generation:
-        """The assistant's next turn; `allow_special_tokens` as in `encode_chat`."""
+        """Generate the assistant's next turn. allow_special_tokens: as for `encode_chat`."""
         return self.generate(
             self.encode_chat(messages, allow_special_tokens=allow_special_tokens), options
         )
@@ -205,7 +206,8 @@ class Session:
     def generate_ids(
         self, prompt_ids: Sequence[int], options: GenerateOptions | None = None
     ) -> TokenStream:
-        """`generate` without text: a stream of token ids. Stop strings need `generate`."""
+        """Continue a prompt as `generate` does, but as a stream of token ids without text. Raises
+        PassError if `options` have stop strings, which need text."""
         options = options or GenerateOptions()
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
@@ -215,24 +217,25 @@ class Session:
         return stream
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """The request for `options`, without its prompt. Raises PassError if it cannot run."""
+        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle
+        cannot run it."""
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """Begin to compile a constraint before `resolve` and `request` need it: `Grammars.prepare`.
-        Raises PassError if the bundle has no logits processors."""
+        """Begin to compile a constraint before `resolve` and `request` need it; see
+        `Grammars.prepare`. Raises PassError if the bundle has no logits processors."""
         _ = self.backend.processors
         return self._resolver.grammars.prepare(constraint)
 
     def request(self, prompt_ids: Sequence[int], options: GenerateOptions) -> Request:
-        """The request that `generate` would start. Requests that hold the same tuple object of ids
-        share its K/V."""
+        """Return the request that `generate` would start. Requests whose `prompt_ids` are the same
+        tuple object share the prompt's K/V."""
         return self._resolver.request(_token_ids(prompt_ids), options)
 
     def tuner(self, sampling: SamplingParams) -> Tuner:
-        """The tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first call
-        for a sampler times passes, for about a second. Raises PassError if the KV cache has no room
-        for that."""
+        """Return the tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first
+        call for a sampler times passes, for about a second. Raises PassError if the KV cache has no
+        room for that."""
         tuner = self._worker.call(lambda: self._tuners.get(sampling.sampler))
         if tuner is None:
             raise PassError(
@@ -243,11 +246,11 @@ class Session:
         return tuner
 
     def warm_up(self, *samplings: SamplingParams) -> None:
-        """Time the passes that `auto` needs for requests with these samplings (default: greedy
-        and sampled) and for every batch size, so that the first requests need not wait for it.
-        If running requests fill the KV cache, timing is put off. Engines that repeat passes as
-        CUDA graphs also capture them, for every batch size and KV capacity, unless requests are
-        running."""
+        """Time the passes that `auto` needs, for every batch size and the samplers of `samplings`
+        (default: greedy and sampled), so that the first requests need not wait for that. If running
+        requests fill the KV cache, timing is put off. If captured CUDA graphs stay valid
+        (`Capabilities.keeps_graphs`), also capture passes for every batch size and KV capacity,
+        unless requests are running."""
         capabilities = self.backend.capabilities
         samplers = [
             each.sampler for each in samplings or (SamplingParams(0.0), SamplingParams(1.0))
@@ -263,7 +266,7 @@ class Session:
             self._worker.call(self.backend.save_kernels)
 
     def call(self, task: Callable[[Runner], T]) -> T:
-        """Run `task(runner)` on the thread that owns the runner, between two steps; for benches."""
+        """Run `task(runner)` on the runner's thread, between two passes; for benchmarks."""
         return self._worker.call(lambda: task(self._scheduler.runner))
 
     @property
@@ -272,17 +275,19 @@ class Session:
         return self._worker.closed or self.backend.failure is not None
 
     def usage(self) -> Usage:
-        """How many sequences run and wait right now, and how much of the KV cache they take."""
+        """Return how many sequences run and wait now, and how much of the KV cache they take."""
         return self._scheduler.usage()
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:
-    """Token ids as a tuple of ints; the same object if it is one already."""
+    """Return the token ids `prompt` as a tuple of ints, the same object if it is one already.
+    Raises PassError for anything else."""
     return whole_numbers("the prompt's token ids", prompt)
 
 
 def _checked_text(text: str) -> str:
-    """`text`. Raises PassError for lone surrogates (a command line that is not UTF-8)."""
+    """Return `text`. Raises PassError if it has lone surrogates, as Python makes them of arguments
+    that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -291,7 +296,7 @@ def _checked_text(text: str) -> str:
 
 
 def read_tokenizer(bundle: Path) -> Tokenizer:
-    """The tokenizer of a bundle, without truncation and padding, which older exports kept."""
+    """Return the tokenizer of a bundle, without the truncation and padding of older exports."""
     path = bundle / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -303,7 +308,7 @@ def read_tokenizer(bundle: Path) -> Tokenizer:
 
 
 def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
-    """Open a bundle. options: `LoadOptions`, or the device alone. fields: fields of
+    """Open a bundle. options: `LoadOptions`, or only the device's name. fields: fields of
     `LoadOptions` to set, as in `load(path, "cpu", threads=2)`. Raises PassError if the bundle
     cannot be opened."""
     if isinstance(options, LoadOptions):
@@ -321,8 +326,8 @@ def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields:
 def load_verified(
     path: Path, manifest: Manifest, options: LoadOptions, *, backend: Backend | None = None
 ) -> Session:
-    """`load` for a bundle whose manifest was read and whose files were verified before. backend: an
-    open backend to use; None opens one."""
+    """Open a bundle, as `load` does after it has read the manifest and verified the files. backend:
+    an open backend to use; None opens one."""
     tokenizer = read_tokenizer(path)
     template = load_chat_template(path, template_tokens(manifest.model, tokenizer))
     backend = backend or open_backend(

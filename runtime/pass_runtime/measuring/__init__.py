@@ -1,1 +1,1 @@
-"""What benches, exports and training share: comparing texts, counting passes, timing in turns."""
+"""What benchmarks, exports and training share: comparing texts, counting and timing passes."""

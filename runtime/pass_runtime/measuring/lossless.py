@@ -1,9 +1,10 @@
-"""Whether two decodings are the same text, how close the scores are where they first differ, and
-where a text loops.
+"""Compares the tokens that two plans decoded, and finds the loop in a text.
 
-Windows of different widths round differently, so two tokens whose scores differ by less than the
-rounding can change places. A first difference is a near-tie if the margin between the two scores is
-at most a tolerance. Greedy text of small models loops, and loops are easy to draft.
+Both plans should write the same tokens. But windows of different widths round differently, so two
+tokens whose scores differ by less than the rounding can change places. The first difference is a
+near-tie, and no error, if the margin between the two scores there is at most a tolerance.
+
+Greedy text of small models often loops. Loops are easy to draft, so they are counted apart.
 """
 
 from __future__ import annotations
@@ -42,22 +43,26 @@ def loop_start(tokens: Sequence[int]) -> int | None:
 def _loop_of_period(tokens: Sequence[int], period: int) -> int | None:
     """Return the index at which the second occurrence of a period of `period` tokens begins; None
     if there is no such loop."""
-    run, last = 0, len(tokens) - 1
+    repeated, last = 0, len(tokens) - 1
     for i in range(period, len(tokens)):
-        run = run + 1 if tokens[i] == tokens[i - period] else 0
+        # how many tokens up to this one are equal to the token one period before them
+        repeated = repeated + 1 if tokens[i] == tokens[i - period] else 0
         times = END_LOOP_REPEATS if i == last else LOOP_REPEATS
-        if run >= max((times - 1) * period, MIN_LOOP_TOKENS - period):
-            return i - run + 1
+        if repeated + period >= max(times * period, MIN_LOOP_TOKENS):
+            return i - repeated + 1
     return None
 
 
 MARGIN_TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.8}
-"""By dtype: scores (logits / temperature, plus noise) closer than this are a near-tie."""
+"""By the model's dtype: two scores (logits / temperature, plus noise) that differ by at most this
+are a near-tie."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two token sequences, and the margin of the two scores there."""
+    """The first difference of two token sequences. index: where it is. tokens: what each has there;
+    None if it has ended. margin: how far apart the scores of these tokens are; infinite if one
+    sequence has ended. tolerance: the largest margin of a near-tie."""
 
     index: int
     tokens: tuple[int | None, int | None]
@@ -79,7 +84,7 @@ class Difference:
 def run_tokens(
     session: Session, prompt_ids: Sequence[int], options: GenerateOptions
 ) -> TokenStream:
-    """Generate to the end, reading the tokens pass by pass, as a user would."""
+    """Run a request to its end, reading the tokens pass by pass as a user would."""
     stream = session.generate_ids(prompt_ids, options)
     for _ in stream:
         pass
@@ -93,16 +98,15 @@ def first_difference(
     a: Sequence[int],
     b: Sequence[int],
 ) -> Difference | None:
-    """The first difference of `a` and `b`, two continuations of `prompt_ids` by `options.sampling`;
-    None if equal."""
+    """Return the first difference of `a` and `b`, two continuations of `prompt_ids` that were
+    sampled with `options.sampling`; None if they are equal."""
     if list(a) == list(b):
         return None
     shared = min(len(a), len(b))
     index = next((i for i in range(shared) if a[i] != b[i]), shared)
-    tokens = tuple(ids[index] if index < len(ids) else None for ids in (a, b))
+    first, second = (ids[index] if index < len(ids) else None for ids in (a, b))
     tolerance = MARGIN_TOLERANCE[session.manifest.model.dtype]
-    first, second = tokens
-    if first is None or second is None:  # one of them ended earlier
+    if first is None or second is None:
         return Difference(index, (first, second), float("inf"), tolerance)
     prefix = [*prompt_ids, *a[:index]]
     scores = token_scores(session, prefix, options)
@@ -112,7 +116,8 @@ def first_difference(
 def token_scores(
     session: Session, prefix: Sequence[int], options: GenerateOptions
 ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """[V] scores of the token after `prefix` in plain decoding, which draws their argmax."""
+    """Return the scores [V] of the token after `prefix`. Plain decoding writes the token with the
+    highest score."""
     one_token = GenerateOptions(
         max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True
     )

@@ -1,8 +1,9 @@
-"""Measures acceptance in real use: prompts of several kinds, tokens per pass, loops apart.
+"""Measures how many tokens a pass writes in real use, on prompts of several kinds.
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`)
-both measure with this module, so that their results can be compared. What is compared is measured
-in turns, so that a noisy machine affects all alike.
+both use this module, so that their results can be compared. Passes in a loop of the text are
+counted apart (`lossless`). Times that are to be compared are measured in turns, so that a busy
+machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pass_runtime.backends.base import PassKind
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
@@ -20,6 +21,7 @@ from pass_runtime.decode.runner import Runner
 from pass_runtime.errors import PassError
 from pass_runtime.files import lines_of, read_text
 from pass_runtime.measuring.lossless import loop_start
+from pass_runtime.session import Session
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -35,21 +37,22 @@ def in_turns(
 
     A round for warming up comes first; its results are left out.
     """
-    found: dict[Name, list[Result]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
+    results: dict[Name, list[Result]] = {name: [] for name in calls}
+    for round_number in range(1 + rounds):
         for name, call in calls.items():
             result = call()
-            if number:
-                found[name].append(result)
-        if number:
-            yield found
+            if round_number > 0:
+                results[name].append(result)
+        if round_number > 0:
+            yield results
 
 
 def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-    """The median seconds of trunk and tail in TIMED_PASSES consecutive passes over idle slots.
+    """Return the median seconds of the trunk and of the tail in TIMED_PASSES consecutive passes
+    that change no sequence (`Runner.time_masked_pass`).
 
-    While decoding, too, passes of one kind follow one another in one thread. The first ones after
-    another kind or in another thread take longer, so they are not timed. tail: as for
+    The first passes after those of another kind or in another thread take longer, so they are not
+    timed: when requests decode, passes of one kind follow one another in one thread. tail: as for
     `Runner.time_masked_pass`.
     """
     times = [
@@ -59,20 +62,17 @@ def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[
     return statistics.median(trunks), statistics.median(tails)
 
 
-if TYPE_CHECKING:
-    from pass_runtime.session import Session
-
 FIRST_LOOK_PROMPTS = Path(__file__).with_name("first_look.jsonl")
-"""The default prompts of `pass-run bench`: three of each of CORE_KINDS, which no weights were
-trained on. The greedy texts of SmolLM2-135M and Qwen2.5-Coder-0.5B neither end nor repeat
-themselves in the first 64 tokens after them."""
+"""The default prompts of `pass-run bench`: three of each kind in CORE_KINDS. No weights were
+trained on them. SmolLM2-135M and Qwen2.5-Coder-0.5B, decoding greedily, continue each of them by
+at least 64 tokens before the text ends or repeats itself."""
 CORE_KINDS = ("chat", "text", "code")
-"""The kinds that the runtime's scripts measure unless they are told otherwise."""
+"""The kinds that the runtime's scripts measure by default."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
 CONTINUED_KINDS = ("text", "code")
-"""The kinds whose prompts the model continues. Prompts of other kinds are chat messages."""
+"""The kinds whose prompts are texts to continue. Prompts of other kinds are chat messages."""
 ALL_KINDS = "all"
-"""The name of all kinds together, in results."""
+"""The name that results have for all kinds together."""
 EXTRA_TOKENS = MAX_LOOKAHEAD + 1
 """Tokens to generate after the counted ones, so that the last counted pass is complete."""
 
@@ -87,12 +87,12 @@ class Prompt:
 
     @property
     def is_message(self) -> bool:
-        """Whether it is put into the model's chat template, if there is one."""
+        """Whether the prompt is put into the model's chat template, if there is one."""
         return self.kind not in CONTINUED_KINDS
 
     @property
     def seed(self) -> int:
-        """The seed of its sampling."""
+        """The seed to sample with after this prompt, the same in every run."""
         return zlib.crc32(self.id.encode())
 
 
@@ -115,17 +115,18 @@ class PassCounts:
 def read_prompt_set(
     path: Path, kinds: Collection[str] = KINDS, each: int | None = None
 ) -> list[Prompt]:
-    """The lines {"id", "kind", "prompt"} of a .jsonl file that are of these kinds, the first `each`
-    of a kind (None: all of them). Raises PassError, with the line number, for any other line."""
+    """Read a .jsonl file whose lines are {"id": ..., "kind": ..., "prompt": ...}, and return its
+    prompts of `kinds`, the first `each` of every kind (None: all), in the order of the file. Raises
+    PassError, with the line number, for any other line, or if there are no such prompts."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
             values = line.object()
-            found = [values.get(name) for name in ("id", "kind", "prompt")]
-            are_texts = all(isinstance(value, str) and value for value in found)
-            if not are_texts or found[1] not in KINDS:
+            fields = [values.get(name) for name in ("id", "kind", "prompt")]
+            are_texts = all(isinstance(value, str) and value for value in fields)
+            if not are_texts or fields[1] not in KINDS:
                 raise PassError(f'it needs an "id", a "kind" ({", ".join(KINDS)}) and a "prompt"')
-            prompt = Prompt(*map(str, found))
+            prompt = Prompt(*map(str, fields))
             if prompt.id in prompts:
                 raise PassError(f"an earlier line has the id {prompt.id!r}, too; ids must differ")
         except PassError as error:
@@ -136,12 +137,12 @@ def read_prompt_set(
     chosen = [prompt for prompt in prompts.values() if prompt.kind in kinds]
     if not chosen:
         raise PassError(f"{path} has no prompts of {', '.join(kinds)}; name others with --kinds")
-    first = [prompt for kind in KINDS for prompt in [p for p in chosen if p.kind == kind][:each]]
-    return [prompt for prompt in chosen if prompt in first]
+    first = {kind: [prompt for prompt in chosen if prompt.kind == kind][:each] for kind in kinds}
+    return [prompt for prompt in chosen if prompt in first[prompt.kind]]
 
 
 def encode(session: Session, prompt: Prompt) -> list[int]:
-    """Tokenize a prompt as the trainer does."""
+    """Tokenize a prompt, in the chat template if it is a message and the bundle has a template."""
     if prompt.is_message and session.chat_template is not None:
         return session.encode_chat([{"role": "user", "content": prompt.text}])
     return session.encode(prompt.text)
@@ -163,20 +164,20 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
         raise PassError(f"--temperatures must list numbers, as in 0,0.8, not {text!r}") from None
 
 
-def split_at_loop(written: Sequence[int], tokens: int) -> tuple[range, range]:
-    """The indices of the first `tokens` written tokens: those before a loop, and those in it."""
-    end = min(len(written), tokens)
-    start = loop_start(written)
+def split_at_loop(tokens: Sequence[int], count: int) -> tuple[range, range]:
+    """Return the indices of the first `count` tokens: those before the loop, and those in it."""
+    end = min(len(tokens), count)
+    start = loop_start(tokens)
     loop = end if start is None else min(start, end)
     return range(loop), range(loop, end)
 
 
 def count_passes(sizes: Iterable[int], indices: range) -> PassCounts:
-    """Count the passes that begin at one of `indices`, each with all its tokens. sizes: tokens
-    emitted by each pass."""
-    found, begin = PassCounts(), 0
+    """Count the passes whose first token has one of `indices`, and all tokens of these passes.
+    sizes: the number of tokens that each pass emitted."""
+    counts, first_index = PassCounts(), 0
     for size in sizes:
-        if begin in indices:
-            found += PassCounts(1, size)
-        begin += size
-    return found
+        if first_index in indices:
+            counts += PassCounts(1, size)
+        first_index += size
+    return counts

@@ -1,1 +1,1 @@
-"""`--plan auto`: pass times, acceptance, group sizes, and the choice of the fastest plan."""
+"""The mode `auto`: measures pass times and acceptance, and chooses the fastest cycle of plans."""

@@ -1,4 +1,8 @@
-"""What `auto` measures: how long passes take, and how often drafts are accepted."""
+"""What the mode `auto` measures: how long passes take, and how often drafts are accepted.
+
+`probe_plans` lists the plans that `measure` times. `PassTimes` estimates the seconds of any pass
+from these times, and learns from the passes that run. `tuner` chooses plans by both.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +18,27 @@ from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, fused_plan, veri
 Floats = npt.NDArray[np.float64]
 
 AVERAGED_PASSES = 200.0
-"""Passes that an acceptance rate is averaged over."""
+"""About how many passes an acceptance rate is averaged over."""
 PRIOR_PASSES = 10.0
-"""How many passes the initial rates of a `ConditionalAcceptance` count for."""
+"""The initial rates of a `ConditionalAcceptance` weigh as much as this many passes."""
 
 FORCED_MATCH = -1
-"""Stands for the length of the n-gram match if a grammar forces the drafts."""
+"""Takes the place of the length of an n-gram match if a grammar forces the drafts."""
 
 
 def cumulative_acceptance(rates: Sequence[float]) -> Floats:
-    """[L] conditional acceptance rates -> [L+1]: the probabilities that the first i drafts are all
-    accepted."""
+    """Return [L+1]: for i from 0 to L, the probability that the first i drafts of a chain are all
+    accepted. rates [L]: as `ConditionalAcceptance.rates`."""
     cumulative: Floats = np.cumprod(np.array([1.0, *rates]))
     return cumulative
 
 
 class ConditionalAcceptance:
-    """By position i: the rate at which draft i is accepted if all drafts before it were."""
+    """For each position i of a chain, the rate at which draft i is accepted if all drafts before it
+    were accepted."""
 
     def __init__(self, prior: Sequence[float], weight: float = PRIOR_PASSES) -> None:
+        """prior: the initial rates. weight: how many passes they weigh as much as."""
         self._prior = list(prior)
         self._hits = [rate * weight for rate in prior]
         self._trials = [weight] * len(prior)
@@ -42,54 +48,57 @@ class ConditionalAcceptance:
         return [hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)]
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Count one pass that accepted `accepted` of `drafted` drafts. The weight of older passes
-        fades."""
+        """Count one pass that accepted `accepted` of `drafted` drafts, and let the weight of older
+        passes fade."""
         drafted = min(drafted, len(self._prior))
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
             self._trials[i] = (self._trials[i] + 1) * (1 - 1 / AVERAGED_PASSES)
-        # all were accepted, so the next one is likelier to be accepted, too
+        # Every draft was accepted, so a draft after them is likelier to be accepted than assumed.
         if drafted == accepted < len(self._prior):
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
-        """Count a pass that verified none of these drafts: the rates drift back to the initial
-        ones, so that such drafts are tried again."""
+        """Move the rates a little towards the initial ones, because a pass verified none of these
+        drafts: so such drafts are tried again at some time."""
         for i, rate in enumerate(self._prior):
             self._pull(i, rate, 1 / (8 * AVERAGED_PASSES))
 
     def _pull(self, i: int, rate: float, share: float) -> None:
-        """Move rate i towards `rate` by this share of the difference."""
+        """Move the rate of position i towards `rate` by `share` of the difference."""
         self._hits[i] += (rate * self._trials[i] - self._hits[i]) * share
 
 
 AGREEMENT_RATIO = 1.1
-"""A pass is timed until its second shortest time is at most this many times its shortest."""
+"""Passes of a plan are timed until the second shortest time is at most this many times the
+shortest, or TIMED_RUNS were timed."""
 TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
-"""How often a plan is timed at most; plans with more than WIDE_WINDOW_ROWS rows take long and are
-seldom the fastest."""
+"""At most how many passes of a plan are timed, and of a plan whose window has more than
+WIDE_WINDOW_ROWS rows: such passes take long and are seldom the fastest."""
 MAX_TIMED_ROWS = 64
-"""Passes with more rows, of all slots together, are not timed: they were faster nowhere."""
+"""Passes with more rows, of all slots together, are not timed: on no machine were they the
+fastest."""
 TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
-"""Group sizes of the fused windows with 8 and 16 rows. They are timed because CPUs and GPUs
-multiply matrices in tiles of 8 or 16 rows: a wider window takes one more tile."""
+"""The group sizes of two fused windows, which have 8 and 16 rows. They are timed because CPUs and
+GPUs multiply matrices in tiles of 8 or 16 rows, and one more row would take one more tile."""
 
-LATEST_PASSES, SHAPE_PASSES = 4, 32
-"""How many passes two moving averages span: the slowness of all passes, and the ratio of one shape
-to the others."""
-MAX_RATIO = 1.2
-"""A pass counts as at most so much slower or faster than expected, as pauses do not repeat."""
+SLOWNESS_PASSES, RATIO_PASSES = 4, 32
+"""How many passes two moving averages of `PassTimes` span: the slowness, and the ratio of a shape."""
+MAX_DEVIATION = 1.2
+"""A pass counts as at most this many times slower or faster than expected: what takes longer is a
+pause of the machine, which later passes do not have."""
 MIN_PASS_SECONDS = 1e-9
-FAR_ROWS = 1_000_000
-"""How far a line is extended beyond its last point."""
+FAR_X = 1_000_000
+"""How far beyond its last point a piecewise linear function is extended: beyond any pass."""
 
 TimePass = Callable[[Plan], tuple[float, float]]
-"""Times one pass with a plan; returns the seconds of trunk and tail."""
+"""A function that runs one pass with a plan and returns the seconds of trunk and tail."""
 
 
 class PassShape(NamedTuple):
-    """What the time of a pass depends on, for all slots together: rows of the windows, rows that
-    tokens are sampled from, and drafts that are made."""
+    """What the time of a pass depends on, summed over all slots. rows: the rows of the windows.
+    sampled: the rows that tokens are sampled from, which are roots and drafts. drafts: the drafts
+    that the pass makes for the next windows."""
 
     rows: int
     sampled: int
@@ -97,64 +106,64 @@ class PassShape(NamedTuple):
 
 
 def shape_of(plan: Plan, batch: int = 1) -> PassShape:
-    """The shape of a pass with `plan` over `batch` slots."""
+    """Return the shape of a pass with `plan` over `batch` slots."""
     return PassShape(batch * plan.width, batch * (1 + plan.drafts), batch * plan.next.drafts)
 
 
 def _line(points: Mapping[int, float], *, flat: bool = False) -> Callable[[int], float]:
-    """A piecewise linear function through `points`, raised if need be so that it never falls. It is
-    constant before the first. Beyond the last, it has the slope of the last piece or the mean
-    slope, whichever is steeper; 0 if `flat`."""
+    """Return a piecewise linear function through `points` (x -> y), in which a point is raised to
+    the one before it if it is lower. Before the first point the function is constant. Beyond the
+    last, its slope is that of the last piece or of the line from the first point to the last,
+    whichever is steeper; 0 if `flat`."""
     xs = sorted(points)
     ys = list(accumulate((points[x] for x in xs), max))
-    rises = (
-        []
-        if flat
-        else [(ys[-1] - ys[i]) / (xs[-1] - xs[i]) for i in {0, len(xs) - 2} if len(xs) > 1]
-    )
-    xs, ys = [*xs, xs[-1] + FAR_ROWS], [*ys, ys[-1] + FAR_ROWS * max(rises, default=0.0)]
+    slope = 0.0
+    if len(xs) > 1 and not flat:
+        slope = max((ys[-1] - ys[i]) / (xs[-1] - xs[i]) for i in (0, -2))
+    xs, ys = [*xs, xs[-1] + FAR_X], [*ys, ys[-1] + FAR_X * slope]
     return lambda x: float(np.interp(x, xs, ys))
 
 
 class PassTimes:
-    """Seconds of a pass by its shape: an estimate from timed passes, times the ratio of this shape
-    to its estimate, times the slowness of all passes (on a busy machine, or in a longer text).
+    """The seconds of a pass by its shape: an estimate, times the ratio of this shape, times the
+    slowness of all passes (on a busy machine, or in a longer text). Ratio and slowness are learned
+    from the passes that run.
 
-    The estimate is the sum of four piecewise linear functions: the trunk by rows, its extra time
-    with look-ahead rows, the tail by sampled rows, and its extra time by drafts.
+    The estimate is the sum of four piecewise linear functions through timed passes: the trunk by
+    rows, its extra time with look-ahead rows, the tail by sampled rows, its extra time by drafts.
     """
 
     def __init__(
         self, timed: Mapping[PassShape, tuple[float, float]], other_sampler: PassTimes | None = None
     ) -> None:
         """timed: seconds of trunk and tail by shape. other_sampler: the times for another sampler,
-        if there are some: its estimate of the trunk is used, scaled by how fast the trunk is now,
-        so that `timed` needs few shapes."""
+        None for the first one. The trunk does not depend on the sampler, so its functions are taken
+        from there, scaled by how slow the trunk is now, and `timed` needs few shapes."""
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
         self.slowness = 1.0
         self._ratios = dict[PassShape, float]()
-        self._expected = dict[PassShape, float]()
-        self.passes: dict[PassShape, int] = {}  # how many ran
+        self._estimates = dict[PassShape, float]()
+        self.passes: dict[PassShape, int] = {}  # how many passes of each shape were recorded
         if other_sampler is None:
             self.timed_widths = sorted({shape.rows for shape in timed})
             trunks = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
             adapter_seconds = {
-                s.rows: max(t - trunks[s.rows], 0.0)
-                for s, (t, _) in drafting.items()
-                if s.rows in trunks
+                shape.rows: max(trunk - trunks[shape.rows], 0.0)
+                for shape, (trunk, _) in drafting.items()
+                if shape.rows in trunks
             }
-            # extra seconds of a trunk with look-ahead rows
+            # the extra seconds of a trunk with look-ahead rows, by rows
             self._adapter = _line(adapter_seconds or {0: 0.0}, flat=True)
-            trunks = {
+            without_adapter = {
                 shape.rows: trunk - self._adapter(shape.rows)
                 for shape, (trunk, _) in drafting.items()
-            } | trunks
-            # If one width alone was timed, half of its time counts as due to its rows: more rows
-            # must not look free.
-            self._trunk = _line(
-                trunks if len(trunks) > 1 else {0: sum(trunks.values()) / 2, **trunks}
-            )
+            }
+            trunks = {**without_adapter, **trunks}
+            if len(trunks) < 2:
+                # Half of the only time counts as due to the rows: more rows must not look free.
+                trunks[0] = sum(trunks.values()) / 2
+            self._trunk = _line(trunks)
         else:
             self.timed_widths, self._trunk = other_sampler.timed_widths, other_sampler._trunk
             self._adapter, self._ratios = other_sampler._adapter, dict(other_sampler._ratios)
@@ -171,60 +180,65 @@ class PassTimes:
         self._drafts = _line({0: 0.0, **draft_seconds})
 
     def _trunk_seconds(self, shape: PassShape) -> float:
+        """Return the estimate for the trunk alone."""
         return self._trunk(shape.rows) + (self._adapter(shape.rows) if shape.drafts else 0.0)
 
     def seconds(self, shape: PassShape) -> float:
-        """The seconds of one pass."""
-        if shape not in self._expected:
+        """Return the expected seconds of one pass."""
+        if shape not in self._estimates:
             tail = self._tail(shape.sampled) + self._drafts(shape.drafts)
-            self._expected[shape] = max(self._trunk_seconds(shape) + tail, MIN_PASS_SECONDS)
-        return self._expected[shape] * self._ratios.get(shape, 1.0) * self.slowness
+            self._estimates[shape] = max(self._trunk_seconds(shape) + tail, MIN_PASS_SECONDS)
+        return self._estimates[shape] * self._ratios.get(shape, 1.0) * self.slowness
 
     def record(self, shape: PassShape, seconds: float) -> None:
-        """Correct the estimate by a pass that took `seconds`. The first passes of a shape correct
-        mostly its ratio, later passes mostly the slowness of all shapes. The product of all ratios
-        is kept at 1: what they have in common belongs to the slowness."""
-        deviation = min(max(seconds / self.seconds(shape), 1 / MAX_RATIO), MAX_RATIO) - 1.0
+        """Learn from a pass that took `seconds`. The first passes of a shape change mostly its
+        ratio, later passes mostly the slowness. What all ratios have in common belongs to the
+        slowness, so the product of the ratios is kept at 1."""
+        relative = seconds / self.seconds(shape)
+        excess = min(max(relative, 1 / MAX_DEVIATION), MAX_DEVIATION) - 1.0
         self.passes[shape] = self.passes.get(shape, 0) + 1
-        change = 1.0 + deviation / min(self.passes[shape] + LATEST_PASSES - 1, SHAPE_PASSES)
-        self._ratios[shape] = self._ratios.get(shape, 1.0) * change
-        mean = change ** (1 / len(self._ratios))
-        # their product is 1
-        self._ratios = {ran: ratio / mean for ran, ratio in self._ratios.items()}
-        self.slowness *= (1.0 + deviation / LATEST_PASSES) / change * mean
+        ratio_change = 1.0 + excess / min(self.passes[shape] + SLOWNESS_PASSES - 1, RATIO_PASSES)
+        self._ratios[shape] = self._ratios.get(shape, 1.0) * ratio_change
+        # The product was 1 before, so this is now the geometric mean of the ratios.
+        mean = ratio_change ** (1 / len(self._ratios))
+        self._ratios = {each: ratio / mean for each, ratio in self._ratios.items()}
+        # The expected seconds of this shape change by 1 / SLOWNESS_PASSES of the excess in all.
+        self.slowness *= (1.0 + excess / SLOWNESS_PASSES) / ratio_change * mean
 
 
 def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
-    """The plans to time: a few from the narrowest to the widest of a bundle with look-ahead
-    `lookahead`; in between, pass times are nearly linear."""
-    wide = lookahead > 5
-    lengths, tiles = ([1, 4, lookahead] if wide else [1, lookahead]), TILE_GROUPS[wide:]
+    """Return the plans to time for a bundle whose look-ahead is `lookahead`: a few from the
+    narrowest to the widest, because the times of the plans in between are nearly linear."""
+    many = lookahead > 5  # With many widths, one more plan in the middle replaces the 8-row tile.
+    lengths, tiles = ([1, 4, lookahead] if many else [1, lookahead]), TILE_GROUPS[many:]
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
     widest = [plan for plan in fused if plan.width * batch <= MAX_TIMED_ROWS][-1:]
     tile_plans = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_plan, (1, lookahead))
     plans = [ar_plan(), *map(verify_plan, lengths), *drafts, *tile_plans, *widest]
-    limit = max(MAX_TIMED_ROWS, batch)  # plain passes are always timed
-    return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= limit]
+    max_rows = max(MAX_TIMED_ROWS, batch)  # Plain passes are always timed.
+    return [plan for plan in dict.fromkeys(plans) if plan.width * batch <= max_rows]
 
 
 def measure(time_pass: TimePass, plans: Sequence[Plan]) -> dict[Plan, tuple[float, float]]:
     """Time passes with each of `plans`, in turns. Return each plan's seconds of trunk and tail.
 
     The shortest time of each plan counts, since disturbances only make a pass slower. A plan whose
-    two shortest times agree is not timed again. So passes in use take up to a tenth longer: about
-    4 % because they are not the shortest, and 0.13 ms because the host reads what they emitted.
-    That two kinds alternate, as in `two-pass`, costs nothing. `PassTimes.slowness` corrects it.
+    two shortest times agree is not timed again.
+
+    Passes that decode take up to a tenth longer than the returned times: about 4 % because they are
+    not the shortest, and 0.13 ms because the host reads what they emitted. `PassTimes.slowness`
+    learns that. Two plans that alternate, as in `two-pass`, take no longer than each by itself.
     """
-    seconds: dict[Plan, list[tuple[float, float]]] = {plan: [] for plan in plans}
+    times: dict[Plan, list[tuple[float, float]]] = {plan: [] for plan in plans}
     for number in range(TIMED_RUNS):
         for plan in plans:
             if number >= TIMED_WIDE_RUNS and plan.width > WIDE_WINDOW_ROWS:
                 continue
-            shortest = sorted(map(sum, seconds[plan]))[:2]
+            shortest = sorted(map(sum, times[plan]))[:2]
             if len(shortest) < 2 or shortest[1] > AGREEMENT_RATIO * shortest[0]:
-                seconds[plan].append(time_pass(plan))
+                times[plan].append(time_pass(plan))
     return {
         plan: (min(trunk for trunk, _ in passes), min(tail for _, tail in passes))
-        for plan, passes in seconds.items()
+        for plan, passes in times.items()
     }
