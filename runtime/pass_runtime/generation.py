@@ -90,8 +90,7 @@ class Stream(Generic[T]):
 
     def result(self, timeout: float | None = None) -> Self:
         """Wait for the end of the request, at most `timeout` seconds, read all pieces, and return
-        this stream. Raises TimeoutError if the request still runs then, and PassError if it
-        failed."""
+        this stream. Raises TimeoutError if the request still runs, and PassError if it failed."""
         check_process(self._process)
         try:
             self._sequence.ended.wait(timeout)

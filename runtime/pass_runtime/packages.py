@@ -29,8 +29,7 @@ def installed() -> dict[str, str]:
 
 
 def why_no_cuda() -> str:
-    """Return why this onnxruntime has no CUDAExecutionProvider, and the command that installs an
-    onnxruntime with one."""
+    """Return why this onnxruntime has no CUDAExecutionProvider, and the command that mends it."""
     if len(installed()) == len(PACKAGES):
         both = " and ".join(PACKAGES)
         return f"{both} are both installed, and share files; run: {INSTALL_GPU_BUILD}"

@@ -36,8 +36,8 @@ class Resolver:
         self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle
-        cannot run it."""
+        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle's
+        graphs or engines cannot run it."""
         max_lookahead = self._manifest.lookahead.length
         lookahead = max_lookahead if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= max_lookahead:

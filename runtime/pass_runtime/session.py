@@ -45,8 +45,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """A loaded bundle, which decodes up to `slots` sequences at a time. Any thread may call its
-    methods."""
+    """A loaded bundle, which decodes up to `slots` sequences at a time. Any thread may use it."""
 
     def __init__(
         self,
@@ -217,8 +216,8 @@ class Session:
         return stream
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle
-        cannot run it."""
+        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle's
+        graphs or engines cannot run it."""
         return self._resolver.resolve(options)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
@@ -233,9 +232,8 @@ class Session:
         return self._resolver.request(_token_ids(prompt_ids), options)
 
     def tuner(self, sampling: SamplingParams) -> Tuner:
-        """Return the tuner that `auto` uses for the sampler of `sampling` (see SAMPLERS). The first
-        call for a sampler times passes, for about a second. Raises PassError if the KV cache has no
-        room for that."""
+        """Return the tuner that `auto` uses for the sampler of `sampling`. The first call for a
+        sampler times passes, for about a second. Raises PassError if the KV cache has no room."""
         tuner = self._worker.call(lambda: self._tuners.get(sampling.sampler))
         if tuner is None:
             raise PassError(
@@ -308,9 +306,8 @@ def read_tokenizer(bundle: Path) -> Tokenizer:
 
 
 def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields: Any) -> Session:
-    """Open a bundle. options: `LoadOptions`, or only the device's name. fields: fields of
-    `LoadOptions` to set, as in `load(path, "cpu", threads=2)`. Raises PassError if the bundle
-    cannot be opened."""
+    """Open a bundle. options: `LoadOptions`, or only the device's name. fields: more fields of
+    `LoadOptions`, as in `load(path, "cpu", threads=2)`. Raises PassError if that fails."""
     if isinstance(options, LoadOptions):
         options = replace(options, **fields)
     else:

@@ -1,2 +1,1 @@
-"""How a command starts and ends: signals, and errors in one line. For pass-run, pass-export,
-pass-train and scripts."""
+"""How commands and scripts start and end: they handle signals, and report errors in one line."""

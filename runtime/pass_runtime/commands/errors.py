@@ -1,4 +1,4 @@
-"""How commands end: with one line on stderr and status 2 at a PassError, status 130 at Ctrl-C."""
+"""How commands end: with one line on stderr and status 2 at an error, and status 130 at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pass_runtime.commands.start import INTERRUPTED, SIGNALS, Handler, handle_si
 from pass_runtime.errors import PassError
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
-"""The exit status of a command whose reader has ended, as if SIGPIPE had ended the command."""
+"""The exit status of a command whose output nobody reads any more, as if SIGPIPE had ended it."""
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C. If a plain KeyboardInterrupt passes through exec("..."), which some imports call,
-    `python -m` sends itself SIGINT at its end, even if the exception was handled."""
+    `python -m` ends by SIGINT, even if the exception was handled; a subclass has no such effect."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. It ends a chat, while Ctrl-C only stops the answer."""
+    """SIGTERM, which ends a chat; Ctrl-C only ends the answer that is being written."""
 
 
 def _interrupt(number: int, _: object) -> NoReturn:
-    """Raise in the main thread, so that the command keeps results and removes partial files."""
+    """Raise in the main thread, so that the command saves results and removes partial files."""
     raise Terminated if number == signal.SIGTERM else Interrupted
 
 
@@ -41,15 +41,15 @@ def _signals_handled_by(handler: Handler) -> Iterator[None]:
         yield
     finally:
         for number, previous_handler in previous:
-            if previous_handler is not None:  # None: not set by Python, which cannot restore it
+            if previous_handler is not None:  # None: a handler of C code, which Python cannot set
                 signal.signal(number, previous_handler)
 
 
 @contextmanager
 def importing(extra: str | None = None) -> Iterator[None]:
-    """A context for imports, before a command has written anything: a signal ends the process at
-    once, with one line, because an exception in the middle of an import would print a traceback.
-    Raises PassError if a package that `extra` brings is missing."""
+    """Run imports before a command has written anything. In this context a signal ends the process
+    at once with one line, because an exception that a signal handler raises during an import can
+    print a traceback. extra: raise PassError if a package that this extra brings is missing."""
     with _signals_handled_by(quit_at_once):
         try:
             yield
@@ -63,12 +63,12 @@ def importing(extra: str | None = None) -> Iterator[None]:
 
 
 def report(problem: object) -> None:
-    """Print a problem as one line on stderr, even if its text has several."""
+    """Print `problem` as one line on stderr, even if its text has several lines."""
     click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
 
 
 class OneLineCommand(click.Command):
-    """Sets the context, which names the command, in usage errors in which click leaves it out."""
+    """A command whose usage errors always name it: click leaves their context out in some cases."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -105,7 +105,7 @@ class _UsageLine(click.ClickException):
 
 @contextmanager
 def _one_line_usage() -> Iterator[None]:
-    """Turn click's usage errors, and failures to print the help, into one line."""
+    """Report click's usage errors, and failures to print the help, in one line."""
     try:
         with _output_errors():
             yield
@@ -113,7 +113,7 @@ def _one_line_usage() -> Iterator[None]:
         text = " ".join(error.format_message().split()).removesuffix(".")
         command = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
         raise _UsageLine(text[:1].lower() + text[1:] + command) from None
-    except PassError as error:  # a command that cannot be imported
+    except PassError as error:  # The group imports a command when it is named, which may fail.
         raise _UsageLine(str(error)) from None
 
 
@@ -122,7 +122,8 @@ R = TypeVar("R")
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a command: Ctrl-C and SIGTERM raise in it, and errors become one line on stderr."""
+    """Decorate a command, so that Ctrl-C and SIGTERM raise `Interrupted` and `Terminated` in it,
+    and it reports these and errors in one line."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -141,9 +142,10 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _output_errors() -> Iterator[None]:
+    """End the process if the block cannot write its output."""
     try:
         yield
-    except BrokenPipeError:  # the reader of the output has ended (`| head`), which is no error
+    except BrokenPipeError:  # The program that read the output has ended, such as `head`.
         _exit_unflushed(BROKEN_PIPE)
     except OSError as error:  # such as a full disk
         report(error.strerror or error)
@@ -151,6 +153,6 @@ def _output_errors() -> Iterator[None]:
 
 
 def _exit_unflushed(status: int) -> NoReturn:
-    """End the process, and discard buffered output: flushing it would fail again."""
+    """End the process and discard buffered output, because flushing it would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

@@ -54,8 +54,7 @@ def _loop_of_period(tokens: Sequence[int], period: int) -> int | None:
 
 
 MARGIN_TOLERANCE = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.8}
-"""By the model's dtype: two scores (logits / temperature, plus noise) that differ by at most this
-are a near-tie."""
+"""By dtype: the largest margin of a near-tie. Scores are logits / temperature, plus noise."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,7 @@ def first_difference(
 def token_scores(
     session: Session, prefix: Sequence[int], options: GenerateOptions
 ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Return the scores [V] of the token after `prefix`. Plain decoding writes the token with the
-    highest score."""
+    """Return the scores [V] of the token after `prefix`. Plain decoding writes the highest one."""
     one_token = GenerateOptions(
         max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True
     )

@@ -34,8 +34,7 @@ def cumulative_acceptance(rates: Sequence[float]) -> Floats:
 
 
 class ConditionalAcceptance:
-    """For each position i of a chain, the rate at which draft i is accepted if all drafts before it
-    were accepted."""
+    """For each position i of a chain, how often draft i is accepted if all drafts before it are."""
 
     def __init__(self, prior: Sequence[float], weight: float = PRIOR_PASSES) -> None:
         """prior: the initial rates. weight: how many passes they weigh as much as."""
@@ -48,8 +47,7 @@ class ConditionalAcceptance:
         return [hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)]
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Count one pass that accepted `accepted` of `drafted` drafts, and let the weight of older
-        passes fade."""
+        """Count one pass that accepted `accepted` of `drafted` drafts. Older passes lose weight."""
         drafted = min(drafted, len(self._prior))
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
@@ -76,14 +74,13 @@ TIMED_RUNS, TIMED_WIDE_RUNS, WIDE_WINDOW_ROWS = 4, 2, 8
 """At most how many passes of a plan are timed, and of a plan whose window has more than
 WIDE_WINDOW_ROWS rows: such passes take long and are seldom the fastest."""
 MAX_TIMED_ROWS = 64
-"""Passes with more rows, of all slots together, are not timed: on no machine were they the
-fastest."""
+"""Passes with more rows, of all slots together, are not timed: they were fastest on no machine."""
 TILE_GROUPS = ((2, 2, 1), (3, 3, 3, 3))
 """The group sizes of two fused windows, which have 8 and 16 rows. They are timed because CPUs and
 GPUs multiply matrices in tiles of 8 or 16 rows, and one more row would take one more tile."""
 
 SLOWNESS_PASSES, RATIO_PASSES = 4, 32
-"""How many passes two moving averages of `PassTimes` span: the slowness, and the ratio of a shape."""
+"""How many passes two moving averages of `PassTimes` span: the slowness, and a shape's ratio."""
 MAX_DEVIATION = 1.2
 """A pass counts as at most this many times slower or faster than expected: what takes longer is a
 pause of the machine, which later passes do not have."""
