@@ -312,7 +312,7 @@ class Tuner:
 
 
 TimeMaskedPass = Callable[[PassKind], tuple[float, float]]
-"""`Runner.time_masked_pass`: returns seconds of trunk and tail in a pass that changes no sequence."""
+"""`Runner.time_masked_pass`: returns the seconds of trunk and tail in a pass over masked slots."""
 
 SAMPLED_ACCEPTANCE_RATIO = 0.6
 """The acceptance of sampled drafts relative to greedy ones, if a bundle states only the latter."""
