@@ -1,2 +1,2 @@
-"""A bundle's description: manifest, window layouts, noise, sampling parameters, and the buffers of
-its tensors."""
+"""What a bundle is: its manifest, the layouts of its windows, its random numbers, its sampling
+parameters, and the buffers to which the tensors of its graphs are bound."""

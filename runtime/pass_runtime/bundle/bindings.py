@@ -1,8 +1,10 @@
-"""Chooses the buffer that every tensor of a graph is bound to, for any engine.
+"""Chooses the buffer to which a backend binds each input and output of a bundle's graphs.
 
-Data flows between graphs and passes in buffers: tensors with the same buffer name and shape share
-memory. The trunk's output `logits` is the tail's input, and a tail's output `next_ids` is the input
-`input_ids` of the next pass (`fed_input` names these pairs).
+Tensors share memory if their buffers have the same name and shape: this is how data flows from one
+graph to the next, and from one pass to the next. A buffer has the name of its tensor, so the
+trunk's output `logits` and the tail's input `logits` share one. An output that is an input of the
+next pass under another name is bound to that input's buffer (`fed_input`): `next_ids` to that of
+`input_ids`.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
 
 PREFILL = "prefill."
-"""Prefix of the buffers that only prefill uses, so that it changes no slot's window."""
+"""Prefix of the buffers that only prefill uses, so that a prefill changes no slot's window."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The buffer, shape and dtype of a tensor.
+    """A tensor with its buffer, shape and dtype.
 
-    by_slot: the buffer has a row for every slot, and a pass over b slots is bound to the first b
-    rows. row: the shape of such a row: shape[1:] without padding, for which the tensor extends into
-    the rows of the next slots.
-    constant: what the buffer always holds; None if the host or a graph writes it.
+    by_slot: whether the buffer has a row for every slot; a pass over b slots is then bound to the
+    first b rows. row: the shape of one of these rows. If the trunk's windows are padded for
+    `Capabilities.least_rows`, shape[1:] is longer: the padding lies in the rows of the next slots.
+    constant: the content of a buffer that never changes; None if the host or a graph writes it.
     """
 
     tensor: str
@@ -53,8 +55,8 @@ class Bindings:
 class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
-    positions: N, the number of positions in the tails' inputs of noise offsets.
-    padded_width, trunk_width: those of `Capabilities`. Windows are padded at their end.
+    positions: N, for how many positions the tails' inputs list noise offsets. padded_width,
+    trunk_width: the methods of `Capabilities`. The padding of a window follows its last row.
     """
 
     def __init__(
@@ -71,10 +73,10 @@ class BundleBindings:
         graphs = [manifest.trunk, manifest.logprobs, *processors, *tails]
         outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
         self.transient = frozenset(name for name in outputs if fed_input(name) is None)
-        """Buffers whose content is not needed after the pass that wrote it."""
+        """Names of the buffers whose content is not needed after the pass that wrote it."""
 
     def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of `plan`'s graphs that are the same in every pass, by name."""
+        """Return, by name, the inputs of `plan`'s graphs that are the same in every pass."""
         constants: dict[str, npt.NDArray[Any]] = {
             "row_position": plan.row_position,
             "window_mask": plan.window_mask,
@@ -85,42 +87,39 @@ class BundleBindings:
         return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
 
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
-        """The bindings of the trunk, without the KV cache. prefill: use the buffers of prefill, and
-        compute the logits of a single row, which the host chooses."""
+        """Return the bindings of the trunk's tensors but for the KV cache. prefill: use the buffers
+        of prefill, and compute the logits of a single row, which the host chooses."""
         constants, width = self.constants(plan), self._trunk_width(plan.width, batch)
-        own = {"batch": batch, "width": self._padded_width(plan.width), "logit_rows": plan.width}
-        # If products of few rows round differently (`least_rows`), the padding has logits too, as
-        # they are such a product.
-        rows = 1 if prefill else width if width > own["width"] else plan.width
-        if width > plan.width:  # The window is padded to a longer chain.
+        window_width = self._padded_width(plan.width)
+        logit_rows = 1 if prefill else plan.width
+        if width > window_width and not prefill:
+            # Logits, too, are products that round differently with fewer than `least_rows` rows.
+            logit_rows = width
+        if width > plan.width:  # Only windows of one row are padded, so the result is a chain.
             constants = self.constants(prefill_plan(width))
-            constants["logit_rows"] = np.arange(rows, dtype=np.int64)
-        sizes = {"batch": batch, "width": width, "logit_rows": rows}
-        own["lookahead_rows"] = sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+            constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
+        sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}
+        sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+        row_sizes = sizes | {"width": window_width, "logit_rows": plan.width}
         if prefill:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
-        inputs, outputs = (
-            [
-                self._bind(t, sizes, plan, known, scope, own)
-                for t in tensors
-                if not t.name.startswith(cache)
-            ]
-            for tensors, cache, known in (
-                (graph.inputs, PAST, constants),
-                (graph.outputs, PRESENT, {}),
-            )
+        inputs = [each for each in graph.inputs if not each.name.startswith(PAST)]
+        outputs = [each for each in graph.outputs if not each.name.startswith(PRESENT)]
+        return Bindings(
+            [self._bind(each, sizes, plan, constants, scope, row_sizes) for each in inputs],
+            [self._bind(each, sizes, plan, {}, scope, row_sizes) for each in outputs],
         )
-        return Bindings(inputs, outputs)
 
     def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
-        """The tail that runs after the trunk in a pass of `plan`."""
+        """Return the tail graph that runs after the trunk in a pass of `plan`."""
         return self._manifest.plan(plan.tail).tails[sampler]
 
     def tail(
         self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False
     ) -> Bindings:
-        """The bindings of the tail of `plan`. processed: it reads the logits of the processors."""
+        """Return the bindings of the tail of `plan`. processed: whether the tail reads the logits
+        that the logits processors wrote, and not the trunk's."""
         graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
         sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
@@ -134,8 +133,8 @@ class BundleBindings:
         )
 
     def processors(self, graph: Graph, plan: Plan, batch: int, touched: int) -> Bindings:
-        """The bindings of the logits processors before the tail of `plan`. touched: the length of
-        their token lists."""
+        """Return the bindings of `graph`, the logits processors, before the tail of `plan`.
+        touched: T, the length of the processors' lists of tokens."""
         sizes = {
             "batch": batch,
             "width": plan.width,
@@ -147,8 +146,8 @@ class BundleBindings:
         )
 
     def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
-        """The bindings of the graph of log-probabilities that follows the tail of `plan`;
-        processed: as for `tail`."""
+        """Return the bindings of the graph of log-probabilities, which runs after the tail of
+        `plan`. processed: as for `tail`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
         inputs, outputs = (
@@ -157,7 +156,7 @@ class BundleBindings:
         return Bindings(_reading_processed(inputs) if processed else inputs, outputs)
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
-        """`tensor` with its shape in memory, which for a window includes the padding."""
+        """Return `tensor` with its shape in memory: a window's ids include the padding."""
         window = plan.next if tensor.name == "next_ids" else plan
         if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != window.width:
             return tensor
@@ -171,12 +170,14 @@ class BundleBindings:
         plan: Plan,
         constants: Mapping[str, npt.NDArray[Any]],
         scope: str = "",
-        own: Mapping[str, int] | None = None,
+        row_sizes: Mapping[str, int] | None = None,
     ) -> Binding:
-        """own: the sizes without the padding for the trunk, if they differ from `sizes`."""
-        shape, unpadded = (
-            tuple(known[size] if isinstance(size, str) else size for size in tensor.shape)
-            for known in (sizes, own or sizes)
+        """Bind one tensor of a graph of `plan`. sizes: by name, the symbolic sizes of its shape.
+        constants: the constant inputs. scope: the prefix of the buffer's name. row_sizes: the sizes
+        of the buffer's rows if they differ from `sizes`."""
+        shape, row_shape = (
+            tuple(values[size] if isinstance(size, str) else size for size in tensor.shape)
+            for values in (sizes, row_sizes or sizes)
         )
         constant = constants.get(tensor.name)
         if constant is not None:
@@ -184,11 +185,11 @@ class BundleBindings:
             return Binding(tensor.name, buffer, shape, tensor.dtype, False, constant=constant)
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_input(tensor.name) or tensor.name)
-        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, unpadded[1:])
+        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, row_shape[1:])
 
 
 def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
-    """`inputs` with `logits` bound to the logits that the processors wrote."""
+    """Return `inputs` with `logits` bound to the logits that the logits processors wrote."""
     return [
         replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each
         for each in inputs
@@ -196,11 +197,11 @@ def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
 
 
 def fed_input(output: str) -> str | None:
-    """Return the input of the next pass, of another name, that shares the memory of `output`; None
-    if there is none."""
+    """Return the input of the next pass that shares the memory of `output` and has another name;
+    None if there is none."""
     if output == "next_ids":
         return "input_ids"
-    for prefix, fed in ((PRESENT, PAST), ("next_", "")):
-        if output.startswith(prefix):
-            return output.replace(prefix, fed, 1)
+    for output_prefix, input_prefix in ((PRESENT, PAST), ("next_", "")):
+        if output.startswith(output_prefix):
+            return output.replace(output_prefix, input_prefix, 1)
     return None

@@ -1,4 +1,6 @@
-"""The arrays of a draft head and their file. `pass_exporter.tails.definitions` reads them."""
+"""The arrays of a draft head, a small network in the tails that chooses each draft by the token
+before it, and the layout of the file that holds them. The exporter writes the file, from which the
+tails read their weights; `HeadArrays` says what the head computes."""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ import numpy.typing as npt
 from pass_runtime.bundle.noise import BLOCK_SIZE, vocabulary_blocks
 
 HEAD_FILE = "tail.head.data"
-"""The file with the arrays, one after another and little-endian, for the tails that make drafts."""
+"""The file of a bundle that holds the arrays, one after another, little-endian."""
 HEAD_PREFIX = "head_"
-"""Prefix of an array's name in the tails: `head_table` is `HeadArrays.table`."""
+"""Prefix of an array's name in the tail graphs: `head_table` is `HeadArrays.table`."""
 CANDIDATE_BLOCKS = 64
-"""The candidates for a draft are the token ids of so many blocks, the likeliest ones."""
+"""The head scores the tokens of this many blocks (`bundle.noise`), the likeliest ones."""
 ALIGNMENT = 64
 """Every array in the file begins at a multiple of this many bytes."""
 
@@ -26,11 +28,13 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """table [V,r] float16; hidden [H,m], token [r,m], state [m,m], bias [m] and out [m,r] float32.
-    V: vocabulary size, H: hidden size, r: rank, m: width. The head adds s @ out @ table.T to the
-    logits of a look-ahead row. The head's state is s = silu(h @ hidden + table[t] @ token + s' @
-    state + bias), where h is the row's hidden state, t the token before the row, and s' the head's
-    state of the row before, at first 0."""
+    """The weights of a draft head: table [V,r] float16; hidden [H,m], token [r,m], state [m,m],
+    bias [m] and out [m,r] float32. V: vocabulary size, H: hidden size, r: rank, m: width.
+
+    The head goes through the look-ahead rows of a group in order, and adds s @ out @ table.T to the
+    logits of each row. Its state there is s = silu(h @ hidden + table[t] @ token + s' @ state +
+    bias): h is the row's hidden state, t the token before the draft that the row makes, and s' the
+    state at the row before (0 at the first row)."""
 
     table: npt.NDArray[np.float16]
     hidden: Floats
@@ -42,7 +46,7 @@ class HeadArrays:
 
 @dataclass(frozen=True)
 class ArrayRegion:
-    """Where an array lies in the file: `offset` and `nbytes` are in bytes."""
+    """The place of an array in the file. offset: of its first byte. nbytes: its size in bytes."""
 
     offset: int
     shape: tuple[int, ...]
@@ -54,7 +58,8 @@ class ArrayRegion:
 
 
 def head_layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str, ArrayRegion]:
-    """Return where every array lies in the file, by its name in `HeadArrays`. rank, width: r, m."""
+    """Return the place of each array in the file, by the array's name in `HeadArrays`. rank, width:
+    r and m there."""
     shapes: dict[str, tuple[int, ...]] = {
         "table": (vocab_size, rank),
         "hidden": (hidden_size, width),
@@ -76,7 +81,7 @@ def head_file_size(regions: Mapping[str, ArrayRegion]) -> int:
 
 
 def map_head(file: Path, regions: Mapping[str, ArrayRegion]) -> HeadArrays:
-    """Return the arrays, memory-mapped from `file`."""
+    """Return the arrays in `file`, which is memory-mapped."""
     data = np.memmap(file, np.uint8, "r")
     arrays: dict[str, Any] = {
         name: np.ndarray(region.shape, region.dtype, data, region.offset)
@@ -86,7 +91,7 @@ def map_head(file: Path, regions: Mapping[str, ArrayRegion]) -> HeadArrays:
 
 
 def has_candidate_subset(vocab_size: int) -> bool:
-    """Whether drafts are chosen from CANDIDATE_BLOCKS of the blocks, and not from the whole
-    vocabulary."""
+    """Whether the head scores the tokens of CANDIDATE_BLOCKS blocks, and not the whole vocabulary.
+    That needs full blocks, and more of them than CANDIDATE_BLOCKS."""
     blocks = vocabulary_blocks(vocab_size)
     return vocab_size == blocks * BLOCK_SIZE and blocks > CANDIDATE_BLOCKS

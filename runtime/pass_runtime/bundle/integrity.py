@@ -1,9 +1,10 @@
-"""Checks that a bundle's files are the ones that were exported, by size and SHA-256.
+"""Checks that the files of a bundle are the ones that were exported, by their sizes and SHA-256.
 
-Reading a large model takes long, so hashes are cached in the user's cache directory. A file is
-identified by its device, inode, size, mtime and ctime, because neither a copy nor `touch` can set
-the ctime back. The hash of a file that changed a moment ago is not cached: another change within
-the same tick of the clock would leave the times as they are.
+Reading a large model takes long, so the hashes of files that were read are cached in the user's
+cache directory. A cached hash belongs to a file with the same device, inode, size, mtime and ctime.
+A changed file has another ctime: unlike the mtime, no program can set it back. The hash of a file
+that changed a moment ago is not cached, because a second change within the same tick of the file
+system's clock would not change the times.
 """
 
 from __future__ import annotations
@@ -27,55 +28,55 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 HASHES_FILE = "hashes.txt"
-"""A file of the cache directory. A line has the numbers that identify a file, and its SHA-256."""
+"""The cache: a text file whose lines have the numbers that identify a file, and its SHA-256."""
 MAX_CACHED_HASHES = 4096
-"""Only the newest lines of HASHES_FILE, at most so many, are kept."""
+"""The most lines of HASHES_FILE; older ones are dropped."""
 MIN_AGE_NS = 2 * 10**9
-"""A hash is cached only if the file's last change is older than this; some file systems have coarse
-timestamps."""
+"""A hash is cached only if the file did not change for this long: longer than a tick of any file
+system's clock."""
 
 
 def cache_directory() -> Path:
-    """Return the directory PASS_CACHE if it is set, else pass-toolkit in the user's cache."""
+    """Return the directory that PASS_CACHE names, or else pass-toolkit in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PASS_CACHE") or Path(base) / "pass-toolkit")
 
 
 class HashCache:
-    """The cached SHA-256 hashes, read when the object is made; none if they cannot be read."""
+    """The SHA-256 hashes of HASHES_FILE, which is read once; no hashes if it cannot be read."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._cached: dict[str, str] = {}
         self._new: dict[str, str] = {}
-        with suppress(OSError, RuntimeError, ValueError):  # no home, no file, not text
+        # no file, no home directory, or a file that is not text
+        with suppress(OSError, RuntimeError, ValueError):
             for line in (cache_directory() / HASHES_FILE).read_text(encoding="ascii").splitlines():
                 identity, _, sha256 = line.rpartition(" ")
-                self._known[identity] = sha256
+                self._cached[identity] = sha256
 
     def knows(self, path: Path, sha256: str) -> bool:
-        """Whether the cache has this hash for `path`. The file's content is not read."""
-        return self._known.get(_identity(path)) == sha256
+        """Whether the cache has this hash for the file `path`, whose content is not read."""
+        return self._cached.get(_identity(path)) == sha256
 
     def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
-        """Whether `path` has this hash. `compute` reads the file if its hash is not cached."""
+        """Whether the file `path` has this hash. compute: reads a file and returns its hash; called
+        unless the cache has this hash for the file."""
         before = _identity(path)
-        if self._known.get(before) == sha256:
+        if self._cached.get(before) == sha256:
             return True
         actual = compute(path)
         status = path.stat()
-        if (
-            before == _identity(path)
-            and max(status.st_mtime_ns, status.st_ctime_ns) + MIN_AGE_NS < time.time_ns()
-        ):
+        age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
+        if before == _identity(path) and age_ns > MIN_AGE_NS:  # It did not change meanwhile.
             self._new[before] = actual
         return actual == sha256
 
     def save(self) -> None:
-        """Add the new hashes to the file, which other processes may have changed meanwhile."""
+        """Add the new hashes to HASHES_FILE, which other processes may have changed meanwhile."""
         if not self._new:
             return
-        known = HashCache()._known | self._new
-        newest = [*known.items()][-MAX_CACHED_HASHES:]
+        merged = HashCache()._cached | self._new
+        newest = [*merged.items()][-MAX_CACHED_HASHES:]
         lines = [f"{identity} {sha256}\n" for identity, sha256 in newest]
         with suppress(OSError, RuntimeError, PassError):  # The next check reads the files again.
             cache_directory().mkdir(parents=True, exist_ok=True)
@@ -93,10 +94,11 @@ def _identity(path: Path) -> str:
 def verify_files(
     bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None
 ) -> None:
-    """Raise PassError unless every file of the bundle exists and is the one that was exported.
+    """Raise PassError unless every file in the manifest's list exists as it was exported, and the
+    list has every file that is used.
 
-    hashes: False compares sizes only. hash_cache: files whose hashes it has are not read; None
-    reads every file.
+    hashes: whether to compare hashes, and not sizes only. hash_cache: the cache to use; None reads
+    every file.
     """
     for name, info in manifest.files.items():
         path = bundle / name
@@ -119,7 +121,7 @@ def verify_files(
 
 
 def has_hash(path: Path, sha256: str, hash_cache: HashCache | None = None) -> bool:
-    """Whether a file has this hash. The file is read unless its hash is in `hash_cache`."""
+    """Whether a file has this hash. The file is read unless `hash_cache` has this hash for it."""
     if hash_cache is not None:
         return hash_cache.matches(path, sha256, _sha256)
     return _sha256(path) == sha256
@@ -130,7 +132,8 @@ def _sha256(path: Path) -> str:
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Return the size and SHA-256 of a file. It is read in pieces, whose bytes `progress` gets."""
+    """Return the size and SHA-256 of a file. progress: called with the size in bytes of every piece
+    of the file that was read."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

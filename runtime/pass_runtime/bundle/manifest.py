@@ -1,4 +1,5 @@
-"""pass_config.json, the contract between exporter, runtimes and servers, as pydantic models."""
+"""The manifest of a bundle, pass_config.json, as pydantic models. The exporter writes it, and every
+runtime and server reads it to know what the bundle's files are."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from pass_runtime.errors import PassError
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
-"""Files of chat templates, by name. As in transformers, `tool_use`, if it exists, is used for
-conversations with tools."""
+"""The files of chat templates, by the template's name. As in transformers, conversations with tools
+use `tool_use` if it exists."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 MANIFEST_VERSION = 3
@@ -44,11 +45,12 @@ WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
 
 
 class Tensor(_Strict):
-    """A graph input or output.
+    """An input or output of a graph.
 
-    Named dimensions are symbolic: batch (slots), width (window rows), logit_rows, lookahead_rows,
-    capacity (KV capacity in tokens), positions (of noise offsets), max_emitted (tokens that a pass
-    may emit), processed_rows and touched (rows and tokens whose logits the processors change).
+    Its shape has numbers, and names for the sizes that differ between passes: batch (slots), width
+    (window rows), logit_rows, lookahead_rows, capacity (KV capacity in tokens), positions (for
+    which there are noise offsets), max_emitted (the most tokens that a pass emits in a slot),
+    processed_rows and touched (rows and tokens whose logits the logits processors change).
     """
 
     name: str
@@ -63,16 +65,16 @@ class Graph(_Strict):
 
 
 class DerivedTrunk(_Strict):
-    """The trunk rewritten for ONNX Runtime on one `device`: other nodes, the same tensors, the same
-    file of weights.
+    """The trunk rewritten for ONNX Runtime on one `device`: it has other nodes than `trunk.onnx`,
+    and the same inputs, outputs and file of weights.
 
     batch: the only batch size that it runs; null is any. With batch 1 on the CPU, a pass may
     overwrite the entry after its window in the KV cache, so the cache needs a spare entry.
     lookahead_rows: whether its windows may have look-ahead rows. A trunk without them computes the
     same bits as the one with them, in less time.
     weight_zero_points: whether 8-bit weights with a scale for each output have zero points (all 0).
-    ONNX Runtime needs them to compute with unsigned weights, on CPUs that do not sum products of
-    unsigned and signed codes exactly.
+    ONNX Runtime needs these to make the weights unsigned, which it does on CPUs that do not sum
+    products of unsigned and signed 8-bit numbers exactly.
     """
 
     file: FileName
@@ -83,18 +85,18 @@ class DerivedTrunk(_Strict):
 
     @property
     def spare_entries(self) -> int:
-        """How many entries after its window a pass may overwrite in the KV cache."""
+        """How many entries of the KV cache a pass may overwrite after its window."""
         return 1 if self.device == "cpu" and self.batch == 1 else 0
 
 
 class SchemeInfo(_Strict):
-    """A quantization scheme. The values of a weight [in,out] are code * scale, or (code - zero
-    point) * scale.
+    """How the numbers of a weight [in,out] are stored: as code * scale, or as (code - zero point) *
+    scale.
 
-    numbers: the type of the codes. block_size: how many inputs share a scale; null is all inputs of
-    an output. zero_points: whether there are zero points; codes are then unsigned. offsets: whether
-    an offset is added to all values of a block. The graph multiplies the offset by the sum of the
-    block's inputs, and adds the product to the layer's output.
+    numbers: the type of the codes. block_size: how many inputs of an output share a scale, which is
+    a block; null is all of them. zero_points: whether there are zero points; codes are then
+    unsigned. offsets: whether an offset is added to all values of a block. The graph multiplies the
+    offset by the sum of the block's inputs, and adds the product to the layer's output.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
@@ -104,8 +106,8 @@ class SchemeInfo(_Strict):
 
 
 class QuantizationInfo(_Strict):
-    """How linear layers are quantized. Embeddings, norms and layers that do not divide into blocks
-    are not quantized.
+    """How linear layers are quantized. Embeddings, norms and layers whose inputs do not divide into
+    blocks are not quantized.
 
     grid: the scheme of decoder layers that are not in `layers`. lm_head: the LM head's scheme; null
     if it has the model's dtype. layers: the schemes of other decoder layers, by name. calibration:
@@ -124,17 +126,19 @@ class QuantizationInfo(_Strict):
     @property
     def zero_points(self) -> bool:
         """Whether any layer has zero points."""
-        grids = (self.grid, self.lm_head, *self.layers.values())
-        return any(grid is not None and grid.zero_points for grid in grids)
+        schemes = (self.grid, self.lm_head, *self.layers.values())
+        return any(scheme is not None and scheme.zero_points for scheme in schemes)
 
 
 class ModelInfo(_Strict):
-    """The model. `max_capacity` is the longest sequence that it has positions for, in tokens.
+    """The model's origin, formats, sizes and special tokens.
 
-    source: the model's origin, such as `file:x.gguf`. family: transformers' `model_type`.
-    dtype: of activations, cache and embeddings. weights: the format of the linear layers; "full" is
-    dtype. quantization: how they are quantized; null for "full" and in older bundles.
-    special_tokens: the special tokens by the variable that chat templates read, such as
+    source: where the model came from, such as `file:x.gguf`. family: transformers' `model_type`.
+    dtype: the type of activations, cache and embeddings. weights: the format of the linear layers;
+    "full" is dtype. quantization: how the linear layers are quantized; null for "full" and in older
+    bundles. max_capacity: the longest sequence in tokens for which the model has positions.
+    bos_token_id: the start token. eos_token_ids: all tokens at which a text or a turn ends.
+    special_tokens: the texts of special tokens by the variable that chat templates read, such as
     `bos_token`; null in older bundles.
     """
 
@@ -163,7 +167,7 @@ class HeadInfo(_Strict):
     """The draft head of the bundle's tails (`pass_runtime.bundle.head`).
 
     rank: the size of a token's row in the head's table. width: the size of the head's state.
-    blocks: how many blocks of token ids the candidates for a draft come from.
+    blocks: the head scores the tokens of this many blocks (`NoiseInfo`), the likeliest ones.
     """
 
     rank: int = Field(gt=0)
@@ -174,10 +178,10 @@ class HeadInfo(_Strict):
 class LookaheadInfo(_Strict):
     """The look-ahead embeddings and what was trained with them.
 
-    length: L. source: the origin of the embeddings. adapter_rank: the rank of the adapter on
-    look-ahead rows; 0 if there is none. acceptance_per_position: for i = 1, 2, ..., the share of
-    steps in which drafts 1..i were all accepted with greedy sampling, as the weights' metadata
-    states it; may be empty. acceptance_per_position_sampled: the same at temperature 0.8. head: the
+    length: L. source: where the embeddings came from. adapter_rank: the rank of the adapter on
+    look-ahead rows; 0 if there is none. acceptance_per_position: for i = 1, 2, ..., in which share
+    of passes drafts 1 to i were all accepted with greedy sampling, as the weights' metadata states
+    it; may be empty. acceptance_per_position_sampled: the same shares at temperature 0.8. head: the
     draft head; null if drafts are sampled from the trunk's logits.
     """
 
@@ -199,14 +203,14 @@ Integers = Annotated[tuple[int, ...], Field(strict=False)]
 
 
 class PlanConstants(_Strict):
-    """The inputs of a plan's graphs that are the same in every pass, by name, for runtimes in other
-    languages.
+    """The inputs of a plan's graphs that are the same in every pass, for runtimes in other
+    languages. `pass_runtime.bundle.plan.Plan` defines them.
 
-    The trunk's: row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row),
-    logit_rows [R] and lookahead_rows [A]. A fused tail's: lookahead_ids [A], which other plans
-    list, too, and draft_rows [D+1,L']. Q is the number of window rows, R of rows with logits, A of
-    look-ahead rows, D of drafts; L' is the depth of the next drafts, which is D if they are a
-    chain. `pass_runtime.bundle.plan.Plan` defines them.
+    The trunk reads row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row),
+    logit_rows [R] and lookahead_rows [A]. The tail of a fused plan or a tree reads lookahead_ids
+    [A], which the host writes into the first window of any plan, and draft_rows [D+1,L'], which is
+    empty for other plans. Q is the number of window rows, R of rows with logits, A of look-ahead
+    rows, D of drafts; L' is the depth of the next drafts, which is D if they are a chain.
     """
 
     row_position: Integers
@@ -218,7 +222,8 @@ class PlanConstants(_Strict):
 
     @classmethod
     def from_plan(cls, plan: Plan, vocab_size: int) -> PlanConstants:
-        """The constants of `plan`, as a manifest lists them."""
+        """Return the constants of `plan` in the form in which a manifest lists them."""
+        draft_rows = plan.draft_rows.tolist() if plan.is_fused else []
         return cls(
             row_position=tuple(plan.row_position.tolist()),
             window_mask=tuple(
@@ -226,9 +231,7 @@ class PlanConstants(_Strict):
             ),
             logit_rows=tuple(plan.logit_rows.tolist()),
             lookahead_rows=tuple(plan.lookahead_rows.tolist()),
-            draft_rows=tuple(tuple(row) for row in plan.draft_rows.tolist())
-            if plan.is_fused
-            else (),
+            draft_rows=tuple(map(tuple, draft_rows)),
             lookahead_ids=tuple(plan.lookahead_ids(vocab_size).tolist()),
         )
 
@@ -236,9 +239,9 @@ class PlanConstants(_Strict):
 class PlanInfo(_Strict):
     """A plan (`pass_runtime.bundle.plan`) and its tail graphs.
 
-    groups: how many look-ahead rows follow the root, and each draft. parents: the row that each
-    draft of a tree follows; empty if the drafts are a chain. next: the name of the plan whose
-    window the tails lay out.
+    groups: how many look-ahead rows follow the root, and then each draft. parents: the row that
+    each draft of a tree follows; empty if the drafts are a chain. next: the name of the plan whose
+    window the tails lay out. tails: by sampler, the tail graph.
     """
 
     name: str
@@ -251,8 +254,9 @@ class PlanInfo(_Strict):
 
 
 class NoiseInfo(_Strict):
-    """The random tables of the sampling tails, from `pass_runtime.bundle.noise`. members: token ids
-    in a block. row: entries in a row of a table. bits: random bits in an entry."""
+    """The random tables of the sampling tails. scheme: the name of the method by which
+    `pass_runtime.bundle.noise` makes and reads them. members: how many token ids a block has. row:
+    how many entries a row of a table has. bits: how many random bits an entry has."""
 
     scheme: str
     members: int
@@ -266,12 +270,13 @@ class FileInfo(_Strict):
 
 
 class Profile(_Strict):
-    """The shapes that an engine was tuned for: (min, opt, max) for every symbolic dimension."""
+    """Shapes that an engine takes: (min, opt, max) for every symbolic size. The engine runs sizes
+    from min to max, and is tuned for opt."""
 
     sizes: dict[str, Annotated[tuple[int, int, int], Field(strict=False)]]
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether `sizes` has every dimension of this profile, each in its range."""
+        """Whether `sizes` has every size of this profile, and each is in its range."""
         return all(
             name in sizes and low <= sizes[name] <= high
             for name, (low, _, high) in self.sizes.items()
@@ -279,7 +284,8 @@ class Profile(_Strict):
 
 
 class EngineFile(_Strict):
-    """The engine of `graph`. aliases: by output, the input whose memory it shares."""
+    """The engine that was built from the file `graph`. aliases: for each output that shares the
+    memory of an input, the name of that input."""
 
     graph: FileName
     file: FileName
@@ -317,11 +323,12 @@ class EngineSet(_Strict):
 class Manifest(_Strict):
     """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
-    derived: trunks rewritten for one device each. tools: the versions of the software that made the
-    bundle, by name. feeds: by output, the input of the next graph or pass that shares its memory,
-    if their names differ. logprobs: the graph of the emitted tokens' log-probabilities, which can
-    run after any tail. processors: the graph of constraints, penalties and biases, which can run
-    before any tail; null in older bundles.
+    rule: how drafts are accepted. derived: trunks rewritten for one device each. logprobs: the
+    graph of the emitted tokens' log-probabilities, which can run after any tail. processors: the
+    graph of constraints, penalties and biases, which can run before any tail; null in older
+    bundles. feeds: by the name of an output, the input of the next graph or pass that shares the
+    output's memory, if its name differs. tools: the versions of the software that made the bundle,
+    by name.
     """
 
     format: Literal["pass-bundle"]
@@ -342,41 +349,46 @@ class Manifest(_Strict):
 
     @property
     def content_hash(self) -> str:
-        """A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is
-        this hash."""
-        used = {
-            name: info for name, info in self.files.items() if name.endswith((".onnx", ".data"))
-        }
-        listed = "".join(f"{name} {info.sha256}\n" for name, info in sorted(used.items()))
-        return hashlib.sha256(listed.encode()).hexdigest()
+        """The SHA-256 of the names and hashes of all graphs and weights. An engine set was built
+        from this bundle if its `bundle` is the same hash."""
+        lines = [
+            f"{name} {info.sha256}\n"
+            for name, info in sorted(self.files.items())
+            if name.endswith((".onnx", ".data"))
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def derived_trunk(
         self, device: str, slots: int, *, lookahead_rows: bool = True
     ) -> DerivedTrunk | None:
-        """The trunk that ONNX Runtime runs on `device` in a session with so many slots; None if it
-        is `trunk`. A session runs the same trunk for every batch size, so that a sequence's text
-        does not depend on the batch. lookahead_rows: whether the passes have look-ahead rows."""
+        """Return the trunk that ONNX Runtime runs on `device` in a session with so many slots; None
+        if that is `trunk`. A session runs the same trunk for every batch size, so that a sequence's
+        text does not depend on the batch. lookahead_rows: whether the passes have such rows."""
         fitting = [
-            each for each in self.derived if each.device == device and each.batch in (slots, None)
+            each
+            for each in self.derived
+            if each.device == device
+            and each.batch in (slots, None)
+            and (each.lookahead_rows or not lookahead_rows)
         ]
-        fitting = [each for each in fitting if each.lookahead_rows or not lookahead_rows]
+        # A trunk for this number of slots alone is faster, and so is one without look-ahead rows.
         return max(
             fitting, key=lambda each: (each.batch == slots, not each.lookahead_rows), default=None
         )
 
     def trunk_file(self, device: str, slots: int = 1, *, lookahead_rows: bool = True) -> str:
-        """The file of the trunk that `derived_trunk` describes."""
+        """Return the file of the trunk that ONNX Runtime runs (see `derived_trunk`)."""
         derived = self.derived_trunk(device, slots, lookahead_rows=lookahead_rows)
         return self.trunk.file if derived is None else derived.file
 
     @property
     def layouts(self) -> Sequence[Plan]:
-        """The `Plan` of every entry of `plans`, in the same order."""
+        """The layout of every entry of `plans`, in the same order."""
         return bundle_plans(self.lookahead.length, trees=any(plan.parents for plan in self.plans))
 
     def tree_sizes(self, graphs: Collection[str] | None = None) -> tuple[int, ...]:
-        """The numbers of drafts of the bundle's trees. graphs: leave out trees with a tail that is
-        not among these files."""
+        """Return how many drafts each of the bundle's trees has. graphs: files of graphs; trees
+        with a tail that is not among them are left out."""
         return tuple(
             plan.drafts
             for plan in self.plans
@@ -385,7 +397,7 @@ class Manifest(_Strict):
         )
 
     def plan(self, name: str) -> PlanInfo:
-        """The plan of this name. Raises PassError if the bundle has none."""
+        """Return the plan of this name. Raises PassError if the bundle has none."""
         for plan in self.plans:
             if plan.name == name:
                 return plan

@@ -1,4 +1,5 @@
-"""Random numbers for a (seed, position), which every engine computes from two integers of the host.
+"""The random numbers (noise) with which tokens are drawn. They depend on the request's seed and the
+position in the text alone, and every engine computes them from two integers that the host sends.
 
 The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first
 a block of 8 token ids and then one token of that block:
@@ -7,18 +8,20 @@ a block of 8 token ids and then one token of that block:
     j = argmin_j F_j / p_(k + jK)   block k of K has the ids k, k + K, ... k + 7 K
 
 This draws token i with probability p_i, as one level over the whole vocabulary would, from an
-eighth as many random numbers. Two distributions that are sampled with the same noise give the same
-token nearly as often as with one level, because the ids of a block are far apart: low ids are the
-frequent tokens, so a block holds only one of them. E and F are exponential variables, -log(1 - u),
-and the u come from two fixed tables T1, T2 of random 30-bit integers:
+eighth as many random numbers. A draft and the model's token, which are drawn with the same noise
+from different distributions, are equal nearly as often as with one level: the ids of a block are
+far apart, so a block has only one low id, and low ids are the frequent tokens.
+
+Every E_k and F_j is an exponential variable -log(1 - u). The u_i of a position, for E and F
+together, come from two fixed tables T1 and T2 of random 30-bit integers and two offsets b and d:
 
     x_i = (T1[16 b + i] + T2[16 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
 
-The offsets (b, d), 15 bits each, are drawn for every position by Philox4x32-10, keyed with the
-seed. Within a position every number has its own pair of entries, so the numbers are independent.
-Two positions share their noise only if both offsets agree, which has probability 2^-30. Offsets
-count rows of 16 entries, so that the noise is read as rows of 64 bytes: a Gather of single entries
-takes ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in float32.
+The offsets, 15 bits each, are drawn for every position by Philox4x32-10 with the seed as its key.
+Within a position every number has its own pair of entries, so the numbers are independent. Two
+positions share their noise only if both offsets agree, which has probability 2^-30. Offsets count
+rows of 16 entries, so that the noise is read as rows of 64 bytes: a Gather of single entries takes
+ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in float32.
 """
 
 from __future__ import annotations
@@ -29,16 +32,18 @@ import numpy as np
 import numpy.typing as npt
 
 SCHEME = "block-race-1"
+"""The name of this method in manifests."""
 BITS = 30
+"""Random bits in an entry of the tables."""
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_LIMIT = np.float32(2.0**-8)
-"""Below this u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 <
+"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 <
 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
-"""Tail inputs, each with its own noise. The exact-match rule uses the first, for the model's tokens
-and for drafts. The rejection rule accepts with the second and drafts with the third, because shared
-noise would bias the output."""
+"""Tail inputs with offsets, each with noise of its own. The match rule draws the model's tokens and
+the drafts with the first. The rejection rule draws the model's tokens with the first, accepts with
+the second and draws drafts with the third, because shared noise would bias the output."""
 
 BLOCK_SIZE = 8
 """Token ids in a block."""
@@ -52,12 +57,14 @@ little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
 """The names of the tables in the tails."""
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
+"""The seeds with which T1 and T2 are made: "PaSS" in ASCII, and the number of the table."""
 
 Words = npt.NDArray[np.uint32]
 
 
 def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
-    """Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+    """Return the random words that Philox4x32 makes of a counter and a key (Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
     counter [...,4] uint32, key [...,2] uint32 -> [...,4] uint32.
     """
@@ -78,7 +85,8 @@ def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
 
 
 def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -> Words:
-    """[N] counters under a 64-bit seed -> [N,4] uint32."""
+    """Return four random words for each of N counters: [N] -> [N,4] uint32. seed: the 64-bit key.
+    stream: the third word of Philox's counter, after the two of a counter."""
     counter = np.zeros((len(counters), 4), np.uint32)
     counter[:, 2] = stream
     counter[:, 0] = counters & 0xFFFFFFFF
@@ -88,24 +96,24 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """K, the number of blocks that cover the vocabulary; some may have an id beyond it."""
+    """Return K, how many blocks the vocabulary has. The last ids of some may be beyond it."""
     return -(-vocab_size // BLOCK_SIZE)
 
 
 def rows_per_position(vocab_size: int) -> int:
-    """How many rows of a table a position reads: the first for F of a block, the rest for E."""
+    """Return how many rows of a table a position reads: the first for F, the others for E."""
     return -(-vocabulary_blocks(vocab_size) // ROW_SIZE) + 1
 
 
 def entries_per_position(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(first entry, count) of the numbers E of the blocks, and of the numbers F of a block's
-    tokens, in a position."""
+    """Return where E and F are among the numbers of a position: two pairs (first entry, count), for
+    the E of the blocks and for the F of a block's tokens."""
     return (ROW_SIZE, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
 
 
 @lru_cache(maxsize=4)
 def noise_tables(vocab_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """T1 and T2, int32 [2^15 - 1 + rows_per_position, 16] each."""
+    """Return T1 and T2, int32 [2^15 - 1 + rows_per_position, 16] each."""
     rows = _OFFSET_COUNT - 1 + rows_per_position(vocab_size)
     first, second = (_table(key, rows) for key in _TABLE_KEYS)
     return first, second
@@ -119,8 +127,6 @@ def _table(key: int, rows: int) -> npt.NDArray[np.int32]:
 def noise_offsets(
     seed: int, positions: npt.NDArray[np.int64], stream: str = "noise_offsets"
 ) -> npt.NDArray[np.int64]:
-    """[N] absolute positions -> [N,2] int64 row offsets (b, d), which are all that an engine needs
-    from the host."""
-    return (_random_words(seed, positions, STREAMS.index(stream))[:, :2] >> np.uint32(17)).astype(
-        np.int64
-    )
+    """Return the offsets (b, d) [N,2] of N positions. stream: one of STREAMS."""
+    words = _random_words(seed, positions, STREAMS.index(stream))
+    return (words[:, :2] >> np.uint32(17)).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Plans: the static layout of a decoding window.
+"""Plans, the layouts of windows, and cycles, the plans that the passes of a sequence use in turn.
 
-A window is a list of rows. Every row has a kind, a parent row and a depth, its distance from the
-root, from which the attention mask and the positions follow. Training, export and runtime all take
-their masks and positions from here, so they cannot disagree.
+A window is a list of rows. Every row has a kind, a parent (the row that it follows) and a depth
+(its distance from the root); the attention mask and the positions follow from these. Training,
+export and runtime all take their masks and positions from here, so they cannot disagree.
 
     ar          root                             emits 1
     draft-L     root, look-ahead group at root   emits 1, makes L drafts         (PaSS phase 1)
@@ -14,8 +14,8 @@ their masks and positions from here, so they cannot disagree.
                 after each draft
     tree:2,2,1,0 a tree of 3 drafts, with the size of the root's group and of every draft's group
 
-Decoding runs a cycle of plans: those of the modes `ar` and `fused` repeat one, that of `two-pass`
-alternates draft and verify.
+The cycle of the mode `two-pass` has a draft plan and a verify plan; the cycles of the other modes
+repeat one plan.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from pass_runtime.bundle.tree import TREE_SIZES, tree_depth, tree_parents, tree_
 from pass_runtime.errors import PassError
 
 MAX_LOOKAHEAD = 16
+"""The largest L of a bundle, and the most drafts of a window."""
 
 
 class RowKind(Enum):
-    """What a row holds: the newest committed token, a draft, or a look-ahead embedding."""
+    """What the input of a row is: the text's newest token, a draft, or a look-ahead embedding."""
 
     ROOT = "root"
     DRAFT = "draft"
@@ -45,7 +46,8 @@ class RowKind(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One query row. `parent` is the index of the row it follows (-1 for the root)."""
+    """One query row. parent: the index of the row that it follows, -1 for the root. depth: how many
+    rows it follows, directly or not."""
 
     kind: RowKind
     parent: int
@@ -54,12 +56,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """A window layout: the root, `drafts` draft rows, and one look-ahead group per entry of
-    `groups`.
+    """The layout of a window: the root (row 0), then `drafts` draft rows, then the look-ahead rows.
 
-    Group a has `groups[a]` rows, which follow row a (the root or a draft). parents: the row that
-    each draft of a tree follows; the first `depth` drafts are the chain of first choices. Empty if
-    the drafts are a chain.
+    groups: the sizes of the look-ahead groups; group a follows row a, the root or a draft. parents:
+    for each draft of a tree, the row that it follows. The first `depth` drafts of a tree are the
+    chain of first choices. `parents` is empty if the drafts are a chain.
     """
 
     name: str
@@ -69,11 +70,11 @@ class Plan:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
+        """[Q] the rows in their order in the window."""
         rows = [Row(RowKind.ROOT, -1, 0)]
         for parent in self.parents or range(self.drafts):
             rows.append(Row(RowKind.DRAFT, parent, rows[parent].depth + 1))
-        for number, size in enumerate(self.groups):
-            parent = number
+        for parent, size in enumerate(self.groups):
             for _ in range(size):
                 rows.append(Row(RowKind.LOOKAHEAD, parent, rows[parent].depth + 1))
                 parent = len(rows) - 1
@@ -91,7 +92,7 @@ class Plan:
 
     @property
     def max_emitted(self) -> int:
-        """E, the most tokens one pass can emit: accepted drafts and the bonus token."""
+        """E, the most tokens that one pass can emit: accepted drafts and the bonus token."""
         return self.depth + 1
 
     @property
@@ -120,20 +121,20 @@ class Plan:
 
     @property
     def draft_rows(self) -> npt.NDArray[np.int64]:
-        """[D+1,L'], L' being the depth of the next window's drafts. Entry (a, j) is the row whose
-        logits give the drafts at depth j + 1 of the next window if row a holds the last accepted
-        draft (row 0: no draft is accepted), or 0 if group a has no such row."""
+        """[D+1,L'], where L' is the depth of the next window's drafts. If row a holds the last
+        accepted draft (the root, row 0, if none is accepted), entry (a, j) is the row whose logits
+        give the next window's drafts at depth j + 1; 0 if group a has no such row."""
         table = np.zeros((self.drafts + 1, self.next.depth), np.int64)
-        row = 1 + self.drafts
-        for last, size in enumerate(self.groups):
-            table[last, :size] = np.arange(row, row + size)
-            row += size
+        first = 1 + self.drafts
+        for followed, size in enumerate(self.groups):
+            table[followed, :size] = np.arange(first, first + size)
+            first += size
         return table
 
     @property
     def paths(self) -> npt.NDArray[np.int64]:
-        """[D+1,E]: entry (a, j) is the row at depth j on the path from the root to row a; a if row
-        a is less deep."""
+        """[D+1,E] the path from the root to each draft: entry (a, j) is the row at depth j on the
+        path to row a, and a itself where j is more than the depth of row a."""
         table = np.zeros((self.drafts + 1, self.max_emitted), np.int64)
         for row in range(1, self.drafts + 1):
             table[row] = table[self.rows[row].parent]
@@ -141,14 +142,15 @@ class Plan:
         return table
 
     def next_draft_depth(self, last: int) -> int:
-        """The depth of the next drafts. last: the row of the last accepted draft, or 0."""
+        """Return how deep the drafts are that a pass makes. last: the row of the last accepted
+        draft; 0 if none was accepted."""
         return self.groups[last] if self.groups else 0
 
     @cached_property
     def next(self) -> Plan:
         """The plan whose window the tail of this plan lays out."""
         if self.is_fused or self.width == 1:
-            return self
+            return self  # A cycle of one plan.
         return verify_plan(self.groups[0]) if self.groups else draft_plan(self.drafts)
 
     @property
@@ -158,56 +160,59 @@ class Plan:
 
     @property
     def tail(self) -> str:
-        """The name of the tail graphs, which fused plans (or trees) of as many drafts share."""
+        """The name of the tail graphs. All fused plans with the same number of drafts share theirs,
+        whatever their groups are, and so do trees."""
         kind = "tree" if self.parents else "fused"
         return f"{kind}-{self.drafts}" if self.is_fused else self.name
 
     def lookahead_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
-        """[sum(groups)] ids of the look-ahead rows, in row order: V+i is look-ahead embedding i."""
+        """Return the ids [A] of the look-ahead rows, in order. Id `vocab_size` + i is look-ahead
+        embedding i."""
         return np.array([vocab_size + i for size in self.groups for i in range(size)], np.int64)
 
 
 @cache
 def ar_plan() -> Plan:
-    """Plain autoregressive decoding: one row, one token."""
+    """Return the plan of plain decoding: one row, one token."""
     return Plan("ar", 0, ())
 
 
 @cache
 def draft_plan(lookahead: int) -> Plan:
-    """The paper's first pass: it emits a token, and makes `lookahead` drafts that follow it."""
+    """Return the plan of the paper's first pass, which makes `lookahead` drafts."""
     return Plan(f"draft-{_checked_lookahead(lookahead)}", 0, (lookahead,))
 
 
 @cache
 def verify_plan(lookahead: int) -> Plan:
-    """The paper's second pass: it verifies `lookahead` drafts."""
+    """Return the plan of the paper's second pass, which verifies `lookahead` drafts."""
     return Plan(f"verify-{_checked_lookahead(lookahead)}", lookahead, ())
 
 
 def prefill_plan(width: int) -> Plan:
-    """A chunk of `width` prompt tokens, in a chain of rows. Nothing is sampled."""
+    """Return the plan of a prompt chunk: a chain of `width` rows. Nothing is sampled."""
     return Plan(f"prefill-{width}", width - 1, ())
 
 
 def fused_plan(groups: Sequence[int]) -> Plan:
-    """Both passes in one. groups[a]: how many drafts to make if `a` drafts are accepted."""
+    """Return the plan that verifies len(groups) - 1 drafts and makes the next ones in one pass.
+    groups[a]: how many drafts to make if `a` drafts are accepted. Raises PassError if the groups
+    are too many or too large."""
     drafts = _checked_lookahead(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
             f"fused:{','.join(map(str, groups))} has {drafts} draft rows, so the first group must "
             f"have 1 to {drafts} rows and the others 0 to {drafts}"
         )
-    full = all(size == drafts for size in groups)
-    return Plan(
-        f"fused-{drafts}" if full else f"fused:{','.join(map(str, groups))}", drafts, tuple(groups)
-    )
+    all_full = all(size == drafts for size in groups)
+    name = f"fused-{drafts}" if all_full else f"fused:{','.join(map(str, groups))}"
+    return Plan(name, drafts, tuple(groups))
 
 
 def tree_plan(groups: Sequence[int], lookahead: int) -> Plan:
-    """One pass that verifies a tree of drafts and makes the next tree, for bundles with `lookahead`
-    look-ahead rows. `groups[a]` is the depth of the next drafts if row a holds the last accepted
-    draft."""
+    """Return the plan that verifies a tree of len(groups) - 1 drafts and makes the next tree, for a
+    bundle with this look-ahead. groups[a]: how deep the next drafts are if row a holds the last
+    accepted draft. Raises PassError if there is no such tree, or if a group is too large."""
     drafts = len(groups) - 1
     parents, depth = tree_parents(drafts, lookahead), tree_depth(drafts)
     if not all(0 <= size <= depth for size in groups) or not groups[0]:
@@ -215,28 +220,24 @@ def tree_plan(groups: Sequence[int], lookahead: int) -> Plan:
             f"tree:{','.join(map(str, groups))} has drafts at most {depth} deep, so the first "
             f"group must have 1 to {depth} rows and the others 0 to {depth}"
         )
-    full = all(size == depth for size in groups)
-    return Plan(
-        f"tree-{drafts}" if full else f"tree:{','.join(map(str, groups))}",
-        drafts,
-        tuple(groups),
-        parents,
-    )
+    all_full = all(size == depth for size in groups)
+    name = f"tree-{drafts}" if all_full else f"tree:{','.join(map(str, groups))}"
+    return Plan(name, drafts, tuple(groups), parents)
 
 
 def full_tree(drafts: int, lookahead: int) -> Plan:
-    """The tree of `drafts` drafts whose groups all have as many rows as the tree is deep."""
+    """Return the plan of the tree of `drafts` drafts whose groups are all full."""
     return tree_plan([tree_depth(drafts)] * (drafts + 1), lookahead)
 
 
 MODES = ("ar", "two-pass", "fused")
-"""The modes of which every bundle with look-ahead rows has all plans."""
+"""The modes whose plans are in every bundle."""
 _TREE_NAME = re.compile(f"tree-({'|'.join(map(str, TREE_SIZES))})")
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """Plans that passes use in turn. name: the mode that stands for it (see `make_cycle`)."""
+    """Plans that the passes of a sequence use in turn. name: its mode (see `make_cycle`)."""
 
     name: str
     plans: tuple[Plan, ...]
@@ -251,13 +252,14 @@ class Cycle:
         return bool(self.plans[0].parents)
 
     def reach(self, first: Plan) -> int:
-        """How many different cache entries the passes from `first` to the cycle's end write if no
-        draft is accepted."""
-        return max(i + plan.width for i, plan in enumerate(self.plans[self.plans.index(first) :]))
+        """Return how many cache entries after the text the passes from `first` to the cycle's end
+        need if no draft is accepted: each window then begins one entry after the one before."""
+        passes = self.plans[self.plans.index(first) :]
+        return max(i + plan.width for i, plan in enumerate(passes))
 
     def narrower(self) -> Cycle:
-        """The same mode with one draft less; without drafts it is `ar`. A tree becomes a chain of
-        the same depth."""
+        """Return the cycle of the same mode with one draft less, or `ar` if no draft is left. A
+        tree becomes a chain of the same depth."""
         if self.is_tree:
             return make_cycle("fused", self.depth)
         drafts = self.depth - 1
@@ -267,14 +269,14 @@ class Cycle:
 
 
 def make_cycle(mode: str, lookahead: int) -> Cycle:
-    """The cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of every
-    group.
+    """Return the cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of
+    every group. Raises PassError for other modes.
 
-    lookahead: the number of drafts, or the maximum depth of a tree; 0 always gives `ar`. `fused:`
-    ignores other values.
+    lookahead: how many drafts to make. 0 gives `ar` in every mode; other values do not change the
+    drafts of `fused:`, and of trees they are a limit to the depth.
     """
-    has_sizes = mode.startswith(("fused:", "tree:"))
-    if not has_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):
+    lists_sizes = mode.startswith(("fused:", "tree:"))
+    if not lists_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):
         sizes = ", ".join(f"tree-{size}" for size in TREE_SIZES)
         raise PassError(
             f"unknown plan {mode!r}: choose one of {', '.join(MODES)}, {sizes}, auto, or group "
@@ -282,12 +284,10 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
         )
     if mode == "ar" or lookahead == 0:
         return Cycle("ar", (ar_plan(),))
-    if has_sizes:
-        return (
-            fused_cycle(_sizes(mode))
-            if mode.startswith("fused")
-            else tree_cycle(_sizes(mode), lookahead)
-        )
+    if mode.startswith("fused:"):
+        return fused_cycle(_sizes(mode))
+    if mode.startswith("tree:"):
+        return tree_cycle(_sizes(mode), lookahead)
     if mode.startswith("tree-"):
         return Cycle(mode, (full_tree(int(mode.removeprefix("tree-")), lookahead),))
     if mode == "fused":
@@ -296,14 +296,14 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
 
 
 def fused_cycle(groups: Sequence[int]) -> Cycle:
-    """The cycle that repeats one fused pass with these groups."""
+    """Return the cycle that repeats the fused plan with these groups."""
     plan = fused_plan(groups)
-    all_full = plan.name == plan.tail
+    all_full = plan.name == plan.tail  # The name then has no group sizes.
     return Cycle("fused" if all_full else plan.name, (plan,))
 
 
 def tree_cycle(groups: Sequence[int], lookahead: int) -> Cycle:
-    """The cycle that repeats one pass over a tree with these groups."""
+    """Return the cycle that repeats the plan of a tree with these groups."""
     plan = tree_plan(groups, lookahead)
     return Cycle(plan.name, (plan,))
 
@@ -318,11 +318,17 @@ def _sizes(mode: str) -> list[int]:
 
 
 def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
-    """Every plan that a bundle with this look-ahead has tails for. trees: whether it has trees."""
+    """Return the plans for which a bundle with this look-ahead has tails. trees: whether the bundle
+    has trees."""
     lengths = range(1, lookahead + 1)
     chains = [
         ar_plan(),
-        *(p for n in lengths for mode in ("two-pass", "fused") for p in make_cycle(mode, n).plans),
+        *(
+            plan
+            for length in lengths
+            for mode in ("two-pass", "fused")
+            for plan in make_cycle(mode, length).plans
+        ),
     ]
     return [*chains, *(full_tree(size, lookahead) for size in tree_sizes(lookahead) if trees)]
 

@@ -1,7 +1,7 @@
-"""Reads the manifest of a bundle. Raises PassError if this version cannot use it.
+"""Reads and checks the manifest of a bundle, for everything that opens bundles.
 
-trunk.onnx repeats some fields of the manifest as metadata, so that the manifest of another model is
-refused at load.
+trunk.onnx repeats some fields of the manifest in its metadata. Whoever opens the trunk compares the
+two (`trunk_metadata`), so that the manifest of another model is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pass_runtime.bundle.tensors import PAST, PRESENT, SIZES, cache_names
 from pass_runtime.errors import PassError
 
 METADATA_KEY = "pass_toolkit"
-"""Key in the trunk's metadata; the value is JSON."""
+"""The key under which the trunk's metadata has the repeated fields, as JSON."""
 _FIELDS = (
     "dtype",
     "weights",
@@ -43,7 +43,7 @@ _FIELDS = (
 
 
 def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | int]:
-    """Return the repeated fields by their names in the manifest."""
+    """Return the repeated fields, by their names in the manifest, for a new trunk."""
     return {f"model.{name}": getattr(model, name) for name in _FIELDS} | {
         "lookahead.length": lookahead,
         "rule": rule,
@@ -51,7 +51,7 @@ def metadata(model: ModelInfo, lookahead: int, rule: Rule) -> dict[str, str | in
 
 
 def trunk_metadata(manifest: Manifest) -> dict[str, str | int]:
-    """The metadata that the trunk of a bundle with this manifest must have."""
+    """Return the metadata that the trunk of a bundle with this manifest must have."""
     return metadata(manifest.model, manifest.lookahead.length, manifest.rule)
 
 
@@ -62,11 +62,10 @@ def read_manifest(bundle: Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if bundle.suffix == ".gguf" or (bundle / "config.json").is_file():
-            message = (
+            raise PassError(
                 f"{bundle} is a model, not a bundle: make a bundle with `pass-export "
                 f"--model {bundle}`"
-            )
-            raise PassError(message) from None
+            ) from None
         raise PassError(
             f"{bundle} is not a bundle: it has no {FILE_NAME} (make one with pass-export)"
         ) from None
@@ -80,10 +79,9 @@ def read_manifest(bundle: Path) -> Manifest:
         scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS
     )
     if manifest.noise != expected:
-        given = f"noise scheme {manifest.noise.scheme!r}"
         raise PassError(
-            f"{path}: {given} or its table sizes are not this version's {noise.SCHEME!r}; "
-            "export again"
+            f"{path}: noise scheme {manifest.noise.scheme!r} or its table sizes are not this "
+            f"version's {noise.SCHEME!r}; export again"
         )
     if (problem := next(_contradictions(manifest), None)) is not None:
         raise PassError(f"{path} contradicts itself: {problem}; export the bundle again")
@@ -91,6 +89,7 @@ def read_manifest(bundle: Path) -> Manifest:
 
 
 def _first_problem(error: ValidationError) -> str:
+    """Describe the first problem of an invalid manifest in one line, and count the others."""
     problem = error.errors(include_url=False)[0]
     key = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
@@ -100,15 +99,15 @@ def _first_problem(error: ValidationError) -> str:
             f"manifest version {problem['input']!r} is not {MANIFEST_VERSION} (export again "
             "with this version)"
         )
-    more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{key or 'file'}: {problem['msg']}{more}"
+    others = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    return f"{key or 'file'}: {problem['msg']}{others}"
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """Yield contradictions that would crash a runtime or mislead it silently, and that no other
-    check finds. Other checks compare files with their hashes, and graphs with the manifest when
-    they are opened. This runtime derives drafts, groups, constants and feeds from names, so the
-    manifest's are not checked."""
+    """Yield contradictions between fields that would crash a runtime or silently mislead it, and
+    that no other check finds. (Other checks compare files with their hashes, and graphs, when they
+    are opened, with the manifest.) This runtime derives drafts, groups, constants and feeds from
+    the names of plans and tensors, so it does not check these fields."""
     model, lookahead = manifest.model, manifest.lookahead
     for token in (model.bos_token_id, *model.eos_token_ids):
         if token is not None and not 0 <= token < model.vocab_size:
@@ -142,16 +141,16 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
     model, trunk = manifest.model, manifest.trunk
     expected = ("batch", model.kv_heads, "capacity", model.head_dim)
     for tensors, prefix in ((trunk.inputs, PAST), (trunk.outputs, PRESENT)):
-        found = [tensor for tensor in tensors if tensor.name.startswith(prefix)]
-        # The count comes first: a damaged number of layers may be too large to list their names.
-        if len(found) != 2 * model.layers or {t.name for t in found} != set(
+        cache = [tensor for tensor in tensors if tensor.name.startswith(prefix)]
+        # Names are compared last: a damaged number of layers may be too large to list their names.
+        if len(cache) != 2 * model.layers or {each.name for each in cache} != set(
             cache_names(prefix, model.layers)
         ):
             yield (
-                f"model.layers is {model.layers}, but the trunk's {len(found)} {prefix}* "
+                f"model.layers is {model.layers}, but the trunk's {len(cache)} {prefix}* "
                 "tensors are not 2 per layer"
             )
-        for tensor in found:
+        for tensor in cache:
             if tensor.shape != expected:
                 sizes = f"model.kv_heads {model.kv_heads} and model.head_dim {model.head_dim}"
                 yield f"{tensor.name} is {list(tensor.shape)}, which does not fit {sizes}"
@@ -162,12 +161,13 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
-    """Find tensors of other dtype or rank than others in the same buffer, and unknown sizes."""
+    """Yield tensors whose dtype or rank differs from that of another tensor in the same buffer, and
+    tensors whose shape has an unknown size or another vocabulary size than the model."""
     tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
     vocab = manifest.model.vocab_size
-    others = [] if manifest.processors is None else [manifest.processors]
-    first: dict[str, Tensor] = {}
-    for graph in (manifest.trunk, *tails, manifest.logprobs, *others):
+    processors = [] if manifest.processors is None else [manifest.processors]
+    first: dict[str, Tensor] = {}  # by buffer, the first tensor in it
+    for graph in (manifest.trunk, *tails, manifest.logprobs, *processors):
         for tensor in (*graph.inputs, *graph.outputs):
             for size in tensor.shape:
                 if isinstance(size, str) and size not in SIZES:
@@ -180,8 +180,7 @@ def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
             buffer = fed_input(tensor.name) or tensor.name
             other = first.setdefault(buffer, tensor)
             if (other.dtype, len(other.shape)) != (tensor.dtype, len(tensor.shape)):
-                found, shared = (f"{each.dtype} {list(each.shape)}" for each in (tensor, other))
                 yield (
-                    f"{tensor.name} of {graph.file} is {found}, but shares memory with "
-                    f"{other.name}, {shared}"
+                    f"{tensor.name} of {graph.file} is {tensor.dtype} {list(tensor.shape)}, but "
+                    f"shares memory with {other.name}, {other.dtype} {list(other.shape)}"
                 )

@@ -1,4 +1,5 @@
-"""The sampler in numpy: the definition that the tail graphs are tested against."""
+"""Sampling in numpy: the definition of what the tail graphs compute, with which tests compare them.
+`noise` explains the random numbers, and the blocks of token ids."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """offsets [N,2] of positions -> [N,I] float32: the logs of the exponential variables that each
-    position reads. `noise.entries_per_position` says which of the I belong to blocks of tokens, and
-    which to the tokens of a block."""
+    """Return the logarithms of the exponential variables of N positions: offsets [N,2] -> [N,I]
+    float32. `noise.entries_per_position` says which of the I numbers are for the blocks, and which
+    for the tokens of a block."""
     rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (
         table[rows + offsets[:, i : i + 1]]
@@ -31,12 +32,13 @@ def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDA
 def gumbel_scores(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """[N,V] logits at `positions` [N] -> [N,V] scores, whose argmax is the token that is drawn.
+    """Return scores [N,V] whose argmax is the token that is drawn, for logits [N,V] at `positions`
+    [N]. At temperature 0 they are the logits.
 
-    Drawing has two levels: a block of the vocabulary, then a token in it, each by the Gumbel-max
-    rule. A token's score is the score of its block, minus how far the token's score within the
-    block is below the best one there. So the difference of the two best scores shows how close the
-    choice was, on either level. Tokens that truncation removes have -inf.
+    A token is drawn in two levels: a block, then a token of it, each with the Gumbel-max trick. The
+    score of a token is that of its block, less the distance from its own score within the block to
+    the best one there. So the difference of the two best scores shows how close the choice was, on
+    either level. Tokens that truncation removes have -inf.
     """
     if params.temperature == 0:
         return logits
@@ -52,42 +54,41 @@ def gumbel_scores(
 def two_level_scores(
     scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """[N,V] logits / temperature, at most 0, and `log_exponentials` [N,I] -> [N,V] scores, as
-    `gumbel_scores` returns them."""
+    """Return the scores [N,V] of `gumbel_scores`. scaled: [N,V] logits / temperature, at most 0.
+    log_noise: the `log_exponentials` [N,I] of the positions."""
     count, vocab = scaled.shape
     blocks = noise.vocabulary_blocks(vocab)
     padded = np.full((count, blocks * noise.BLOCK_SIZE), -np.inf, np.float32)
     padded[:, :vocab] = scaled
     by_block = padded.reshape(count, noise.BLOCK_SIZE, blocks)  # token t is in block t % blocks
-    of_blocks, of_tokens = (
+    noise_of_blocks, noise_of_tokens = (
         log_noise[:, start : start + size] for start, size in noise.entries_per_position(vocab)
     )
     with np.errstate(divide="ignore"):  # log 0: a block whose tokens were all removed
-        block_scores = np.log(np.exp(by_block).sum(1)) - of_blocks
-    token_scores = by_block - of_tokens[:, :, None]
+        block_scores = np.log(np.exp(by_block).sum(1)) - noise_of_blocks
+    token_scores = by_block - noise_of_tokens[:, :, None]
     best = token_scores.max(1, keepdims=True)
-    below_best = np.where(
-        np.isneginf(token_scores), token_scores, token_scores - np.where(np.isneginf(best), 0, best)
-    )
-    return np.asarray(
-        (block_scores[:, None] + below_best).reshape(count, -1)[:, :vocab], np.float32
-    )
+    finite_best = np.where(np.isneginf(best), 0, best)  # -inf - -inf would be NaN
+    below_best = token_scores - finite_best
+    scores = (block_scores[:, None] + below_best).reshape(count, -1)[:, :vocab]
+    return np.asarray(scores, np.float32)
 
 
 def sample(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.int64]:
-    """[N,V] logits -> [N] token ids."""
+    """Return the ids [N] of the tokens that are drawn from logits [N,V] at `positions` [N]."""
     tokens: npt.NDArray[np.int64] = gumbel_scores(logits, positions, params).argmax(-1)
     return tokens
 
 
 def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
-    """[N,V] logits / temperature, at most 0 -> [N,V] bool: which tokens truncation keeps.
+    """Return which tokens truncation keeps, [N,V] bool. scaled: [N,V] logits / temperature, at most
+    0.
 
     First top-k keeps the k most likely tokens, then top-p the smallest set of these whose
     probability reaches p, then min-p those that are at least min-p times as likely as the most
-    likely token. Ties with the last token kept are kept too, as in Hugging Face's top-k.
+    likely token. Tokens as likely as the last one kept are kept too, as in Hugging Face's top-k.
     """
     p = np.exp(scaled)
     p /= p.sum(-1, keepdims=True)
@@ -101,14 +102,15 @@ def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.
 def _smallest_kept_probability(
     p: npt.NDArray[np.float32], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """p [N,V] -> [N,1]: the smallest probability that top-k, and then top-p, keep."""
+    """Return the smallest probability that top-k, and then top-p, keep: p [N,V] -> [N,1]."""
     ranked = -np.sort(-p, axis=-1)[:, :MAX_CANDIDATES]
     if params.top_k:
         ranked = ranked[:, : params.top_k]
     total = ranked.sum(-1, keepdims=True) if params.top_k else 1
     share = ranked / total
-    within = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
-    smallest: npt.NDArray[np.float32] = np.where(within, ranked, np.float32(2)).min(
+    is_kept = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
+    # 2 is more than any probability, so it is never the smallest.
+    smallest: npt.NDArray[np.float32] = np.where(is_kept, ranked, np.float32(2)).min(
         -1, keepdims=True
     )
     return smallest

@@ -1,4 +1,5 @@
-"""Sampling parameters, whose effect `pass_runtime.bundle.reference` defines."""
+"""The parameters with which tokens are sampled. `reference` defines what those of them do that
+tails read, and `pass_exporter.tails.definitions` what biases and penalties do."""
 
 from __future__ import annotations
 
@@ -10,26 +11,26 @@ from typing import Literal
 from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
 
 MIN_TEMPERATURE = 2.0**-100
-"""Lower temperatures are raised to this one, so that float32 does not overflow. Dividing by a power
-of two keeps different logits different, so a sampling tail is exact for the requests of temperature
-0 in its batch, too."""
+"""Lower temperatures, 0 too, are raised to this one in a tail that samples, so that float32 does
+not overflow. Dividing by a power of two keeps different logits different, so such a tail gives
+requests with temperature 0 their argmax."""
 
 FORBIDDEN_BIAS = -1e30
-"""Added to the logit of a token that may not be drawn; finite, because infinities lead to NaNs."""
+"""Added to the logit of a token that may not be drawn. Finite: infinities would lead to NaNs."""
 
 TOKEN_LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
-"""The lengths to which logits processors' token lists are padded: few, because each length needs
-CUDA graphs of its own."""
+"""The values of T, the length to which the logits processors' lists of tokens are padded. There are
+few, because each needs CUDA graphs of its own."""
 
 Sampler = Literal["greedy", "sample", "truncated"]
 Rule = Literal["match", "rejection"]
 RULES: tuple[Rule, ...] = ("match", "rejection")
-"""How a draft is accepted: if it equals the model's own sample ("match"), or with probability
-min(1, p/q), p being the model's and q the draft's probability ("rejection")."""
+"""A draft is accepted if it equals the model's own sample ("match"), or with probability min(1,
+p/q) ("rejection"): p is the draft's probability by the model, q the one with which it was drawn."""
 
 SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
-"""Take the argmax, draw from all tokens, or draw from those that truncation keeps. A later sampler
-can also do what the earlier ones do."""
+"""The samplers that tails have: "greedy" takes the argmax, "sample" draws from all tokens,
+"truncated" from those that truncation keeps. Each can also do what the ones before it do."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class SamplingParams:
     The table `request_fields.SAMPLING_FIELDS` says what each field does and which values it may
     have. temperature 0 is argmax, and of equal logits the lower id wins. Tokens as likely as the
     last one that top_k keeps are kept, too. Without top_k, top_p keeps at most the MAX_CANDIDATES
-    most likely tokens. seed has 64 bits, and with it a token is a pure function of logits and
-    position; None takes a random seed. Tokens of the prompt do not count for presence_penalty and
-    frequency_penalty.
+    most likely tokens. seed has 64 bits, and with a seed a token depends on logits and position
+    alone; None takes a random seed. presence_penalty and frequency_penalty do not count the tokens
+    of the prompt.
     """
 
     temperature: float = 0.0
@@ -61,15 +62,15 @@ class SamplingParams:
             object.__setattr__(self, each.name, value)  # the class is frozen
 
     def seeded(self) -> SamplingParams:
-        """Return these parameters with a seed: if it is None, a random one, or 0 for argmax, which
-        does not use it."""
+        """Return these parameters with a seed in place of None: a random one, or 0 at temperature
+        0, which does not use it."""
         if self.seed is not None:
             return self
         return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)
 
     @property
     def penalizes(self) -> bool:
-        """Whether there are penalties, which depend on the tokens before; biases do not."""
+        """Whether there are penalties, which depend on the tokens so far (biases do not)."""
         added = self.presence_penalty or self.frequency_penalty
         return bool(added) or self.repetition_penalty != 1
 
@@ -80,7 +81,7 @@ class SamplingParams:
 
     @property
     def sampler(self) -> Sampler:
-        """The cheapest tail that can sample with these parameters."""
+        """The cheapest sampler for these parameters."""
         if self.temperature == 0:
             return "greedy"
         return "truncated" if self.top_k or self.top_p < 1 or self.min_p else "sample"

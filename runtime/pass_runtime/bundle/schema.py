@@ -1,4 +1,5 @@
-"""Writes the manifest's JSON schema, for readers in other languages (`python -m` this module)."""
+"""Writes the JSON schema of the manifest, for readers in other languages. Run this module with
+`python -m` after a change of the manifest's models or their docstrings."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ SCHEMA_FILE = Path(__file__).with_name("pass_config.schema.json")
 
 
 def schema_text() -> str:
-    """Return the content of SCHEMA_FILE. `bundle.read` checks more than a schema can express."""
+    """Return what SCHEMA_FILE must contain. (`bundle.read` checks more than a schema can say.)"""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Manifest.model_json_schema(),

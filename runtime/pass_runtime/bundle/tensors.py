@@ -1,41 +1,41 @@
-"""Names and sizes of the tensors of a bundle's graphs, which docs/bundle.md explains."""
+"""Names and symbolic sizes of the tensors of a bundle's graphs. docs/bundle.md explains them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 PAST, PRESENT = "past_", "present_"
-"""The names of the trunk's cache inputs and outputs begin with these."""
+"""The beginnings of the names of the trunk's inputs and outputs that are the KV cache."""
 LOOKAHEAD_ROWS, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
-"""A trunk's input that exists if there is an adapter or a draft head, and its output that a draft
+"""An input that a trunk has if there is an adapter or a draft head, and the output that a draft
 head reads."""
 COLUMNS = "columns"
-"""An input that only a trunk for TensorRT has. Its length is the number of cache entries that a
-pass reads."""
+"""An input that only a trunk for TensorRT has. Its content is not read: its length says how many
+cache entries a pass reads."""
 PROCESSED_LOGITS = "processed_logits"
-"""The output of the graph of logits processors. After that graph, the tail reads this instead of
+"""The output of the logits processors. In passes that run them, the tail reads it in place of
 `logits`."""
 WINDOW_TENSORS = ("input_ids", "next_ids")
 """A tail's tensors with window ids: of this pass, and of the next."""
 MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
-"""The sizes in `trunk_shapes` that are fields of `pass_runtime.bundle.manifest.ModelInfo`; the
-others are symbolic."""
+"""The sizes in `trunk_shapes` that a model fixes, which are fields of `manifest.ModelInfo`; the
+other sizes there are symbolic."""
 SIZES = (
     *("batch", "width", "logit_rows", "lookahead_rows", "capacity"),
     *("positions", "max_emitted", "processed_rows", "touched"),
 )
-"""The symbolic sizes of tensors."""
+"""The symbolic sizes that a tensor's shape in a manifest may have (see `manifest.Tensor`)."""
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
-    """`past_` -> past_key.0 .. past_key.n-1, past_value.0 .. past_value.n-1, as the trunk orders
-    them."""
+    """Return the names of a trunk's cache tensors in the trunk's order: for PAST they are
+    past_key.0, past_key.1, ..., past_value.0, past_value.1, ..."""
     return [f"{prefix}{part}.{layer}" for part in ("key", "value") for layer in range(layers)]
 
 
 def trunk_shapes(layers: int) -> Mapping[str, tuple[str, ...]]:
-    """Return the shape, as names of sizes, of every tensor that a trunk with so many layers may
-    have."""
+    """Return, by name, the shape (as names of sizes) of each tensor that a trunk with so many
+    layers may have."""
     cache = cache_names(PAST, layers) + cache_names(PRESENT, layers)
     return {
         "input_ids": ("batch", "width"),
