@@ -68,10 +68,7 @@ class BundleBindings:
     ) -> None:
         self._manifest, self._positions = manifest, positions
         self._padded_width, self._trunk_width = padded_width, trunk_width
-        processors = [] if manifest.processors is None else [manifest.processors]
-        tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
-        graphs = [manifest.trunk, manifest.logprobs, *processors, *tails]
-        outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
+        outputs = {tensor.name for graph in manifest.graphs for tensor in graph.outputs}
         self.transient = frozenset(name for name in outputs if fed_input(name) is None)
         """Names of the buffers whose content is not needed after the pass that wrote it."""
 
@@ -135,14 +132,11 @@ class BundleBindings:
     def processors(self, graph: Graph, plan: Plan, batch: int, touched: int) -> Bindings:
         """Return the bindings of `graph`, the logits processors, before the tail of `plan`.
         touched: T, the length of the processors' lists of tokens."""
-        sizes = {
-            "batch": batch,
-            "width": plan.width,
-            "processed_rows": plan.drafts + 1,
-            "touched": touched,
-        }
+        sizes = {"batch": batch, "width": plan.width, "touched": touched}
+        sizes["processed_rows"] = plan.drafts + 1
         return Bindings(
-            *([self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs))
+            [self._bind(tensor, sizes, plan, {}) for tensor in graph.inputs],
+            [self._bind(tensor, sizes, plan, {}) for tensor in graph.outputs],
         )
 
     def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
@@ -150,10 +144,11 @@ class BundleBindings:
         `plan`. processed: as for `tail`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
-        inputs, outputs = (
-            [self._bind(t, sizes, plan, {}) for t in ts] for ts in (graph.inputs, graph.outputs)
+        inputs = [self._bind(tensor, sizes, plan, {}) for tensor in graph.inputs]
+        return Bindings(
+            _reading_processed(inputs) if processed else inputs,
+            [self._bind(tensor, sizes, plan, {}) for tensor in graph.outputs],
         )
-        return Bindings(_reading_processed(inputs) if processed else inputs, outputs)
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
         """Return `tensor` with its shape in memory: a window's ids include the padding."""

@@ -1,6 +1,5 @@
 """The arrays of a draft head, a small network in the tails that chooses each draft by the token
-before it, and the layout of the file that holds them. The exporter writes the file, from which the
-tails read their weights; `HeadArrays` says what the head computes."""
+before it, and the layout of their file, which the exporter writes and the tails read."""
 
 from __future__ import annotations
 
@@ -31,10 +30,10 @@ class HeadArrays:
     """The weights of a draft head: table [V,r] float16; hidden [H,m], token [r,m], state [m,m],
     bias [m] and out [m,r] float32. V: vocabulary size, H: hidden size, r: rank, m: width.
 
-    The head goes through the look-ahead rows of a group in order, and adds s @ out @ table.T to the
-    logits of each row. Its state there is s = silu(h @ hidden + table[t] @ token + s' @ state +
-    bias): h is the row's hidden state, t the token before the draft that the row makes, and s' the
-    state at the row before (0 at the first row)."""
+    The head adds s @ out @ table.T to the logits of a look-ahead row. Its state is s = silu(h @
+    hidden + table[t] @ token + s' @ state + bias), where h is the row's hidden state, t the token
+    before the row's draft, and s' the head's state at the row before, or 0 at a group's first row.
+    """
 
     table: npt.NDArray[np.float16]
     hidden: Floats
@@ -91,7 +90,6 @@ def map_head(file: Path, regions: Mapping[str, ArrayRegion]) -> HeadArrays:
 
 
 def has_candidate_subset(vocab_size: int) -> bool:
-    """Whether the head scores the tokens of CANDIDATE_BLOCKS blocks, and not the whole vocabulary.
-    That needs full blocks, and more of them than CANDIDATE_BLOCKS."""
+    """Whether the head scores the tokens of CANDIDATE_BLOCKS blocks, and not all tokens."""
     blocks = vocabulary_blocks(vocab_size)
     return vocab_size == blocks * BLOCK_SIZE and blocks > CANDIDATE_BLOCKS

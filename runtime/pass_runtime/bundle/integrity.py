@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from pass_runtime.bundle.manifest import (
     FILE_NAME,
     TOKENIZER_FILE,
     FileInfo,
-    Graph,
     Manifest,
 )
 from pass_runtime.errors import PassError
@@ -113,8 +112,7 @@ def verify_files(
             raise PassError(
                 f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again"
             )
-    used = {TOKENIZER_FILE, *(graph.file for graph in _graphs(manifest))}
-    used |= {derived.file for derived in manifest.derived}
+    used = {TOKENIZER_FILE, *(each.file for each in (*manifest.graphs, *manifest.derived))}
     used |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
     if missing := sorted(used - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")
@@ -142,12 +140,3 @@ def file_info(path: Path, progress: Callable[[int], None] | None = None) -> File
             if progress is not None:
                 progress(len(piece))
     return FileInfo(sha256=digest.hexdigest(), bytes=size)
-
-
-def _graphs(manifest: Manifest) -> Iterable[Graph]:
-    yield manifest.trunk
-    yield manifest.logprobs
-    if manifest.processors is not None:
-        yield manifest.processors
-    for plan in manifest.plans:
-        yield from plan.tails.values()

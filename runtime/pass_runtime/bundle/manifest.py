@@ -348,6 +348,13 @@ class Manifest(_Strict):
     engines: tuple[EngineSet, ...] = Field(strict=False)
 
     @property
+    def graphs(self) -> Sequence[Graph]:
+        """All graphs but the derived trunks. Plans may share a tail, which is then repeated."""
+        tails = (tail for plan in self.plans for tail in plan.tails.values())
+        processors = () if self.processors is None else (self.processors,)
+        return (self.trunk, *tails, self.logprobs, *processors)
+
+    @property
     def content_hash(self) -> str:
         """The SHA-256 of the names and hashes of all graphs and weights. An engine set was built
         from this bundle if its `bundle` is the same hash."""
@@ -365,12 +372,10 @@ class Manifest(_Strict):
         if that is `trunk`. A session runs the same trunk for every batch size, so that a sequence's
         text does not depend on the batch. lookahead_rows: whether the passes have such rows."""
         fitting = [
-            each
-            for each in self.derived
-            if each.device == device
-            and each.batch in (slots, None)
-            and (each.lookahead_rows or not lookahead_rows)
+            each for each in self.derived if each.device == device and each.batch in (slots, None)
         ]
+        if lookahead_rows:
+            fitting = [each for each in fitting if each.lookahead_rows]
         # A trunk for this number of slots alone is faster, and so is one without look-ahead rows.
         return max(
             fitting, key=lambda each: (each.batch == slots, not each.lookahead_rows), default=None

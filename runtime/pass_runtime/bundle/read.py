@@ -163,11 +163,9 @@ def _cache_contradictions(manifest: Manifest) -> Iterator[str]:
 def _buffer_contradictions(manifest: Manifest) -> Iterator[str]:
     """Yield tensors whose dtype or rank differs from that of another tensor in the same buffer, and
     tensors whose shape has an unknown size or another vocabulary size than the model."""
-    tails = [tail for plan in manifest.plans for tail in plan.tails.values()]
     vocab = manifest.model.vocab_size
-    processors = [] if manifest.processors is None else [manifest.processors]
     first: dict[str, Tensor] = {}  # by buffer, the first tensor in it
-    for graph in (manifest.trunk, *tails, manifest.logprobs, *processors):
+    for graph in manifest.graphs:
         for tensor in (*graph.inputs, *graph.outputs):
             for size in tensor.shape:
                 if isinstance(size, str) and size not in SIZES:
