@@ -112,7 +112,8 @@ def verify_files(
             raise PassError(
                 f"{path} does not match its SHA-256 in {FILE_NAME}; copy or export the bundle again"
             )
-    used = {TOKENIZER_FILE, *(each.file for each in (*manifest.graphs, *manifest.derived))}
+    used = {TOKENIZER_FILE, *(graph.file for graph in manifest.graphs)}
+    used |= {derived.file for derived in manifest.derived}
     used |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
     if missing := sorted(used - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")

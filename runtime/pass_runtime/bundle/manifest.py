@@ -1,5 +1,4 @@
-"""The manifest of a bundle, pass_config.json, as pydantic models. The exporter writes it, and every
-runtime and server reads it to know what the bundle's files are."""
+"""The manifest of a bundle, pass_config.json, as pydantic models: what each file of it is."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ def _plain_name(name: str) -> str:
 
 FileName = Annotated[str, AfterValidator(_plain_name)]
 """The name of a file in the bundle's directory. Only engine sets have directories of their own."""
-
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
 WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
@@ -208,9 +206,8 @@ class PlanConstants(_Strict):
 
     The trunk reads row_position [Q], window_mask [Q,Q] (a string of 0s and 1s for every row),
     logit_rows [R] and lookahead_rows [A]. The tail of a fused plan or a tree reads lookahead_ids
-    [A], which the host writes into the first window of any plan, and draft_rows [D+1,L'], which is
-    empty for other plans. Q is the number of window rows, R of rows with logits, A of look-ahead
-    rows, D of drafts; L' is the depth of the next drafts, which is D if they are a chain.
+    [A] and draft_rows [D+1,L'], which is empty for other plans. Q is the number of window rows, R
+    of rows with logits, A of look-ahead rows, D of drafts; L' is the depth of the next drafts.
     """
 
     row_position: Integers
@@ -270,8 +267,7 @@ class FileInfo(_Strict):
 
 
 class Profile(_Strict):
-    """Shapes that an engine takes: (min, opt, max) for every symbolic size. The engine runs sizes
-    from min to max, and is tuned for opt."""
+    """By symbolic size, (min, opt, max): an engine runs from min to max, and is tuned for opt."""
 
     sizes: dict[str, Annotated[tuple[int, int, int], Field(strict=False)]]
 
@@ -284,8 +280,7 @@ class Profile(_Strict):
 
 
 class EngineFile(_Strict):
-    """The engine that was built from the file `graph`. aliases: for each output that shares the
-    memory of an input, the name of that input."""
+    """The engine of the file `graph`. aliases: by output, the input whose memory it shares."""
 
     graph: FileName
     file: FileName
@@ -349,7 +344,7 @@ class Manifest(_Strict):
 
     @property
     def graphs(self) -> Sequence[Graph]:
-        """All graphs but the derived trunks. Plans may share a tail, which is then repeated."""
+        """All graphs but the derived trunks."""
         tails = (tail for plan in self.plans for tail in plan.tails.values())
         processors = () if self.processors is None else (self.processors,)
         return (self.trunk, *tails, self.logprobs, *processors)
