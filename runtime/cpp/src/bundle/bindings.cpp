@@ -55,26 +55,26 @@ BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
 }
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
-    Constants known = constants(plan);
-    const int own = padded_width(plan), width = trunk_width(plan, batch);
-    // Rows that pad a pass up to least_rows have logits too, because logits are a product as well.
-    const int rows = prefill ? 1 : width > own ? width : plan.width();
-    // The padded window is one chain of rows; nothing reads the results of the padding.
-    if (width > plan.width()) {
-        known = constants(prefill_plan(width));
-        std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(rows));
+    Constants fixed = constants(plan);
+    const int width = trunk_width(plan, batch);
+    // Rows that pad a pass up to least_rows have logits too: matrix products of fewer rows round
+    // differently, and logits are such a product.
+    const int num_logits = prefill ? 1 : width > padded_width(plan) ? width : plan.width();
+    if (width > plan.width()) {  // the window is padded to a longer chain
+        fixed = constants(prefill_plan(width));
+        std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(num_logits));
         std::iota(logit_rows.begin(), logit_rows.end(), 0);
-        known["logit_rows"] = bytes_of(logit_rows);
+        fixed["logit_rows"] = bytes_of(logit_rows);
     }
-    if (prefill) known.erase("logit_rows");
+    if (prefill) fixed.erase("logit_rows");
     const Sizes sizes{{"batch", batch},
                       {"width", width},
-                      {"logit_rows", rows},
+                      {"logit_rows", num_logits},
                       {"lookahead_rows", width > plan.width() ? 0 : plan.lookahead_rows()}};
     Sizes unpadded = sizes;
-    unpadded["width"] = own;
+    unpadded["width"] = padded_width(plan);
     unpadded["logit_rows"] = plan.width();
-    return bind_graph(manifest_.trunk, sizes, plan, known, prefill ? prefill_scope : "", &unpadded);
+    return bind_graph(manifest_.trunk, sizes, plan, fixed, prefill ? prefill_scope : "", &unpadded);
 }
 
 const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const {
@@ -106,9 +106,9 @@ Bindings BundleBindings::processors(const Graph& graph, const Plan& plan, int ba
 }
 
 Tensor BundleBindings::padded(const Tensor& tensor, const Plan& plan) const {
-    const bool next = tensor.name == "next_ids";
-    if (!next && tensor.name != "input_ids") return tensor;
-    const Plan window = next ? plan.next() : plan;
+    const bool of_next_window = tensor.name == "next_ids";
+    if (!of_next_window && tensor.name != "input_ids") return tensor;
+    const Plan window = of_next_window ? plan.next() : plan;
     if (tensor.shape.at(1) != Dimension(std::int64_t{window.width()})) return tensor;
     Tensor result = tensor;
     result.shape[1] = std::int64_t{padded_width(window)};
@@ -124,15 +124,16 @@ Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
 Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
                                     const Constants& constants, const std::string& scope,
                                     const Sizes* unpadded) const {
-    const Sizes& own = unpadded == nullptr ? sizes : *unpadded;
+    const Sizes& slot_sizes = unpadded == nullptr ? sizes : *unpadded;
     Bindings result;
     for (const Tensor& tensor : graph.inputs) {
         if (tensor.name.starts_with(cache_prefix)) continue;
-        result.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope, own));
+        result.inputs.push_back(
+            bind(padded(tensor, plan), sizes, plan, constants, scope, slot_sizes));
     }
     for (const Tensor& tensor : graph.outputs) {
         if (tensor.name.starts_with(present_prefix)) continue;
-        result.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope, own));
+        result.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope, slot_sizes));
     }
     return result;
 }
@@ -140,29 +141,29 @@ Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, cons
 Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
                              const Constants& constants, const std::string& scope,
                              const Sizes& unpadded) const {
-    Binding found{tensor.name, "", {}, tensor.dtype, false, {}, nullptr};
+    Binding result{tensor.name, "", {}, tensor.dtype, false, {}, nullptr};
     for (const Dimension& size : tensor.shape) {
         const auto* name = std::get_if<std::string>(&size);
         if (name != nullptr && sizes.find(*name) == sizes.end()) {
             throw Error(tensor.name + " has a dimension " + *name +
                         " that this version does not know; export again");
         }
-        const auto size_in = [&](const Sizes& known) {
-            return name != nullptr ? known.at(*name) : std::get<std::int64_t>(size);
+        const auto size_in = [&](const Sizes& named) {
+            return name != nullptr ? named.at(*name) : std::get<std::int64_t>(size);
         };
-        found.shape.push_back(size_in(sizes));
-        found.row.push_back(size_in(unpadded));
+        result.shape.push_back(size_in(sizes));
+        result.row.push_back(size_in(unpadded));
     }
-    if (!found.row.empty()) found.row.erase(found.row.begin());
+    if (!result.row.empty()) result.row.erase(result.row.begin());
     if (const auto constant = constants.find(tensor.name); constant != constants.end()) {
-        found.buffer = scope + plan.name + "." + tensor.name;
-        found.constant = constant->second;
-        return found;
+        result.buffer = scope + plan.name + "." + tensor.name;
+        result.constant = constant->second;
+        return result;
     }
-    found.buffer = scope + fed_input(tensor.name).value_or(tensor.name);
-    found.by_slot =
+    result.buffer = scope + fed_input(tensor.name).value_or(tensor.name);
+    result.by_slot =
         scope.empty() && !tensor.shape.empty() && tensor.shape.front() == Dimension("batch");
-    return found;
+    return result;
 }
 
 }  // namespace pass

@@ -1,8 +1,8 @@
-// The buffer that each tensor of a graph is bound to.
+// Chooses the buffer that every tensor of a graph is bound to, for any engine.
 //
-// Tensors with the same buffer and shape share memory, so data flows between graphs and passes: the
-// trunk's output `logits` is the tail's input, and a tail's output `next_ids` is the next pass's
-// input `input_ids` (`fed_input`).
+// Data flows between graphs and passes in buffers: tensors with the same buffer name and shape
+// share memory. The trunk's output `logits` is the tail's input, and a tail's output `next_ids` is
+// the input `input_ids` of the next pass (see `fed_input`).
 #pragma once
 
 #include <algorithm>
@@ -25,13 +25,14 @@ inline constexpr const char* columns_input = "columns";
 // Prefix of the buffers that only prefill uses, so that prefill changes no slot's window.
 inline constexpr const char* prefill_scope = "prefill.";
 
+// The name that a manifest has for `sampler`.
 const char* name_of(Sampler sampler);
 
 using Bytes = std::vector<std::uint8_t>;
 
-// The buffer of a tensor. by_slot: whether the buffer has a row for every slot; a pass over b slots
-// is bound to the first b rows. row: the shape of such a row: `shape` without its first size. If
-// the tensor has padding, the row is smaller, and the padding lies in the rows of the next slots.
+// The buffer, shape and dtype of a tensor. by_slot: whether the buffer has a row for every slot; a
+// pass over b slots is bound to the first b rows. row: the shape of a slot's row, which is `shape`
+// without its first size and without padding: the padding lies in the rows of the next slots.
 // constant: what the buffer always holds; null if the host or a graph writes it.
 struct Binding {
     std::string tensor;
@@ -48,10 +49,10 @@ struct Bindings {
     std::vector<Binding> inputs, outputs;
 };
 
-// The bindings of a bundle's graphs, from its manifest. positions: how many positions the tails'
-// noise inputs list. least_width: the fewest window rows that the engine runs; narrower windows are
-// padded at their end, in memory too. least_rows: the fewest rows, of all slots together, that the
-// trunk runs; no other graph reads their padding.
+// The bindings of a bundle's graphs, from its manifest. positions: N, the number of positions that
+// the tails' noise inputs list. least_width: the fewest rows of a window that the engine runs;
+// narrower windows are padded at their end, and so are their buffers. least_rows: the fewest rows,
+// of all slots together, that the trunk runs; passes of fewer rows are padded for the trunk alone.
 class BundleBindings {
    public:
     BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width,
@@ -63,18 +64,18 @@ class BundleBindings {
 
     // Buffers whose content is not needed after the pass that wrote it.
     std::set<std::string> transient() const;
-    // The rows of a window in memory, which are at least `least_width`.
+    // The rows of a window in its buffers: at least `least_width`.
     int padded_width(const Plan& plan) const { return std::max(plan.width(), least_width_); }
     // The rows of each slot's window in a pass of the trunk over `batch` slots.
     int trunk_width(const Plan& plan, int batch) const {
         return std::max(padded_width(plan), (least_rows_ + batch - 1) / batch);
     }
-    // The bindings of the trunk, without the KV cache. prefill: use separate buffers, and compute
-    // the logits of the one row whose number the host writes.
+    // The bindings of the trunk, without the KV cache. prefill: use the buffers of prefill, and
+    // compute the logits of a single row, which the host chooses.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
-    // Throws Error if the bundle has no such tail.
+    // The tail that follows the trunk in a pass of `plan`. Throws Error if the bundle has none.
     const Graph& tail_graph(const Plan& plan, Sampler sampler) const;
-    // The bindings of the tail of `plan`. processed: whether it reads the processors' logits.
+    // The bindings of that tail. processed: whether it reads the logits of the processors.
     Bindings tail(const Plan& plan, Sampler sampler, int batch, bool processed = false) const;
     // The bindings of the logits processors before the tail of `plan`. touched_count: the length of
     // their token lists, T of `ProcessedRows`.
@@ -87,14 +88,17 @@ class BundleBindings {
     using Constants = std::map<std::string, std::shared_ptr<const Bytes>>;
     using Sizes = std::map<std::string, std::int64_t>;
 
+    // The inputs of the graphs of `plan` that are the same in every pass, by name.
     Constants constants(const Plan& plan) const;
-    // `tensor` as in memory: the width of a window's ids, if a number, becomes the padded width.
+    // `tensor` as its buffer has it: the width of a window's ids, if it is a number, becomes the
+    // padded width.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
-    // As for `bind_graph`.
+    // The binding of `tensor`. The parameters are those of `bind_graph`.
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
                  const Constants& constants, const std::string& scope, const Sizes& unpadded) const;
-    // The bindings of `graph`, without the KV cache. constants: of its inputs, by name. scope:
-    // prefix of the buffers. unpadded: `sizes` without the trunk's padding; null if there is none.
+    // The bindings of `graph`, without the KV cache. sizes: by symbolic dimension. constants: the
+    // inputs that are bound to constants, by name. scope: a prefix of the buffers' names. unpadded:
+    // `sizes` without the padding for `least_rows`; null if there is none.
     Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
                         const Constants& constants, const std::string& scope = "",
                         const Sizes* unpadded = nullptr) const;

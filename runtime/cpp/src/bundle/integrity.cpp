@@ -25,6 +25,7 @@ namespace pass {
 
 namespace {
 
+// Computes a SHA-256 from pieces.
 class Digest {
    public:
     Digest() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
@@ -54,7 +55,8 @@ class Digest {
 
 constexpr const char* hashes_file = "hashes.txt";
 constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
-// Hashes of newer files are not cached, because some file systems have coarse timestamps.
+// Hashes of newer files are not cached: where timestamps are coarse, a second change within one
+// unit would not show.
 constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
 std::int64_t nanoseconds(const timespec& time) {
@@ -67,7 +69,7 @@ std::string environment(const char* name) {
 }
 
 struct Identity {
-    std::string text;          // what identifies the file, as a line of the cache has it
+    std::string text;          // how a line of the cache identifies the file
     std::int64_t changed = 0;  // the later of mtime and ctime, in nanoseconds
 };
 
@@ -122,15 +124,15 @@ HashCache::HashCache() {
         const std::size_t space = line.rfind(' ');
         if (space == std::string::npos) continue;
         lines_.emplace_back(line.substr(0, space), line.substr(space + 1));
-        known_[lines_.back().first] = lines_.back().second;
+        hashes_[lines_.back().first] = lines_.back().second;
     }
 }
 
 bool HashCache::knows(const std::filesystem::path& path, const std::string& sha256) const {
     const std::optional<Identity> identity = identity_of(path);
     if (!identity) return false;
-    const auto found = known_.find(identity->text);
-    return found != known_.end() && found->second == sha256;
+    const auto found = hashes_.find(identity->text);
+    return found != hashes_.end() && found->second == sha256;
 }
 
 bool HashCache::matches(const std::filesystem::path& path, const std::string& sha256) {
@@ -174,6 +176,7 @@ void HashCache::save() const {
 
 namespace {
 
+// The files that this runtime opens, except weights, which graphs name.
 std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Manifest& manifest) {
     std::set<std::string> used{tokenizer_file, manifest.trunk.file, manifest.logprobs.file};
     for (const PlanInfo& plan : manifest.plans) {

@@ -16,7 +16,8 @@ std::string sha256(std::string_view data);
 // The hash of a file. Throws Error if it cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
-// PASS_CACHE, else pass-toolkit under the user's cache directory; empty if there is none.
+// Where the toolkit keeps its caches: PASS_CACHE, else pass-toolkit in the user's cache directory;
+// empty if neither is set.
 std::filesystem::path cache_directory();
 
 // The hashes of files that were read before, kept in the user's cache directory because reading a
@@ -24,23 +25,24 @@ std::filesystem::path cache_directory();
 // device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime back.
 class HashCache {
    public:
-    // Reads the cache. It is empty if there is no usable cache directory.
+    // Reads the cache's file. The cache is empty if that cannot be read.
     HashCache();
 
     // Whether the cache has this hash for `path`. The file's content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
-    // Whether `path` has this hash. Reads files that are not cached; throws Error if that fails.
+    // Whether `path` has this hash. Reads the file if the cache does not know it; throws Error if
+    // that fails.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
-    // Add the new hashes to those that other processes have written meanwhile. Failures are
-    // ignored: the files are then read again next time.
+    // Write the new hashes, and those that other processes have written meanwhile, to the cache's
+    // file. Failures are ignored: the bundle's files are then read again next time.
     void save() const;
 
    private:
     using Line = std::pair<std::string, std::string>;  // the identity of a file, and its SHA-256
 
-    std::vector<Line> lines_;                   // in the order of the file
-    std::map<std::string, std::string> known_;  // hashes by identity
-    std::vector<Line> new_;                     // for `save`
+    std::vector<Line> lines_;                    // in the order of the cache's file
+    std::map<std::string, std::string> hashes_;  // by identity
+    std::vector<Line> new_;                      // what `save` adds
 };
 
 }  // namespace pass

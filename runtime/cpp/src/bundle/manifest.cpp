@@ -14,14 +14,15 @@ namespace {
 
 template <class Value>
 const Value* find_in(const OrderedMap<Value>& mapping, const std::string& name) {
-    const auto found = std::find_if(mapping.begin(), mapping.end(),
-                                    [&](auto& item) { return item.first == name; });
-    return found == mapping.end() ? nullptr : &found->second;
+    const auto item = std::find_if(mapping.begin(), mapping.end(),
+                                   [&](auto& each) { return each.first == name; });
+    return item == mapping.end() ? nullptr : &item->second;
 }
 
 using std::to_string;
 
-// The tensors whose names begin with `prefix` must be the keys and values of every layer.
+// Throws Error unless the tensors whose names begin with `prefix` are the keys and values of every
+// layer.
 void check_cache(const ModelInfo& model, const std::string& prefix,
                  const std::vector<Tensor>& tensors) {
     const std::vector<Dimension> shape{"batch", model.kv_heads, "capacity", model.head_dim};
@@ -38,17 +39,17 @@ void check_cache(const ModelInfo& model, const std::string& prefix,
                 to_string(count) + " " + prefix.substr(0, prefix.size() - 1) + " tensors");
 }
 
-// A graph's tensors must be those that this runtime fills and reads, with their types and ranks.
+// Throws Error unless all tensors of `graph` are such as this runtime fills and reads, with the
+// types and ranks that it expects.
 void check_tensors(const Graph& graph) {
     for (const auto* tensors : {&graph.inputs, &graph.outputs}) {
         for (const Tensor& tensor : *tensors) {
             if (tensor.name.starts_with(cache_prefix) || tensor.name.starts_with(present_prefix))
                 continue;
-            const auto found = tensor_kinds().find(tensor.name);
-            const bool known = found != tensor_kinds().end() &&
-                               found->second.dtype == tensor.dtype &&
-                               found->second.rank == tensor.shape.size();
-            if (known) continue;
+            const auto kind = tensor_kinds().find(tensor.name);
+            if (kind != tensor_kinds().end() && kind->second.dtype == tensor.dtype &&
+                kind->second.rank == tensor.shape.size())
+                continue;
             throw Error(tensor.name + " of " + graph.file + " cannot be " + tensor.dtype + " " +
                         text_of(tensor.shape));
         }
@@ -77,35 +78,36 @@ bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) cons
 }
 
 std::string Manifest::content_hash() const {
-    std::map<std::string, std::string> used;
+    std::map<std::string, std::string> hashes;  // in the order of the names
     for (const auto& [name, info] : files) {
-        if (name.ends_with(".onnx") || name.ends_with(".data")) used[name] = info.sha256;
+        if (name.ends_with(".onnx") || name.ends_with(".data")) hashes[name] = info.sha256;
     }
-    std::string listed;
-    for (const auto& [name, hash] : used) listed += name + " " + hash + "\n";
-    return sha256(listed);
+    std::string lines;
+    for (const auto& [name, hash] : hashes) lines += name + " " + hash + "\n";
+    return sha256(lines);
 }
 
 const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots,
                                             bool lookahead_rows) const {
-    const auto fit = [](const DerivedTrunk& each) {
+    const auto preference = [](const DerivedTrunk& each) {
         return std::pair(each.batch.has_value(), !each.lookahead_rows);
     };
-    const DerivedTrunk* found = nullptr;  // the one with the greatest `fit`
+    const DerivedTrunk* preferred = nullptr;
     for (const DerivedTrunk& each : derived) {
         if (each.device != device || each.batch.value_or(slots) != slots) continue;
         if (lookahead_rows && !each.lookahead_rows) continue;
-        if (found == nullptr || fit(each) > fit(*found)) found = &each;
+        if (preferred == nullptr || preference(each) > preference(*preferred)) preferred = &each;
     }
-    return found;
+    return preferred;
 }
 
 std::vector<Tree> Manifest::trees(const std::function<bool(const std::string&)>& built) const {
     std::vector<Tree> result;
     for (const PlanInfo& info : plans) {
-        const bool all = std::all_of(info.tails.begin(), info.tails.end(),
-                                     [&](const auto& tail) { return built(tail.second.file); });
-        if (!info.parents.empty() && all)
+        const bool all_built =
+            std::all_of(info.tails.begin(), info.tails.end(),
+                        [&](const auto& tail) { return built(tail.second.file); });
+        if (!info.parents.empty() && all_built)
             result.emplace_back(info.parents.begin(), info.parents.end());
     }
     return result;
@@ -173,9 +175,9 @@ void check_trunk_metadata(const Manifest& manifest, const std::string& stated) {
                                                   {"model.max_capacity", model.max_capacity},
                                                   {"lookahead.length", manifest.lookahead.length},
                                                   {"rule", manifest.rule}};
-    const Json found = Json::parse(stated, nullptr, false);
+    const Json metadata = Json::parse(stated, nullptr, false);
     for (const auto& [name, expected] : facts) {
-        const Json actual = found.is_object() ? found.value(name, Json()) : Json();
+        const Json actual = metadata.is_object() ? metadata.value(name, Json()) : Json();
         if (actual == expected) continue;
         throw Error("the manifest says " + std::string(name) + " " + expected.dump() + " and " +
                     manifest.trunk.file + " " + (actual.is_null() ? "nothing" : actual.dump()) +

@@ -1,5 +1,5 @@
-// pass_config.json, the contract between exporter, runtimes and servers (docs/bundle.md). As
-// pass_runtime.bundle.manifest, which explains more of the fields.
+// The manifest of a bundle, pass_config.json, as structs. docs/bundle.md and
+// pass_runtime/bundle/manifest.py explain the fields further.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline constexpr const char* chat_template_files[] = {"chat_template.jinja",
 inline constexpr const char* engines_directory = "engines";
 inline constexpr int manifest_version = 3;
 
-// A mapping in the order of the file.
+// A JSON object: its keys and values in the order of the file.
 template <class Value>
 using OrderedMap = std::vector<std::pair<std::string, Value>>;
 
@@ -31,10 +31,10 @@ using Integers = std::vector<std::int64_t>;
 
 // A dimension is a number, or a name if it is symbolic: batch, width, logit_rows, lookahead_rows,
 // capacity, positions, max_emitted, processed_rows, touched. `BundleBindings` (bundle/bindings.h)
-// gives them their sizes.
+// knows what number each name stands for in a pass.
 using Dimension = std::variant<std::int64_t, std::string>;
 
-// A graph input or output. dtype: int64, int32, bool, float16, bfloat16 or float32.
+// An input or output of a graph. dtype: int64, int32, bool, float16, bfloat16 or float32.
 struct Tensor {
     std::string name;
     std::string dtype;
@@ -46,36 +46,39 @@ struct Graph {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
 
-    // An input or output by its name; null if there is none.
+    // The input or output with this name; null if there is none.
     const Tensor* find(const std::string& name) const;
 };
 
-// The trunk rewritten for ONNX Runtime on one device: other nodes, the same tensors, the same file
-// of weights. batch: the only batch size that it runs; empty is any. With batch 1 on the CPU, a
-// pass may overwrite the cache entry after its window, so the cache needs a spare entry.
-// lookahead_rows: whether its windows may have look-ahead rows. A trunk without them computes the
-// same bits in less time. weight_zero_points: whether 8-bit weights with a scale for each output
-// have zero points (all 0), so that ONNX Runtime can make them unsigned.
+// The trunk rewritten for ONNX Runtime on one device: it has other nodes than the trunk, and the
+// same inputs, outputs and file of weights. batch: the only batch size that it runs; none: it runs
+// any. lookahead_rows: whether its windows may have look-ahead rows; a trunk that runs none
+// computes the same bits in less time. weight_zero_points: whether 8-bit weights with one scale for
+// each output have zero points (all 0), which ONNX Runtime needs to compute with unsigned weights.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
     bool weight_zero_points = false;
-    // How many cache entries after its window a pass may overwrite.
+    // How many cache entries a pass may overwrite after its window, so that the KV cache must have
+    // as many more than its capacity.
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
-// How weights are stored. numbers: int8, int4 or fp8. block_size: how many inputs share a scale;
-// none: all inputs of an output. offsets: whether the values of a block also share an offset.
+// How the weights of linear layers are quantized. numbers: the type of their codes: int8, int4 or
+// fp8. block_size: how many inputs of an output share a scale; none: all of them. offsets: whether
+// an offset is added to all values of a block.
 struct SchemeInfo {
     std::string numbers;
     std::optional<std::int64_t> block_size;
     bool offsets = false;
 };
 
-// grid: the default scheme of decoder layers. lm_head: its scheme, if it is quantized. layers:
-// schemes of single decoder layers, by name. activations: "full" or "static_int8".
+// How the model is quantized. grid: the scheme of the decoder layers that are not in `layers`.
+// lm_head: the LM head's scheme, if it is quantized. layers: the schemes of other decoder layers,
+// by name. activations: whether inputs of layers are rounded to 8 bits ("static_int8"; else
+// "full").
 struct QuantizationInfo {
     SchemeInfo grid;
     std::optional<SchemeInfo> lm_head;
@@ -83,8 +86,9 @@ struct QuantizationInfo {
     std::string activations = "full";
 };
 
-// The model. dtype: of activations, cache and embeddings. weights: the format of the linear layers;
-// "full": they have the type `dtype`. max_capacity: its longest sequence, in tokens.
+// The exported model. dtype: the type of activations, KV cache and embeddings. weights: the format
+// of the linear layers; "full" is `dtype`. max_capacity: the longest sequence that the model has
+// positions for, in tokens.
 struct ModelInfo {
     std::string name;
     std::string dtype;
@@ -101,15 +105,17 @@ struct ModelInfo {
     Integers eos_token_ids;
 };
 
-// The tails' draft head. rank: size of a token's row in its table. width: size of its state.
+// The draft head in the tails. rank: the size of a token's row in the head's table. width: the size
+// of the head's state.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;
 };
 
-// The look-ahead embeddings. source: their origin. acceptance_per_position: for i = 1, 2, ..., the
-// share of the passes with drafts in which drafts 1..i were all accepted, greedily or sampled;
-// empty if it was not measured.
+// The look-ahead embeddings. length: L. source: the origin of the embeddings.
+// acceptance_per_position: for i = 1, 2, ..., the share of the passes with drafts in which drafts 1
+// to i were all accepted, with greedy sampling; empty if it was not measured.
+// acceptance_per_position_sampled: the same at temperature 0.8.
 struct LookaheadInfo {
     std::int64_t length = 0;
     std::string source;
@@ -118,13 +124,13 @@ struct LookaheadInfo {
     std::optional<HeadInfo> head;
 };
 
-// The name of a plan (bundle/plan.h) and its tail graphs.
+// What the manifest says of a plan (bundle/plan.h): its name and its tail graphs.
 struct PlanInfo {
     std::string name;
-    Integers parents;         // of a tree: the row that each draft follows
+    Integers parents;         // the row that each draft of a tree follows; empty without a tree
     OrderedMap<Graph> tails;  // by sampler: greedy, sample, truncated
 
-    // Null if the plan has no tail for `sampler`.
+    // The tail for `sampler`; null if the plan has none.
     const Graph* tail(const std::string& sampler) const;
 };
 
@@ -133,18 +139,19 @@ struct FileInfo {
     std::int64_t bytes = 0;
 };
 
-// The shapes that an engine runs, by symbolic dimension.
+// An optimization profile of an engine: by symbolic dimension, which sizes the engine runs.
 struct Profile {
     struct Range {
         std::int64_t min = 0, max = 0;
     };
     OrderedMap<Range> sizes;
 
-    // Whether all names in `sizes` are dimensions, each in its range.
+    // Whether `dimensions` has every name in `sizes`, with a size in the range of that name.
     bool admits(const std::map<std::string, std::int64_t>& dimensions) const;
 };
 
-// The engine of `graph`, in `file`. aliases: output -> the input whose memory it shares.
+// The engine in `file`, built from the graph in the file `graph`. aliases: output -> the input
+// whose memory it shares.
 struct EngineFile {
     std::string graph;
     std::string file;
@@ -154,11 +161,12 @@ struct EngineFile {
     OrderedMap<std::string> aliases;
 };
 
-// What one `pass-export build` made, in engines/<directory>. library, version: the library that
-// built it. bundle: `Manifest::content` of the bundle that it was built from. targets: compute
-// capabilities, such as `sm89`. lookahead: the most drafts of its plans, whose groups all have full
-// size. capacities: numbers of KV cache entries that a pass may read, in rising order.
-// prefill_widths: tokens in a prompt chunk, in falling order, without 1, which is always possible.
+// The engines that one `pass-export build` made, in engines/<directory>. library, version: the
+// library that built them. targets: the compute capabilities that they run on, such as `sm89`.
+// bundle: `Manifest::content_hash` of the bundle that they were built from. lookahead: the length of
+// draft chains and groups; all groups are full. capacities: the KV capacities in tokens, in rising
+// order. prefill_widths: the rows of prompt chunks, in falling order, without 1, which is always
+// possible.
 struct EngineSet {
     std::string directory;
     std::string library;
@@ -175,7 +183,7 @@ struct EngineSet {
 struct Manifest {
     ModelInfo model;
     LookaheadInfo lookahead;
-    std::string rule;  // by which drafts are accepted: match or rejection
+    std::string rule;  // that accepts drafts: match or rejection
     Graph trunk;
     std::vector<DerivedTrunk> derived;
     std::vector<PlanInfo> plans;
@@ -184,38 +192,42 @@ struct Manifest {
     OrderedMap<FileInfo> files;
     std::vector<EngineSet> engines;
 
-    // A hash of the hashes of all graphs and weights. An engine set fits if its `bundle` is equal.
+    // The SHA-256 of the names and hashes of all graphs and weights. Engine sets that were built
+    // from them have it as their `bundle`.
     std::string content_hash() const;
 
-    // The trunk that ONNX Runtime runs on `device` in a session with so many slots; null if it is
-    // `trunk`. It is the same for every batch size of a session, so that a sequence's text does not
-    // depend on the batch. lookahead_rows: whether the passes have look-ahead rows. Prefers a trunk
-    // for a fixed batch, then one without look-ahead rows.
+    // The derived trunk that ONNX Runtime runs on `device` in a session with `slots` slots; null if
+    // that session runs `trunk` itself. A session runs one trunk at all batch sizes, so that a
+    // sequence's text does not depend on the batch. lookahead_rows: whether the passes have
+    // look-ahead rows. If several fit, a trunk for a fixed batch is preferred, then one that runs
+    // no look-ahead rows: these are faster.
     const DerivedTrunk* derived_trunk(const std::string& device, int slots,
                                       bool lookahead_rows = true) const;
 
-    // The trees whose tails are all built. built: whether there is an engine for a tail's file.
+    // The trees of the bundle's plans. built: whether a tail, given its file, has been built for
+    // the engine in use; a tree is left out unless all of its tails are built.
     std::vector<Tree> trees(const std::function<bool(const std::string&)>& built =
                                 [](const std::string&) { return true; }) const;
 
-    // Throws Error if the bundle has no such plan.
+    // The plan with this name. Throws Error if the bundle has none.
     const PlanInfo& plan(const std::string& name) const;
 
-    // Null if the bundle has no such file.
+    // The size and hash of a file; null if the manifest does not list it.
     const FileInfo* file(const std::string& name) const;
 };
 
 // Whether `name` is a plain file name, which cannot point outside the bundle's directory.
 bool is_file_name(const std::string& name);
 
-// The manifest in `text`. Throws Error with the first field that is wrong, missing or unknown.
+// Parse the JSON `text`. Throws Error that names the first field that is wrong, missing or unknown.
 Manifest parse_manifest(const std::string& text);
 
 // Throws Error if the manifest would make this runtime read or write memory that is not there, or
-// use tensors that it does not know. Finds no other contradictions.
+// use tensors that it does not know. Other contradictions are not looked for.
 void check_consistency(const Manifest& manifest);
 
-// Throws Error if trunk.onnx was exported from another model. stated: the JSON in its metadata.
+// Throws Error if trunk.onnx was exported from another model than the manifest says. stated: the
+// JSON in the metadata of trunk.onnx.
 void check_trunk_metadata(const Manifest& manifest, const std::string& stated);
 
 // Parse and validate `bundle`/pass_config.json. Throws Error with the first problem.
@@ -224,7 +236,8 @@ Manifest read_manifest(const std::filesystem::path& bundle);
 class HashCache;
 
 // Throws Error unless every file of the bundle exists and is the one that was exported. hashes:
-// false compares sizes only. cache: files whose hashes it has are not read; null reads every file.
+// whether to compare hashes, too, or sizes alone. cache: files whose hashes it has are not read;
+// null: every file is read.
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
                   HashCache* cache = nullptr);
 

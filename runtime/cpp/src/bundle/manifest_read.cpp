@@ -1,6 +1,6 @@
-// pass_config.json -> Manifest. The fields are in the order of pass_runtime/bundle/manifest.py.
-// Errors name the path of the field that is wrong, missing or unknown. Fields that this runtime
-// does not need are checked, too, so that both runtimes accept the same bundles.
+// Reads pass_config.json into a `Manifest`. The fields are in the order of
+// pass_runtime/bundle/manifest.py, and those that this runtime does not need are checked, too, so
+// that both runtimes accept the same bundles.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -16,15 +16,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int max_nesting = 200;                            // of lists and objects, as in Python
-constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so sums cannot overflow
+constexpr int max_nesting = 200;  // depth of lists and objects; Python's reader has the same limit
+constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so that sums cannot overflow
 
 // A value and its place in the document, such as `model.vocab_size`.
 struct JsonNode {
     const Json& value;
     std::string path;
 
-    // The node of a field or an item.
+    // The node of the field or list item `inner` of this value. key: its name or index.
     JsonNode operator()(const std::string& key, const Json& inner) const {
         return {inner, path.empty() ? key : path + "." + key};
     }
@@ -90,32 +90,34 @@ void read(const JsonNode& node, OrderedMap<T>& out) {
     }
 }
 
-// A rule is a function that checks a value whose type is right. This one takes any value.
+// The functions from here to `Fields` are rules: they check a value that has the right type, and
+// throw Error if it is wrong. This one accepts any value.
 struct Any {
     template <class T>
     void operator()(const JsonNode&, const T&) const {}
 };
 
-auto range(std::int64_t least, std::int64_t most = max_number) {
+auto in_range(std::int64_t min, std::int64_t max = max_number) {
     return [=](const JsonNode& node, std::int64_t number) {
-        node.require(number >= least && number <= most,
-                     "must be " + (most == max_number
-                                       ? "at least " + std::to_string(least)
-                                       : std::to_string(least) + " to " + std::to_string(most)));
+        node.require(
+            number >= min && number <= max,
+            "must be " + (max == max_number ? "at least " + std::to_string(min)
+                                            : std::to_string(min) + " to " + std::to_string(max)));
     };
 }
-const auto positive = range(1), natural = range(0), lookahead = range(1, max_lookahead);
+const auto positive = in_range(1), not_negative = in_range(0),
+           lookahead_range = in_range(1, max_lookahead);
 
-void capacity(const JsonNode& node, std::int64_t number) {
+void is_capacity(const JsonNode& node, std::int64_t number) {
     node.require(number >= 4 && number % 4 == 0, "must be a positive multiple of 4");
 }
 
-void file_name(const JsonNode& node, const std::string& name) {
+void plain_file_name(const JsonNode& node, const std::string& name) {
     node.require(is_file_name(name),
                  "is not a plain file name, so it could point outside the bundle");
 }
 
-void sha256_text(const JsonNode& node, const std::string& text) {
+void is_sha256(const JsonNode& node, const std::string& text) {
     node.require(
         text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
         "must be a SHA-256");
@@ -129,15 +131,15 @@ auto one_of(Words... words) {
     };
 }
 
-// The rule of a mapping that applies `rule` to each of its keys.
+// A rule that applies `rule` to each key of a mapping.
 template <class Rule>
-auto keys(Rule rule) {
+auto each_key(Rule rule) {
     return [=](const JsonNode& node, const auto& mapping) {
         for (const auto& [name, value] : mapping) rule(node(name, node.value), name);
     };
 }
 
-// Reads the fields of an object one by one; `end` refuses fields that were not read.
+// Reads the fields of an object one by one. Then `end` refuses the fields that nobody read.
 class Fields {
    public:
     explicit Fields(const JsonNode& node) : node_(node) {
@@ -149,26 +151,26 @@ class Fields {
         node_(name, node_.value).require(node_.value.contains(name), "is missing");
         return field_or_default(name, out, rule);
     }
-    // A field that may be missing; `out` then stays as it is.
+    // Read a field that may be missing; `out` then stays as it is.
     template <class T, class Rule = Any>
     Fields& field_or_default(const char* name, T& out, const Rule& rule = {}) {
-        known_.emplace_back(name);
-        const auto found = node_.value.find(name);
-        if (found == node_.value.end()) return *this;
-        const JsonNode node = node_(name, *found);
+        read_.emplace_back(name);
+        const auto item = node_.value.find(name);
+        if (item == node_.value.end()) return *this;
+        const JsonNode node = node_(name, *item);
         read(node, out);
         rule(node, out);
         return *this;
     }
-    // A field that is checked and not kept.
+    // Check a field that this runtime does not need.
     template <class T, class Rule = Any>
     Fields& checked(const char* name, const Rule& rule = {}) {
-        T dropped{};
-        return field(name, dropped, rule);
+        T unused{};
+        return field(name, unused, rule);
     }
     void end() const {
         for (const auto& [key, value] : node_.value.items()) {
-            if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+            if (std::find(read_.begin(), read_.end(), key) != read_.end()) continue;
             throw Error("unknown key '" + one_line(node_(key, value).path) +
                         "' (made by a newer pass-export? upgrade, or export again)");
         }
@@ -176,7 +178,7 @@ class Fields {
 
    private:
     const JsonNode& node_;
-    std::vector<std::string> known_;
+    std::vector<std::string> read_;
 };
 
 void read(const JsonNode& node, Tensor& out) {
@@ -201,7 +203,7 @@ void read(const JsonNode& node, DerivedTrunk& out) {
         field.require(size.value_or(1) == 1, "must be 1 or null");
     };
     Fields(node)
-        .field("file", out.file, file_name)
+        .field("file", out.file, plain_file_name)
         .field("device", out.device, one_of("cpu", "cuda"))
         .field_or_default("batch", out.batch, is_one)
         .field_or_default("lookahead_rows", out.lookahead_rows)
@@ -250,7 +252,7 @@ void read(const JsonNode& node, ModelInfo& out) {
         .field("heads", out.heads, positive)
         .field("kv_heads", out.kv_heads, positive)
         .field("head_dim", out.head_dim, positive)
-        .field("max_capacity", out.max_capacity, capacity)
+        .field("max_capacity", out.max_capacity, is_capacity)
         .field("bos_token_id", out.bos_token_id)
         .field("eos_token_ids", out.eos_token_ids)
         .field_or_default("special_tokens", special_tokens)
@@ -267,17 +269,20 @@ void read(const JsonNode& node, HeadInfo& out) {
 
 void read(const JsonNode& node, LookaheadInfo& out) {
     Fields(node)
-        .field("length", out.length, lookahead)
+        .field("length", out.length, lookahead_range)
         .checked<bool>("trained")
         .field("source", out.source)
-        .checked<std::int64_t>("adapter_rank", natural)
+        .checked<std::int64_t>("adapter_rank", not_negative)
         .field("acceptance_per_position", out.acceptance_per_position)
         .field_or_default("acceptance_per_position_sampled", out.acceptance_per_position_sampled)
         .field_or_default("head", out.head)
         .end();
 }
 
-struct Constants {};  // empty, as Noise and Version: its fields are checked and not kept
+// The manifest's objects that are checked only have structs without members.
+struct Constants {};
+struct Noise {};
+struct Version {};
 
 void read(const JsonNode& node, Constants&) {
     Fields(node)
@@ -293,16 +298,14 @@ void read(const JsonNode& node, Constants&) {
 void read(const JsonNode& node, PlanInfo& out) {
     Fields(node)
         .field("name", out.name)
-        .checked<std::int64_t>("drafts", natural)
+        .checked<std::int64_t>("drafts", not_negative)
         .checked<Integers>("groups")
         .field_or_default("parents", out.parents)
         .checked<std::string>("next")
         .checked<Constants>("constants")
-        .field("tails", out.tails, keys(one_of("greedy", "sample", "truncated")))
+        .field("tails", out.tails, each_key(one_of("greedy", "sample", "truncated")))
         .end();
 }
-
-struct Noise {};
 
 // The sampling tails must be made for the noise of bundle/noise.h.
 void read(const JsonNode& node, Noise&) {
@@ -322,26 +325,30 @@ void read(const JsonNode& node, Noise&) {
 }
 
 void read(const JsonNode& node, FileInfo& out) {
-    Fields(node).field("sha256", out.sha256, sha256_text).field("bytes", out.bytes, natural).end();
+    Fields(node)
+        .field("sha256", out.sha256, is_sha256)
+        .field("bytes", out.bytes, not_negative)
+        .end();
 }
 
 void read(const JsonNode& node, Profile::Range& out) {
     Integers numbers;
     read(node, numbers);
+    // As in Python, the error names the first number that is missing, or else the list.
     const JsonNode wrong =
         numbers.size() < 3 ? node(std::to_string(numbers.size()), node.value) : node;
     wrong.require(numbers.size() == 3, "must be one of three numbers");
-    out = {numbers[0], numbers[2]};  // without the size that the engine was tuned for
+    out = {numbers[0], numbers[2]};  // numbers[1] is the size that the engine was tuned for
 }
 
 void read(const JsonNode& node, Profile& out) { Fields(node).field("sizes", out.sizes).end(); }
 
 void read(const JsonNode& node, EngineFile& out) {
     Fields(node)
-        .field("graph", out.graph, file_name)
-        .field("file", out.file, file_name)
-        .field("sha256", out.sha256, sha256_text)
-        .field("bytes", out.bytes, natural)
+        .field("graph", out.graph, plain_file_name)
+        .field("file", out.file, plain_file_name)
+        .field("sha256", out.sha256, is_sha256)
+        .field("bytes", out.bytes, not_negative)
         .field("profiles", out.profiles)
         .field("aliases", out.aliases)
         .end();
@@ -352,25 +359,23 @@ void read(const JsonNode& node, EngineSet& out) {
         for (std::size_t i = 0; i < list.size(); ++i)
             positive(field(std::to_string(i), field.value[i]), list[i]);
     };
-    const auto not_empty = [&](const JsonNode& field, const Integers& list) {
+    const auto one_or_more_positive = [&](const JsonNode& field, const Integers& list) {
         field.require(!list.empty(), "must not be empty");
         all_positive(field, list);
     };
     Fields(node)
-        .field("directory", out.directory, file_name)
-        .field("library", out.library, file_name)
+        .field("directory", out.directory, plain_file_name)
+        .field("library", out.library, plain_file_name)
         .field("version", out.version)
         .field("targets", out.targets)
         .field("bundle", out.bundle)
-        .field("lookahead", out.lookahead, lookahead)
+        .field("lookahead", out.lookahead, lookahead_range)
         .field("max_batch_size", out.max_batch_size, positive)
-        .field("capacities", out.capacities, not_empty)
+        .field("capacities", out.capacities, one_or_more_positive)
         .field("prefill_widths", out.prefill_widths, all_positive)
         .field("engines", out.engines)
         .end();
 }
-
-struct Version {};
 
 // 3.0 is taken for 3, as in Python.
 void read(const JsonNode& node, Version&) {
@@ -393,23 +398,23 @@ void read(const JsonNode& node, Manifest& out) {
         .field_or_default("processors", out.processors)
         .checked<OrderedMap<std::string>>("feeds")
         .checked<Noise>("noise")
-        .field("files", out.files, keys(file_name))
+        .field("files", out.files, each_key(plain_file_name))
         .checked<OrderedMap<std::string>>("tools")
         .field("engines", out.engines)
         .end();
 }
 
 Json parse(const std::string& text) {
-    const auto not_too_deep = [](int depth, Json::parse_event_t, Json&) {
+    const auto limit_depth = [](int depth, Json::parse_event_t, Json&) {
         if (depth > max_nesting) throw Error("file: Invalid JSON: recursion limit exceeded");
         return true;
     };
     if (text.starts_with("\xEF\xBB\xBF"))
         throw Error("file: Invalid JSON: it begins with a byte order mark");
     try {
-        return Json::parse(text, not_too_deep);
+        return Json::parse(text, limit_depth);
     } catch (const Json::exception& error) {
-        // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error ..."
+        // It is "[json.exception.parse_error.101] parse error at line 1, column 2: ...".
         const std::string reason = error.what();
         throw Error("file: Invalid JSON: " +
                     one_line(reason.substr(std::min(reason.find("line "), reason.find("] ")))));

@@ -23,7 +23,7 @@ void noise_offsets(std::uint64_t seed, std::uint32_t stream, std::int64_t first,
         const Words4 words = philox4x32({static_cast<std::uint32_t>(position),
                                          static_cast<std::uint32_t>(position >> 32), stream, 0},
                                         key);
-        offsets[i] = words[0] >> 17;
+        offsets[i] = words[0] >> 17;  // an offset has 15 bits
         offsets[i + 1] = words[1] >> 17;
     }
 }

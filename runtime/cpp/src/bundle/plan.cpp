@@ -26,7 +26,8 @@ std::string joined(const std::vector<int>& sizes) {
     return text;
 }
 
-// The name of a plan of this kind. Throws Error, with `reason`, unless the first group has 1 to
+// The name of a plan: `kind` and the number of drafts if all groups have `max_size` rows, else
+// `kind` and the sizes of the groups. Throws Error, with `reason`, unless the first group has 1 to
 // `max_size` rows and the others 0 to `max_size`.
 std::string name_with_groups(const std::string& kind, const std::vector<int>& groups, int max_size,
                              const std::string& reason) {
@@ -80,9 +81,9 @@ std::vector<Row> rows_of(const Plan& plan) {
     };
     for (int i = 0; i < plan.drafts; ++i)
         add(plan.is_tree() ? plan.parents[static_cast<std::size_t>(i)] : i);
-    for (std::size_t number = 0; number < plan.groups.size(); ++number) {
-        int parent = static_cast<int>(number);
-        for (int i = 0; i < plan.groups[number]; ++i) {
+    for (std::size_t group = 0; group < plan.groups.size(); ++group) {
+        int parent = static_cast<int>(group);
+        for (int i = 0; i < plan.groups[group]; ++i) {
             add(parent);
             parent = static_cast<int>(rows.size()) - 1;
         }
@@ -161,9 +162,9 @@ PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
         result.logit_rows.push_back(static_cast<std::int64_t>(i));
         std::uint8_t* seen = &result.window_mask[i * width];
         if (rows[i].parent >= 0) {  // a parent has a lower index than its children
-            const std::uint8_t* above =
+            const std::uint8_t* seen_by_parent =
                 &result.window_mask[static_cast<std::size_t>(rows[i].parent) * width];
-            std::copy(above, above + width, seen);
+            std::copy(seen_by_parent, seen_by_parent + width, seen);
         }
         seen[i] = 1;
     }
@@ -173,11 +174,11 @@ PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
         for (int i = 0; i < size; ++i) result.lookahead_ids.push_back(vocab_size + i);
     }
     if (plan.is_fused()) {
-        std::int64_t row = 1 + plan.drafts;
+        std::int64_t first_row = 1 + plan.drafts;  // of the group
         for (int size : plan.groups) {
             for (int i = 0; i < plan.depth(); ++i)
-                result.draft_rows.push_back(i < size ? row + i : 0);
-            row += size;
+                result.draft_rows.push_back(i < size ? first_row + i : 0);
+            first_row += size;
         }
     }
     return result;
@@ -194,9 +195,9 @@ bool Cycle::contains(const Plan& plan) const {
 }
 
 int Cycle::reach(const Plan& first) const {
-    int end = 0, passes = 0;
+    int end = 0, root = 0;  // each pass moves the root by one entry
     for (auto plan = std::find(plans.begin(), plans.end(), first); plan != plans.end(); ++plan)
-        end = std::max(end, passes++ + plan->width());
+        end = std::max(end, root++ + plan->width());
     return end;
 }
 

@@ -1,7 +1,7 @@
 // Plans: the static layout of a decoding window. pass_runtime/bundle/plan.py explains them.
 //
-// The constants of plans are computed here, because the manifest has only those of plans whose
-// groups are full. Trees are read from the manifest.
+// A plan's constants are computed here, because the manifest lists them only for plans whose groups
+// are full. Trees are read from the manifest.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ using Tree = std::vector<int>;
 int tree_depth(const Tree& tree);
 
 // A window layout: the root, `drafts` draft rows, and one look-ahead group for every entry of
-// `groups`. Group a has groups[a] rows, which follow row a (the root or a draft). parents: of a
-// tree; empty if the drafts are a chain.
+// `groups`. Group a has groups[a] rows, which follow row a (the root or a draft). parents: the row
+// that each draft of a tree follows; empty if the drafts are a chain.
 struct Plan {
     std::string name;
     int drafts = 0;
@@ -35,7 +35,8 @@ struct Plan {
     int depth() const;
     int max_emitted() const { return depth() + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
-    // The depth of the drafts for the next pass. last: the row of the last accepted draft, or 0.
+    // How many drafts deep the next window is. last: the row of the last accepted draft; 0 if none
+    // was accepted.
     int next_draft_depth(int last) const {
         return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)];
     }
@@ -67,8 +68,9 @@ struct PlanConstants {
     std::vector<std::int64_t> row_position;    // [Q] position of each row relative to the root's
     std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees the other
     std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
-    std::vector<std::int64_t> lookahead_rows;  // [A] the last rows of the window
-    // [D+1,depth], empty unless fused. Entry (a, j) is row j of the group after row a, or 0.
+    std::vector<std::int64_t> lookahead_rows;  // [A] the look-ahead rows: the window's last A rows
+    // [D+1,depth], empty unless fused. Entry (a, j) is the window row that is row j of group a; 0
+    // if the group is shorter.
     std::vector<std::int64_t> draft_rows;
     std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
@@ -94,8 +96,9 @@ struct Cycle {
 };
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of
-// every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 always gives
-// `ar`, and "fused:" ignores others. trees: the bundle's. Throws Error without such a mode.
+// every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 gives `ar`, and
+// "fused:" ignores all other values. trees: the trees of the bundle. Throws Error if there is no
+// such mode or tree.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

@@ -1,4 +1,4 @@
-// Names, types and ranks of the tensors of a bundle's graphs, which docs/bundle.md explains.
+// Names, types and ranks of the tensors of a bundle's graphs. docs/bundle.md says what they hold.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,25 @@ struct TensorKind {
     std::size_t rank = 0;  // the number of its dimensions
 };
 
-// The tensors of graphs, but the KV cache, by name. A name has one type and rank in all graphs.
+// All tensors of graphs, except the KV cache's, by name. A name has one type and rank in all
+// graphs.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
 // The input of the next pass that shares the memory of `output`, if there is one.
 std::optional<std::string> fed_input(const std::string& output);
 
-// An array of float16 (item_bytes: 2) or float32 in the draft head's file, from byte `offset` on.
+// An array of the draft head, in `head_file` from byte `offset` on: float16 if `item_bytes` is 2,
+// else float32.
 struct HeadArray {
-    std::string name;  // in the tails
+    std::string name;  // of the tails' initializer that reads it
     std::vector<std::int64_t> shape;
     std::int64_t item_bytes = 4, offset = 0, bytes = 0;
 };
 
-// The arrays in their order in the file. Each begins at a multiple of 64 bytes.
+// The arrays of a draft head in the order of `head_file`, each from a multiple of 64 bytes on.
 std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head);
 
-// A shape for messages: [batch,8,capacity,64].
+// A shape as messages show it, such as [batch,8,capacity,64].
 std::string text_of(const std::vector<Dimension>& shape);
 
 }  // namespace pass
