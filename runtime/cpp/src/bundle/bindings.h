@@ -90,8 +90,7 @@ class BundleBindings {
 
     // The inputs of the graphs of `plan` that are the same in every pass, by name.
     Constants constants(const Plan& plan) const;
-    // `tensor` as its buffer has it: the width of a window's ids, if it is a number, becomes the
-    // padded width.
+    // `tensor` as its buffer has it: with the padded width if it holds a window's ids.
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
     // The binding of `tensor`. The parameters are those of `bind_graph`.
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,

@@ -55,8 +55,7 @@ class Digest {
 
 constexpr const char* hashes_file = "hashes.txt";
 constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
-// Hashes of newer files are not cached: where timestamps are coarse, a second change within one
-// unit would not show.
+// Hashes of newer files are not cached: where timestamps are coarse, the next change may not show.
 constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
 std::int64_t nanoseconds(const timespec& time) {

@@ -16,8 +16,7 @@ std::string sha256(std::string_view data);
 // The hash of a file. Throws Error if it cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
-// Where the toolkit keeps its caches: PASS_CACHE, else pass-toolkit in the user's cache directory;
-// empty if neither is set.
+// The directory for caches: $PASS_CACHE, else the user's cache directory/pass-toolkit; or empty.
 std::filesystem::path cache_directory();
 
 // The hashes of files that were read before, kept in the user's cache directory because reading a
@@ -30,8 +29,7 @@ class HashCache {
 
     // Whether the cache has this hash for `path`. The file's content is not read.
     bool knows(const std::filesystem::path& path, const std::string& sha256) const;
-    // Whether `path` has this hash. Reads the file if the cache does not know it; throws Error if
-    // that fails.
+    // Whether `path` has this hash. Reads a file that is not cached; throws Error if that fails.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
     // Write the new hashes, and those that other processes have written meanwhile, to the cache's
     // file. Failures are ignored: the bundle's files are then read again next time.

@@ -21,8 +21,7 @@ const Value* find_in(const OrderedMap<Value>& mapping, const std::string& name) 
 
 using std::to_string;
 
-// Throws Error unless the tensors whose names begin with `prefix` are the keys and values of every
-// layer.
+// Throws Error unless the tensors whose names begin with `prefix` are the K/V of all layers.
 void check_cache(const ModelInfo& model, const std::string& prefix,
                  const std::vector<Tensor>& tensors) {
     const std::vector<Dimension> shape{"batch", model.kv_heads, "capacity", model.head_dim};

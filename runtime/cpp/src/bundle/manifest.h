@@ -77,8 +77,7 @@ struct SchemeInfo {
 
 // How the model is quantized. grid: the scheme of the decoder layers that are not in `layers`.
 // lm_head: the LM head's scheme, if it is quantized. layers: the schemes of other decoder layers,
-// by name. activations: whether inputs of layers are rounded to 8 bits ("static_int8"; else
-// "full").
+// by name. activations: "static_int8" if the inputs of layers are rounded to 8 bits, else "full".
 struct QuantizationInfo {
     SchemeInfo grid;
     std::optional<SchemeInfo> lm_head;
@@ -105,8 +104,7 @@ struct ModelInfo {
     Integers eos_token_ids;
 };
 
-// The draft head in the tails. rank: the size of a token's row in the head's table. width: the size
-// of the head's state.
+// The draft head in the tails. rank: the size of a row of its table. width: the size of its state.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;
@@ -150,8 +148,7 @@ struct Profile {
     bool admits(const std::map<std::string, std::int64_t>& dimensions) const;
 };
 
-// The engine in `file`, built from the graph in the file `graph`. aliases: output -> the input
-// whose memory it shares.
+// The engine `file` of the graph file `graph`. aliases: output -> the input whose memory it shares.
 struct EngineFile {
     std::string graph;
     std::string file;
@@ -163,10 +160,9 @@ struct EngineFile {
 
 // The engines that one `pass-export build` made, in engines/<directory>. library, version: the
 // library that built them. targets: the compute capabilities that they run on, such as `sm89`.
-// bundle: `Manifest::content_hash` of the bundle that they were built from. lookahead: the length of
-// draft chains and groups; all groups are full. capacities: the KV capacities in tokens, in rising
-// order. prefill_widths: the rows of prompt chunks, in falling order, without 1, which is always
-// possible.
+// bundle: `Manifest::content_hash` of the bundle that they were built from. lookahead: the length
+// of draft chains and groups; all groups are full. capacities: KV capacities in tokens, in rising
+// order. prefill_widths: rows of prompt chunks, in falling order, without 1, which always works.
 struct EngineSet {
     std::string directory;
     std::string library;
@@ -226,8 +222,7 @@ Manifest parse_manifest(const std::string& text);
 // use tensors that it does not know. Other contradictions are not looked for.
 void check_consistency(const Manifest& manifest);
 
-// Throws Error if trunk.onnx was exported from another model than the manifest says. stated: the
-// JSON in the metadata of trunk.onnx.
+// Throws Error if trunk.onnx was exported from another model. stated: the JSON in its metadata.
 void check_trunk_metadata(const Manifest& manifest, const std::string& stated);
 
 // Parse and validate `bundle`/pass_config.json. Throws Error with the first problem.

@@ -35,8 +35,7 @@ struct Plan {
     int depth() const;
     int max_emitted() const { return depth() + 1; }
     bool is_fused() const { return drafts > 0 && !groups.empty(); }
-    // How many drafts deep the next window is. last: the row of the last accepted draft; 0 if none
-    // was accepted.
+    // How many drafts deep the next window is. last: the row of the last accepted draft, or 0.
     int next_draft_depth(int last) const {
         return groups.empty() ? 0 : groups[static_cast<std::size_t>(last)];
     }
@@ -69,8 +68,7 @@ struct PlanConstants {
     std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees the other
     std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
     std::vector<std::int64_t> lookahead_rows;  // [A] the look-ahead rows: the window's last A rows
-    // [D+1,depth], empty unless fused. Entry (a, j) is the window row that is row j of group a; 0
-    // if the group is shorter.
+    // [D+1,depth], empty unless fused. Entry (a, j) is the index of row j of group a, or 0.
     std::vector<std::int64_t> draft_rows;
     std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
@@ -97,8 +95,7 @@ struct Cycle {
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of
 // every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 gives `ar`, and
-// "fused:" ignores all other values. trees: the trees of the bundle. Throws Error if there is no
-// such mode or tree.
+// "fused:" ignores other values. trees: the bundle's. Throws Error without such a mode or tree.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

@@ -21,15 +21,13 @@ struct TensorKind {
     std::size_t rank = 0;  // the number of its dimensions
 };
 
-// All tensors of graphs, except the KV cache's, by name. A name has one type and rank in all
-// graphs.
+// All tensors of graphs by name, except K/V. A name has the same type and rank in all graphs.
 const std::map<std::string, TensorKind>& tensor_kinds();
 
 // The input of the next pass that shares the memory of `output`, if there is one.
 std::optional<std::string> fed_input(const std::string& output);
 
-// An array of the draft head, in `head_file` from byte `offset` on: float16 if `item_bytes` is 2,
-// else float32.
+// An array of the draft head, in `head_file` from byte `offset` on: float16 (2 bytes) or float32.
 struct HeadArray {
     std::string name;  // of the tails' initializer that reads it
     std::vector<std::int64_t> shape;

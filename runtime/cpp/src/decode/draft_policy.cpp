@@ -14,38 +14,40 @@ Drafts first_of(const Drafts& drafts, int count) {
 }
 
 // The next plan of the cycle, if it verifies drafts and fits the room; else null.
-const Plan* verifying_plan(const Situation& here) {
-    const Plan* plan = &here.cycle.plans.front();
-    if (here.staged_plan != nullptr && here.cycle.contains(*here.staged_plan) &&
-        here.staged_plan->drafts > 0)
-        plan = here.staged_plan;
-    return plan->drafts > 0 && here.fits(plan->width()) ? plan : nullptr;
+const Plan* verifying_plan(const Situation& situation) {
+    const Plan* plan = &situation.cycle.plans.front();
+    if (situation.staged_plan != nullptr && situation.cycle.contains(*situation.staged_plan) &&
+        situation.staged_plan->drafts > 0)
+        plan = situation.staged_plan;
+    return plan->drafts > 0 && situation.fits(plan->width()) ? plan : nullptr;
 }
 
 // The plans that verify 1, 2, ... n-gram drafts and fit the room.
-std::vector<Plan> ngram_plans(const Situation& here, int longest) {
+std::vector<Plan> ngram_plans(const Situation& situation, int max_drafts) {
     std::vector<Plan> plans;
-    for (int count = 1; count <= longest; ++count) {
-        Plan verify = here.capabilities.verify_plan(count);
-        if (here.fits(verify.width())) plans.push_back(std::move(verify));
+    for (int count = 1; count <= max_drafts; ++count) {
+        Plan verify = situation.capabilities.verify_plan(count);
+        if (situation.fits(verify.width())) plans.push_back(std::move(verify));
     }
     return plans;
 }
 
 // A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of
-// the cycle, or one that only verifies if the cycle's has no draft rows or no room, or if the
-// policy wants more drafts than it holds.
-std::optional<NextPass> with_ngrams(const Situation& here) {
-    const Plan* plan = verifying_plan(here);
-    int longest = 0;
-    for (const DraftState& state : here.states)
-        longest = std::max(longest, static_cast<int>(state.ngram.size()));
-    longest = std::min(longest, here.capabilities.fixed_lookahead.value_or(max_lookahead));
-    if (plan == nullptr || longest > plan->depth()) {
-        const std::vector<Plan> plans = ngram_plans(here, longest);
-        if (const int count = here.policy.ngram_count(here.states, plan, plans); count > 0) {
+// the cycle. If that has no draft rows or no room, or fewer draft rows than the policy wants, it is
+// a plan that only verifies.
+std::optional<NextPass> with_ngrams(const Situation& situation) {
+    const Plan* plan = verifying_plan(situation);
+    int max_drafts = 0;
+    for (const DraftState& state : situation.states)
+        max_drafts = std::max(max_drafts, static_cast<int>(state.ngram.size()));
+    max_drafts =
+        std::min(max_drafts, situation.capabilities.fixed_lookahead.value_or(max_lookahead));
+    if (plan == nullptr || max_drafts > plan->depth()) {
+        const std::vector<Plan> plans = ngram_plans(situation, max_drafts);
+        if (const int count = situation.policy.ngram_count(situation.states, plan, plans);
+            count > 0) {
             NextPass result{plans[static_cast<std::size_t>(count - 1)], {}};
-            for (const DraftState& state : here.states) {
+            for (const DraftState& state : situation.states) {
                 result.drafts.push_back(state.ngram.empty()
                                             ? std::nullopt
                                             : std::optional(first_of(state.ngram, count)));
@@ -55,28 +57,28 @@ std::optional<NextPass> with_ngrams(const Situation& here) {
     }
     if (plan == nullptr) return std::nullopt;
     NextPass result{*plan, {}};
-    bool any = false;
-    for (const DraftState& state : here.states) {
-        const bool taken = !state.ngram.empty() && here.policy.prefers_ngrams(state, *plan);
-        result.drafts.push_back(taken ? std::optional(first_of(state.ngram, plan->depth()))
-                                      : std::nullopt);
-        any = any || taken;
+    bool any_replaced = false;
+    for (const DraftState& state : situation.states) {
+        const bool replaced = !state.ngram.empty() && situation.policy.prefers_ngrams(state, *plan);
+        result.drafts.push_back(replaced ? std::optional(first_of(state.ngram, plan->depth()))
+                                         : std::nullopt);
+        any_replaced = any_replaced || replaced;
     }
-    return any ? std::optional(std::move(result)) : std::nullopt;
+    return any_replaced ? std::optional(std::move(result)) : std::nullopt;
 }
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the
 // windows of the cycle do not fit the room, or the backend cannot run them, a narrower cycle is
 // used; none if not even a plain pass fits.
-std::optional<NextPass> from_cycle(const Situation& here) {
-    Cycle cycle = here.cycle;
+std::optional<NextPass> from_cycle(const Situation& situation) {
+    Cycle cycle = situation.cycle;
     while (true) {
         for (const Plan* plan :
-             {here.staged_plan, static_cast<const Plan*>(&cycle.plans.front())}) {
+             {situation.staged_plan, static_cast<const Plan*>(&cycle.plans.front())}) {
             const bool fits =
-                plan != nullptr && cycle.contains(*plan) && here.fits(cycle.reach(*plan));
-            if (fits && here.capabilities.allows(cycle.plans))
-                return NextPass{*plan, std::vector<std::optional<Drafts>>(here.states.size())};
+                plan != nullptr && cycle.contains(*plan) && situation.fits(cycle.reach(*plan));
+            if (fits && situation.capabilities.allows(cycle.plans))
+                return NextPass{*plan, std::vector<std::optional<Drafts>>(situation.states.size())};
         }
         if (cycle.depth() == 0) return std::nullopt;
         cycle = cycle.narrower();
@@ -88,7 +90,7 @@ std::optional<NextPass> from_cycle(const Situation& here) {
 std::optional<NextPass> Situation::next_pass() const {
     if (std::any_of(states.begin(), states.end(),
                     [](const DraftState& state) { return !state.ngram.empty(); })) {
-        if (std::optional<NextPass> found = with_ngrams(*this)) return found;
+        if (std::optional<NextPass> next = with_ngrams(*this)) return next;
     }
     return from_cycle(*this);
 }

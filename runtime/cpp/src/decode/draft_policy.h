@@ -25,9 +25,9 @@ struct DraftChoice {
 
 using Drafts = std::vector<std::int64_t>;
 
-// The drafts for one sequence. num_drafts: how many drafts its window holds. ngram: its n-gram
-// drafts, after a match of `match_length` tokens. ngram_acceptance: how often this sequence accepts
-// n-gram drafts, by the length of the match.
+// The drafts that one sequence has for the next pass. num_drafts: how many drafts its staged window
+// holds. ngram: the n-gram drafts that could replace them, after a match of `match_length` tokens.
+// ngram_acceptance: how often this sequence accepts n-gram drafts, by the length of the match.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
@@ -35,28 +35,28 @@ struct DraftState {
     std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 
-// A plan, and for every sequence the n-gram drafts for its window; none keeps the staged window.
+// The plan of a pass. drafts: by sequence, n-gram drafts for its window; none: that stays staged.
 struct NextPass {
     Plan plan;
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Whether n-gram drafts are worth verifying. For requests that name a plan, this policy says yes.
+// Decides whether n-gram drafts are verified. This one, for requests that name a plan, says yes.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;
     // Whether the n-gram drafts of a sequence should replace the drafts in its window of a plan.
     virtual bool prefers_ngrams(const DraftState&, const Plan&) { return true; }
-    // How many n-gram drafts to verify in a separate pass, or 0. plans[i] verifies i + 1 drafts.
-    // cycle_plan: the cycle's next plan if it can verify some of the drafts, else null.
+    // How many n-gram drafts to verify in a pass that only verifies; 0: run no such pass. plans[i]
+    // verifies i + 1 drafts. cycle_plan: the cycle's next plan if it has draft rows, else null.
     virtual int ngram_count(const std::vector<DraftState>&, const Plan* cycle_plan,
                             const std::vector<Plan>& plans) {
         return cycle_plan == nullptr ? static_cast<int>(plans.size()) : 0;
     }
 };
 
-// What the next pass over the sequences of `states` is chosen from. staged_plan: the plan whose
-// windows are on the device; null if there is none. room: as `Slots::room`.
+// What the next pass over the sequences of `states` is chosen by. staged_plan: the plan whose
+// windows are on the device; null if there is none. room: `Slots::room`, in tokens.
 struct Situation {
     Cycle cycle;
     const Plan* staged_plan;
@@ -65,13 +65,14 @@ struct Situation {
     const std::vector<DraftState>& states;
     DraftPolicy& policy;
 
-    // Whether a window of so many rows fits the room.
+    // Whether there is room for a window of `width` rows.
     bool fits(int width) const { return capabilities.padded_width(width) <= room; }
     // The next pass; none if not even a plain one fits.
     std::optional<NextPass> next_pass() const;
 };
 
-// mode: as for `make_cycle`, or "auto". lookahead, trees: as there. draft: as in GenerateOptions.
+// How to decode a request with this mode, one of `make_cycle` or "auto". lookahead, trees: those of
+// `make_cycle`. draft: that of GenerateOptions. Throws Error if `ar` is asked to draft.
 DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees);
 

@@ -20,10 +20,10 @@ class ExpectedRate : public DraftPolicy {
                     const std::vector<Plan>& plans) override;
 
    private:
-    // The highest expected tokens per second, of all sequences together, among `plans`, which
-    // verify 1, 2, ... n-gram drafts, and how many drafts the fastest plan verifies.
-    std::pair<double, int> best(const std::vector<DraftState>& states,
-                                const std::vector<Plan>& plans);
+    // The fastest of `plans`, which verify 1, 2, ... n-gram drafts: its expected tokens per second,
+    // of all sequences together, and how many drafts it verifies.
+    std::pair<double, int> fastest(const std::vector<DraftState>& states,
+                                   const std::vector<Plan>& plans);
 
     Tuner& tuner_;
     const Candidate& candidate_;

@@ -5,7 +5,7 @@
 namespace pass {
 
 std::size_t NgramIndex::Hash::operator()(const Gram& gram) const {
-    std::uint64_t hash = 0x9E3779B97F4A7C15u;
+    std::uint64_t hash = 0x9E3779B97F4A7C15u;  // the constants are those of splitmix64
     for (std::int64_t token : gram) {
         hash = (hash ^ static_cast<std::uint64_t>(token)) * 0xBF58476D1CE4E5B9u;
         hash ^= hash >> 29;
@@ -22,28 +22,28 @@ void NgramIndex::extend(std::span<const std::int64_t> tokens) {
 
 void NgramIndex::index_end() {
     const std::size_t end = tokens_.size();
-    match_ = 0;
+    after_match_ = 0;
     match_length_ = 0;
     for (int size = static_cast<int>(std::min<std::size_t>(end, max_gram_tokens));
          size >= min_gram_tokens; --size) {
         Gram gram;
         gram.fill(-1);
         std::copy(tokens_.end() - size, tokens_.end(), gram.begin());
-        const auto [found, fresh] = following_.try_emplace(gram, end);
-        if (!fresh && match_ == 0) {
-            match_ = found->second;
+        const auto [entry, is_new] = following_.try_emplace(gram, end);
+        if (!is_new && after_match_ == 0) {
+            after_match_ = entry->second;
             match_length_ = size;
         }
-        found->second = end;
+        entry->second = end;
     }
 }
 
 std::vector<std::int64_t> NgramIndex::propose(int count) const {
     std::vector<std::int64_t> proposed;
-    if (match_ == 0) return proposed;
-    const std::size_t period = tokens_.size() - match_;
+    if (after_match_ == 0) return proposed;
+    const std::size_t period = tokens_.size() - after_match_;
     for (int i = 0; i < count; ++i)
-        proposed.push_back(tokens_[match_ + static_cast<std::size_t>(i) % period]);
+        proposed.push_back(tokens_[after_match_ + static_cast<std::size_t>(i) % period]);
     return proposed;
 }
 

@@ -9,17 +9,18 @@
 
 namespace pass {
 
-// Every n-gram of a growing sequence, with the index of the token after its newest occurrence.
+// Every n-gram of a growing sequence, with the index of the token after its newest occurrence. The
+// match is the longest n-gram that ends the sequence and occurred in it before.
 class NgramIndex {
    public:
     // Append `tokens`.
     void extend(std::span<const std::int64_t> tokens);
 
-    // `count` tokens that followed the longest match (the newest of that length); empty without a
-    // match. If fewer tokens follow the match, they are repeated, as in a text that loops.
+    // The `count` tokens that followed the last earlier occurrence of the match; empty without one.
+    // If fewer tokens follow, they are repeated, as in a text that loops.
     std::vector<std::int64_t> propose(int count) const;
 
-    // The length of the present match in tokens, 0 for none.
+    // The length of the match in tokens; 0 without a match.
     int match_length() const { return match_length_; }
 
    private:
@@ -31,13 +32,13 @@ class NgramIndex {
         std::size_t operator()(const Gram& gram) const;
     };
 
-    // Index the n-grams that end the sequence, and find where the longest of them ended before.
+    // Index the n-grams that end the sequence, and find the match.
     void index_end();
 
     std::vector<std::int64_t> tokens_;
     std::unordered_map<Gram, std::size_t, Hash> following_;
-    std::size_t match_ = 0;  // the index after the match; 0 for none
-    int match_length_ = 0;   // the length of the match in tokens
+    std::size_t after_match_ = 0;  // index after the match's last earlier occurrence; 0: no match
+    int match_length_ = 0;         // in tokens
 };
 
 }  // namespace pass

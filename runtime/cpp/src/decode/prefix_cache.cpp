@@ -16,15 +16,15 @@ void PrefixStore::save(int slot, std::span<const std::int64_t> tokens, const std
     const auto length = static_cast<std::int64_t>(tokens.size());
     const std::size_t size = cache_.saved_bytes(length);
     if (tokens.size() < min_saved_tokens || size > budget_) return;
-    if (const Match found = match(tokens, salt); found.count == length) {
-        touch(found.index);
+    if (const Match older = match(tokens, salt); older.count == length) {
+        touch(older.index);
         return;
     }
     for (std::size_t i = saved_.size(); i-- > 0;) {
         const std::vector<std::int64_t>& other = saved_[i].tokens;
         const bool covered =
             common_prefix(other, tokens) == static_cast<std::int64_t>(other.size());
-        if (covered && saved_[i].salt == salt) drop(i);  // the new copy begins with it
+        if (covered && saved_[i].salt == salt) drop(i);  // the new copy begins with these tokens
     }
     while (used() + size > budget_ || saved_.size() >= max_saved_prefixes) drop(0);
     try {
@@ -50,10 +50,10 @@ PrefixStore::Match PrefixStore::match(std::span<const std::int64_t> tokens,
     return result;
 }
 
-void PrefixStore::load(const Match& found, int slot) {
-    const SavedPrefix& saved = saved_.at(found.index);
-    cache_.load(slot, found.count, saved.address, static_cast<std::int64_t>(saved.tokens.size()));
-    touch(found.index);
+void PrefixStore::load(const Match& match, int slot) {
+    const SavedPrefix& saved = saved_.at(match.index);
+    cache_.load(slot, match.count, saved.address, static_cast<std::int64_t>(saved.tokens.size()));
+    touch(match.index);
 }
 
 std::size_t PrefixStore::used() const {
@@ -63,8 +63,8 @@ std::size_t PrefixStore::used() const {
 }
 
 void PrefixStore::touch(std::size_t index) {
-    const auto used = saved_.begin() + static_cast<std::ptrdiff_t>(index);
-    std::rotate(used, used + 1, saved_.end());
+    const auto copy = saved_.begin() + static_cast<std::ptrdiff_t>(index);
+    std::rotate(copy, copy + 1, saved_.end());
 }
 
 void PrefixStore::drop(std::size_t index) {

@@ -1,8 +1,9 @@
 // The logits processors of one sequence: they forbid tokens and change logits.
 //
-// What the processors do to a row of a window depends on the tokens before it: the text, and the
-// drafts of the rows before. All of them are known before the pass, so every row is processed as in
-// plain decoding, and the text is the same with any plan. As pass_runtime/decode/processors.py.
+// What the processors do to a row of a window depends on the tokens before the row: the text, and
+// the drafts in earlier rows. These tokens are known before the pass, so every row is processed as
+// in plain decoding, and the text is the same with any plan. As in
+// pass_runtime/decode/processors.py.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@
 
 namespace pass {
 
-// What a request asks of the processors. end_tokens: not drawn until min_tokens are written.
-// allowed_token_ids: empty allows all.
+// What a request asks of the processors. end_tokens: tokens that are not drawn until `min_tokens`
+// tokens are written. allowed_token_ids: the only tokens that are drawn; empty allows all.
 struct Processing {
     std::int64_t vocab_size = 0;
     SamplingParams sampling;
@@ -27,6 +28,7 @@ struct Processing {
     std::vector<std::int64_t> allowed_token_ids;
     AllowedTokens allowed_tokens;
 
+    // Whether anything is asked for.
     bool changes_logits() const;
 };
 
@@ -35,12 +37,12 @@ class Processors {
    public:
     Processors(Processing processing, const std::vector<std::int64_t>& prompt);
 
-    // The length of the token lists in the result of `rows` for a window with so many draft rows.
-    // tokens: prompt and text.
+    // The length of the token lists (T of `ProcessedRows`) that a window with `drafts` draft rows
+    // needs. tokens: prompt and text.
     std::size_t list_size(const std::vector<std::int64_t>& tokens, int drafts);
-    // What to do to the rows of a window: the root's row follows `tokens`, the others each one more
-    // of `drafts` (the id vocab_size stands for no draft). size: at least `list_size`. Throws what
-    // the request's `allowed_tokens` throws.
+    // What to do to the rows of a window. Its root follows `tokens`; each later row follows one
+    // more of `drafts`, in which the id vocab_size stands for no draft. size: the length of the
+    // token lists, at least `list_size`. Throws what the request's `allowed_tokens` throws.
     ProcessedRows rows(const std::vector<std::int64_t>& tokens,
                        std::span<const std::int64_t> drafts, std::size_t size);
 
@@ -51,19 +53,19 @@ class Processors {
     void read(const std::vector<std::int64_t>& tokens);
     // Whether there are penalties, so that logits depend on the tokens before.
     bool penalizes() const;
-    void add_biased(std::int64_t token);
-    // The tokens that may follow `text`. A rule that would leave none is not applied.
+    void add_changed(std::int64_t token);
+    // The tokens that may follow `text`. A constraint that would leave none is not applied.
     Bits allowed(std::span<const std::int64_t> text) const;
-    // Fill all but `allowed` of `rows`, for `count` rows whose lists have `size` tokens.
-    void change(ProcessedRows& rows, std::span<const std::int64_t> drafts, std::size_t count,
-                std::size_t size) const;
+    // Fill all of `result` but `allowed`, for `num_rows` rows and token lists of length `size`.
+    void fill_changes(ProcessedRows& result, std::span<const std::int64_t> drafts,
+                      std::size_t num_rows, std::size_t size) const;
 
     Processing processing_;
     std::size_t prompt_length_, num_read_;               // in tokens
     std::map<std::int64_t, std::int64_t> token_counts_;  // of the text, without the prompt
-    std::set<std::int64_t> seen_;           // of prompt and text, if there is a repetition penalty
-    std::vector<std::int64_t> biased_ids_;  // tokens whose logits may change, each once
-    std::set<std::int64_t> biased_;         // the same tokens
+    std::set<std::int64_t> seen_;            // of prompt and text, if there is a repetition penalty
+    std::vector<std::int64_t> changed_ids_;  // tokens whose logits may change, each once
+    std::set<std::int64_t> changed_;         // the same tokens
 };
 
 // Rows that change nothing, for a slot without processors in a pass in which others have some.

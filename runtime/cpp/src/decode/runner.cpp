@@ -12,12 +12,13 @@ namespace {
 
 constexpr int runs_until_captured = 2;  // a pass is captured in its second run
 
-TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index, int count) {
+// The log-probabilities of token `index` that the pass emitted in `slot`, with `top` likely tokens.
+TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index, int top) {
     const std::size_t row = static_cast<std::size_t>(slot) * logprobs.max_emitted + index;
     TokenLogprobs result{logprobs.chosen[row], {}};
-    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), logprobs.top); ++i) {
-        const std::size_t at = row * logprobs.top + i;
-        result.top.emplace_back(logprobs.ids[at], logprobs.values[at]);
+    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(top), logprobs.top); ++i) {
+        const std::size_t entry = row * logprobs.top + i;
+        result.top.emplace_back(logprobs.ids[entry], logprobs.values[entry]);
     }
     return result;
 }
@@ -54,14 +55,16 @@ PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
         if (!max_rows.has_value() || width <= *max_rows) widths.push_back(width);
     }
     if (widths.empty()) widths.push_back(offered.back());
-    int filled = 0, holding = 0;  // the widest that the rest fills; the narrowest that holds it
-    for (int width : widths) {
-        if (width >= remaining) holding = width;
-        if (width <= remaining && filled == 0) filled = width;
+    int narrowest_holding = 0;  // the narrowest window that holds all remaining tokens
+    int widest_filled = 0;      // the widest window that they fill
+    for (int width : widths) {  // in falling order
+        if (width >= remaining) narrowest_holding = width;
+        if (width <= remaining && widest_filled == 0) widest_filled = width;
     }
-    if (holding > 0 && (4 * remaining >= std::int64_t{3} * holding || filled == 1))
-        return {remaining, holding};
-    return {filled, filled};
+    const bool nearly_full = 4 * remaining >= std::int64_t{3} * narrowest_holding;
+    if (narrowest_holding > 0 && (nearly_full || widest_filled == 1))
+        return {remaining, narrowest_holding};
+    return {widest_filled, widest_filled};
 }
 
 std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
@@ -73,16 +76,16 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
                    static_cast<std::int64_t>(prompt.size()) - 1 - sequence.cached,
                    backend_.capacity(), max_rows);
     slots_.reserve(sequence.cached + backend_.capabilities().padded_width(width));
-    const double begun = now();
+    const double engine_started = now();
     backend_.prefill(slot.number, sequence.cached,
                      std::span(prompt).subspan(static_cast<std::size_t>(sequence.cached),
                                                static_cast<std::size_t>(count)),
                      width);
     const double done = now();
-    engine_seconds_ += done - begun;
+    engine_seconds_ += done - engine_started;
     if (slot.exact_prefix_len == sequence.cached) slot.exact_prefix_len += count;
     sequence.cached += count;
-    slot.masked = false;  // the length it was masked at has changed
+    slot.masked = false;  // it was masked at another length
     sequence.stats.prefill_seconds += done - started;
     return count;
 }
@@ -130,7 +133,7 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
     return {std::move(results), seconds};
 }
 
-// Write windows of `kind` in all of its slots, and mask them.
+// Write windows of a pass of `kind` in all slots of its batch, and mask these slots.
 void Runner::stage_masked(const PassKind& kind) {
     slots_.make_room(kind.plan, kind.batch);
     staged_plan_.reset();
@@ -145,11 +148,11 @@ PassSeconds Runner::time_masked_pass(const PassKind& kind) {
     stage_masked(kind);
     const double started = now();
     backend_.run_trunk(kind.plan, kind.batch);
-    const double between = now();
+    const double trunk_done = now();
     backend_.run_tail(kind);
     const double done = now();
     engine_seconds_ += done - started;
-    return {between - started, done - between};
+    return {trunk_done - started, done - trunk_done};
 }
 
 int Runner::batch(const std::vector<Slot*>& active) const {
@@ -171,9 +174,9 @@ void Runner::stage(const PassKind& kind, const std::map<int, Drafts>& drafts) {
             if (!slot.masked) mask(slot);
             continue;
         }
-        const auto replaced = drafts.find(slot.number);
-        if (staged_plan_ == kind.plan && slot.staged && replaced == drafts.end()) continue;
-        const Drafts& ngrams = replaced != drafts.end() ? replaced->second : Drafts{};
+        const auto given = drafts.find(slot.number);
+        if (staged_plan_ == kind.plan && slot.staged && given == drafts.end()) continue;
+        const Drafts& ngrams = given != drafts.end() ? given->second : Drafts{};
         slot.staged = false;
         backend_.stage(slot.number, kind.plan, slot.sequence->cached, slot.sequence->tokens.back(),
                        ngrams);
@@ -198,7 +201,7 @@ void Runner::set_processors(const PassKind& kind, const std::vector<Slot*>& acti
                                                                             kind.touched_count));
         } catch (const DeviceLost&) {
             throw;
-        } catch (...) {  // from the request's own function
+        } catch (...) {  // thrown by `allowed_tokens` of the request
             sequence.processors_error = std::current_exception();
         }
     }
@@ -223,11 +226,11 @@ void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexc
     slot.source = TokenSource::lookahead;
 }
 
-void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
+void Runner::run_all_passes(std::int64_t max_kept, std::int64_t capacity, int batch,
                             const std::vector<Sampler>& samplers) {
     const Capabilities& capabilities = backend_.capabilities();
     const auto fits = [&](int width) {
-        return kept + capabilities.padded_width(width) <= capacity;
+        return max_kept + capabilities.padded_width(width) <= capacity;
     };
     for (const Plan& plan :
          capabilities.mode_plans(static_cast<int>(backend_.manifest().lookahead.length))) {
@@ -239,10 +242,10 @@ void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
         }
     }
     const std::vector<std::int64_t> token{0};
-    int first = 0;
-    for (int size : capabilities.batch_sizes) first = size < batch ? size : first;
-    for (int slot = first; slot < batch; ++slot) {
-        for (int width : capabilities.chunks(kept, capacity)) {
+    int smaller_batch = 0;  // the next smaller batch size
+    for (int size : capabilities.batch_sizes) smaller_batch = size < batch ? size : smaller_batch;
+    for (int slot = smaller_batch; slot < batch; ++slot) {
+        for (int width : capabilities.chunks(max_kept, capacity)) {
             for (int run = 0; fits(width) && run < runs_until_captured; ++run) {
                 backend_.prefill(slot, slots_.all()[static_cast<std::size_t>(slot)].cached(), token,
                                  width);
@@ -253,21 +256,21 @@ void Runner::run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
 
 void Runner::capture_graphs(std::int64_t capacity, int batch,
                             const std::vector<Sampler>& samplers) {
-    const std::int64_t before = backend_.capacity();
-    std::int64_t kept = 0;
-    for (const Slot& slot : slots_.all()) kept = std::max(kept, slot.cached());
-    if (!slots_.busy().empty() || kept >= capacity) return;
+    const std::int64_t capacity_before = backend_.capacity();
+    std::int64_t max_kept = 0;
+    for (const Slot& slot : slots_.all()) max_kept = std::max(max_kept, slot.cached());
+    if (!slots_.busy().empty() || max_kept >= capacity) return;
     try {
         slots_.resize(capacity);
-        run_all_passes(kept, capacity, batch, samplers);
+        run_all_passes(max_kept, capacity, batch, samplers);
     } catch (const DeviceLost&) {
         throw;
     } catch (const std::exception& error) {  // a request that needs such a pass gets the same error
         log(LogLevel::warning,
-            "passes over " + std::to_string(batch) +
-                " slots were not all run before requests need them: " + error.what());
+            "not all passes over " + std::to_string(batch) +
+                " slots could be captured before requests need them: " + error.what());
     }
-    if (before > 0) slots_.resize(before);
+    if (capacity_before > 0) slots_.resize(capacity_before);
 }
 
 }  // namespace pass

@@ -1,7 +1,8 @@
 // Runs passes over the sequences in a backend's slots, and prefills their prompts.
 //
-// Only what changed is written to the device. If a pass fails, the records of slots and sequences
-// stay as they were before, and all windows are staged again from them.
+// A window is staged (written to the device) only if it differs from the one there. If a pass
+// fails, the records of slots and sequences stay as they were before, and all windows are staged
+// again from these records.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +27,11 @@ struct PromptChunk {
     int width = 0;
 };
 
-// The next chunk of a prompt of which `remaining` tokens are left, after `cached` tokens, in a
-// window of at most `max_rows` rows. capacity: the present KV capacity. The window is the narrowest
-// that holds all of these, if they fill three quarters of it or could otherwise fill only windows
-// of one row. Otherwise it is the widest that they fill.
+// The next chunk of a prompt with `cached` tokens in the cache and `remaining` tokens left, in a
+// window of at most `max_rows` rows. capacity: the present KV capacity. If the narrowest window
+// that holds all remaining tokens would be three quarters full, or if they fill no other window
+// than one of a single row, the chunk is all of them, because its padding takes less time than
+// another chunk. Otherwise the chunk is the widest window that they fill.
 PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
                        std::int64_t remaining, std::int64_t capacity,
                        std::optional<std::int64_t> max_rows);
@@ -37,9 +39,9 @@ PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
 // What a pass did for one sequence.
 struct StepResult {
     std::shared_ptr<SequenceState> sequence;
-    int drafted = 0;                              // drafts in its window; of a tree, its depth
+    int drafted = 0;  // how many drafts followed one another in its window (a tree's depth)
     TokenSource source = TokenSource::lookahead;  // of the drafts
-    // accepted drafts that are first choices, before the first other choice of a tree
+    // how many drafts were accepted before the first one that was a second or later choice
     int accepted_first_choices = 0;
     int last_row = 0;  // the row of the last accepted draft
     std::vector<Token> tokens;
@@ -56,20 +58,20 @@ class Runner {
     // The plan whose windows are on the device; none if all windows must be staged again.
     const std::optional<Plan>& staged_plan() const { return staged_plan_; }
 
-    // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns its number of tokens.
+    // Prefill one chunk of the prompt, of at most `max_rows` rows. Returns how many tokens it has.
     std::int64_t prefill(Slot& slot, std::optional<std::int64_t> max_rows);
-    // Run one pass over every decoding slot; `Slots::make_room` comes first. drafts: by slot
-    // number, the n-gram drafts that replace those in its window. Returns the result of each
+    // Run one pass over every decoding slot. Call `Slots::make_room` first. drafts: by slot number,
+    // the n-gram drafts that replace the drafts in the slot's window. Returns the result of each
     // sequence, and the seconds of the pass.
     std::pair<std::vector<StepResult>, double> run(const Plan& plan,
                                                    const std::map<int, Drafts>& drafts);
     // Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
     PassSeconds time_masked_pass(const PassKind& kind);
-    // Run passes before requests need them, on an engine that captures CUDA graphs, because the
-    // first runs of a pass take far longer than later ones: those of `ar`, `two-pass` and `fused`
-    // over `batch` slots, all masked, at this KV capacity, and prompt chunks in the slots that no
-    // smaller batch has. Does nothing while a sequence runs, and leaves out passes that have no
-    // room after the tokens that free slots keep.
+    // Capture the CUDA graphs of passes before requests need them, because the first runs of a pass
+    // take far longer than later ones. The passes are those of `ar`, `two-pass` and `fused` over
+    // `batch` masked slots at this KV capacity, and prompt chunks in the slots that no smaller
+    // batch has. Does nothing while any slot has a sequence, and leaves out passes for which there
+    // is no room after the tokens that free slots keep.
     void capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers);
     // The batch size of a pass over the slots `active`.
     int batch(const std::vector<Slot*>& active) const;
@@ -78,13 +80,13 @@ class Runner {
 
    private:
     void stage(const PassKind& kind, const std::map<int, Drafts>& drafts);
-    // Set what the logits processors do in a pass whose windows are staged.
+    // Set what the logits processors do in the next pass, whose windows are staged already.
     void set_processors(const PassKind& kind, const std::vector<Slot*>& active);
     void mask(Slot& slot);
     void record(Slot& slot, const StepResult& result, int next_drafts) noexcept;
     void stage_masked(const PassKind& kind);
-    // kept: the most tokens that a slot keeps.
-    void run_all_passes(std::int64_t kept, std::int64_t capacity, int batch,
+    // max_kept: how many tokens the slot keeps that keeps the most.
+    void run_all_passes(std::int64_t max_kept, std::int64_t capacity, int batch,
                         const std::vector<Sampler>& samplers);
 
     Backend& backend_;

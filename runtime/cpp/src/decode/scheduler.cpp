@@ -9,11 +9,11 @@ namespace pass {
 
 namespace {
 
-// While others decode, a step begins no prompt chunk after so many tokens, nor a wider chunk.
+// While others decode, a step prefills no wider chunk, and begins none after this many tokens.
 constexpr std::int64_t max_prompt_tokens = 64;
 
-// Whether a request may be decoded with trees. Second choices round differently from a chain, which
-// a request may name, and the graphs of log-probabilities and processors read rows of a chain.
+// Whether a request may be decoded with trees. One that names a chain may not, because second
+// choices round differently. The graphs of log-probabilities and processors read chains only.
 bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
@@ -29,12 +29,12 @@ DraftState draft_state_of(const Slot& slot) {
 void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
              const std::vector<StepResult>& results, const std::vector<DraftState>& states) {
     tuner.observe(plan, batch, seconds);
-    bool drafted = false;
+    bool any_drafted = false;
     for (std::size_t i = 0; i < results.size(); ++i) {
         const StepResult& result = results[i];
         const int accepted = result.accepted_first_choices;
         if (result.drafted == 0) continue;
-        drafted = true;
+        any_drafted = true;
         if (result.source == TokenSource::ngram) {
             tuner.ngram(states[i].match_length, states[i].ngram_acceptance)
                 .record(result.drafted, accepted);
@@ -45,7 +45,7 @@ void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
         if (result.sequence->lookahead_acceptance)
             result.sequence->lookahead_acceptance->record(result.drafted, accepted);
     }
-    if (!plan.groups.empty() || drafted) return;
+    if (!plan.groups.empty() || any_drafted) return;
     tuner.lookahead_acceptance().forget();
     for (const StepResult& result : results) {
         if (result.sequence->lookahead_acceptance) result.sequence->lookahead_acceptance->forget();
@@ -178,39 +178,40 @@ void Scheduler::decode(const std::vector<Slot*>& active) {
     deliver(std::move(results));
 }
 
-// The next pass. It has one plan for all sequences: that of the oldest request that names one, else
-// the fastest. A tree becomes a chain if a request does not allow trees.
+// The next pass; none if not even a plain one fits. All sequences get one plan: that of the oldest
+// request that names one, else the tuner's choice; a chain if any request does not allow trees.
 std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
                                                const std::vector<DraftState>& states, Tuner* tuner,
                                                int batch, bool may_draft) {
     const SequenceState* oldest = nullptr;
     int lookahead = 0;
     bool allow_trees = true;
-    std::vector<const ConditionalAcceptance*> accepted;
+    std::vector<const ConditionalAcceptance*> acceptances;
     for (const Slot* slot : active) {
         const SequenceState& sequence = *slot->sequence;
         if (sequence.request.cycle &&
             (oldest == nullptr || sequence.admission_number < oldest->admission_number))
             oldest = &sequence;
         lookahead = std::max(lookahead, sequence.request.lookahead_drafts);
-        if (sequence.lookahead_acceptance) accepted.push_back(&*sequence.lookahead_acceptance);
+        if (sequence.lookahead_acceptance) acceptances.push_back(&*sequence.lookahead_acceptance);
         allow_trees = allow_trees && allows_tree(sequence.request);
     }
     std::optional<Cycle> cycle;
     std::unique_ptr<DraftPolicy> policy = std::make_unique<DraftPolicy>();
-    Candidate decided;
+    Candidate candidate;  // an `ExpectedRate` refers to it
     if (oldest != nullptr && may_draft) {
         cycle = oldest->request.cycle;
     } else if (tuner != nullptr) {
-        decided = tuner->next_candidate(lookahead, batch, accepted);
-        cycle = decided.cycle;
-        policy = std::make_unique<ExpectedRate>(*tuner, decided, batch);
+        candidate = tuner->next_candidate(lookahead, batch, acceptances);
+        cycle = candidate.cycle;
+        policy = std::make_unique<ExpectedRate>(*tuner, candidate, batch);
     }
     if (cycle && cycle->is_tree() && !allow_trees) cycle = cycle->narrower();
     // If all sequences are new, no window is staged, and a cycle begins.
-    const bool staged =
+    const bool any_staged =
         std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
-    const Plan* staged_plan = staged && runner_.staged_plan() ? &*runner_.staged_plan() : nullptr;
+    const Plan* staged_plan =
+        any_staged && runner_.staged_plan() ? &*runner_.staged_plan() : nullptr;
     const std::vector<DraftState> no_drafts(states.size());
     const Situation situation{.cycle = cycle ? *cycle : make_cycle("ar", 0),
                               .staged_plan = staged_plan,
@@ -222,8 +223,8 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
 }
 
 // The tuner for these sequences; null if all of them name plans, or if passes are not timed yet
-// (sequences without a named plan then decode plainly). Timing waits until each sequence has its
-// first token, and until the KV cache has room for the timed passes.
+// (sequences that name none then decode plainly). Timing waits until each sequence has its first
+// token, and until the KV cache has room for the timed passes.
 Tuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
     const bool all_named = std::all_of(active.begin(), active.end(), [](const Slot* slot) {
         return slot->sequence->request.cycle.has_value();

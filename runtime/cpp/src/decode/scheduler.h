@@ -1,8 +1,8 @@
 // Continuous batching: which sequences get slots, whose prompt is prefilled, which pass is run.
 //
 // One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass
-// over all sequences that decode: no sequence waits until the long prompt of another is prefilled.
-// An error ends only the sequences that it concerns.
+// over all sequences that decode. So no sequence waits until another's long prompt is prefilled. An
+// error ends only the sequences that it concerns.
 #pragma once
 
 #include <deque>
@@ -31,9 +31,9 @@ class Scheduler {
 
     // Put a sequence at the end of the queue.
     void add(std::shared_ptr<SequenceState> sequence);
-    // Drop cancelled requests, admit, prefill, run a pass. Returns whether sequences are left.
+    // Run a step, after ending cancelled sequences. Returns whether any sequences are left.
     bool step();
-    // Finish every sequence, waiting ones too.
+    // Finish every sequence, waiting ones too: with `end`, or as cancelled if it was cancelled.
     void end_all(const End& end) noexcept;
 
    private:
@@ -46,7 +46,7 @@ class Scheduler {
                                         int batch, bool may_draft);
     Tuner* tuner_for(const std::vector<Slot*>& active, int batch);
     void deliver(std::vector<StepResult> results);
-    // End the longest sequence, for which there is no room; the others go on.
+    // End the longest sequence, for which there is no room. The others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
     void finish(Slot& slot, const End& end) noexcept;
     std::shared_ptr<SequenceState> first_waiting() noexcept;
@@ -55,8 +55,8 @@ class Scheduler {
     Slots& slots_;
     Tuners& tuners_;
     std::optional<std::int64_t> max_concurrency_;
-    // Guards the queue. It must not be held while something is published to a reader: `add` is
-    // called with the readers' mutex held, so that would be a deadlock.
+    // Guards `waiting_`. Do not hold it while a sequence publishes, which locks the readers' mutex:
+    // `add` is called with that mutex held, so both threads could wait for each other.
     std::mutex mutex_;
     std::deque<std::shared_ptr<SequenceState>> waiting_;
 };

@@ -22,7 +22,7 @@ End error_end() noexcept {
             error = std::make_exception_ptr(out_of_memory());
         } catch (...) {  // no memory for a message either
         }
-    } catch (...) {
+    } catch (...) {  // the reader gets the exception as it is
     }
     return {FinishReason::error, {}, error};
 }
@@ -77,8 +77,8 @@ void SequenceState::finish(End end) noexcept {
     if (finished) return;
     leave_queue();
     finished = true;
-    const bool by_string = std::holds_alternative<std::string>(end.stop);
-    if (reader_ != nullptr && !by_string) {
+    const bool at_stop_string = std::holds_alternative<std::string>(end.stop);
+    if (reader_ != nullptr && !at_stop_string) {
         try {
             if (std::string rest = reader_->flush(); !rest.empty()) publish({{}, std::move(rest)});
         } catch (...) {  // the reader must still learn that the sequence has ended

@@ -1,4 +1,4 @@
-// A request and its state: the tokens so far, and the output for its reader.
+// A request and its state: the tokens so far, and the output for the thread that reads them.
 #pragma once
 
 #include <atomic>
@@ -27,13 +27,13 @@ namespace pass {
 // Seconds of a monotonic clock.
 double now();
 
-// A request with every default filled in. Fields without a comment are as in GenerateOptions.
+// A request whose defaults are filled in. Fields without a comment are as in GenerateOptions.
 struct ResolvedRequest {
     std::vector<std::int64_t> prompt_ids;
     SamplingParams sampling;
     std::int64_t max_new_tokens = 0;
-    std::string mode = "ar";     // for statistics
-    std::optional<Cycle> cycle;  // the plans to decode with; none for the fastest
+    std::string mode = "ar";     // what statistics call the plan
+    std::optional<Cycle> cycle;  // the plans to decode with; none: `auto` chooses them
     int lookahead_drafts = 0;    // the most look-ahead drafts of a pass
     int ngram_drafts = 0;        // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
@@ -43,28 +43,27 @@ struct ResolvedRequest {
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended. stop: the token or string that ended it. error: for `next`, if it failed.
+// How a sequence ended. stop: the token or string that ended it. error: what readers get, or null.
 struct End {
     FinishReason reason;
     StopReason stop;
     std::exception_ptr error;
 };
 
-// The exception that is being handled, as the end that a reader gets.
+// The end of a sequence that failed with the exception that is being handled.
 End error_end() noexcept;
 
-// What readers wait on, shared by all sequences of a session.
+// What readers wait for, shared by all sequences of a session.
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
     std::int64_t unfinished = 0;  // sequences in slots and in the queue
 };
 
-// A request that waits or decodes. Slots and runner set `cached`. A reader learns of progress
-// through `output` alone.
+// A request that waits or decodes. Slots and runner set `cached`. Readers use `output` alone.
 class SequenceState {
    public:
-    // What the reader sees, under the mutex of `signals`.
+    // What readers see. The mutex of `signals` guards it.
     struct Output {
         std::deque<Event> events;
         std::optional<End> end;
@@ -80,28 +79,28 @@ class SequenceState {
     std::int64_t written() const {
         return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size());
     }
-    // Record how long it waited. Call it when the sequence gets a slot, or ends without one.
+    // Record how long the sequence waited. Call it when it gets a slot, or ends without one.
     void leave_queue();
-    // Append a pass's tokens. At a stop or the limit the sequence ends; later tokens are dropped.
+    // Append the tokens of a pass, up to the stop or the limit that ends the sequence, if any.
     void write(std::vector<Token> pass_tokens);
     // End the sequence. Text that was held back as a possible stop string is published first; if
-    // that fails, the sequence ends with that error.
+    // that fails, the sequence ends with its error.
     void finish(End end) noexcept;
 
     const ResolvedRequest request;
     std::vector<std::int64_t> tokens;   // prompt and text; the last is the root, not yet cached
-    std::int64_t cached = 0;            // how many tokens have K/V in the cache
+    std::int64_t cached = 0;            // how many of `tokens` have K/V in the cache
     std::int64_t admission_number = 0;  // the order in which sequences got slots, from 1
     std::atomic<bool> cancelled = false;
     bool finished = false;
     Stats stats;
     std::optional<NgramIndex> ngram_index;
-    std::optional<double> decoding_since;  // when its first pass began
-    double engine_seconds_before = 0.0;    // the session's, when its first pass began
+    std::optional<double> decoding_since;  // when its first pass began (`now`)
+    double engine_seconds_before = 0.0;    // that the session had spent when its first pass began
     std::optional<ConditionalAcceptance> lookahead_acceptance;  // none until `auto` needs it
     std::map<int, ConditionalAcceptance> ngram_acceptance;      // by the length of the match
     std::optional<Processors> processors;
-    std::exception_ptr processors_error;  // if they failed: the sequence ends after the pass
+    std::exception_ptr processors_error;  // of `processors`; the sequence ends after the pass
     Output output;
     const std::shared_ptr<Signals> signals;
 

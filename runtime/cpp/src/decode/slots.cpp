@@ -61,6 +61,7 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     for (Slot& slot : slots_) {
         if (slot.sequence != nullptr) continue;
         const std::int64_t count = reusable(slot, sequence->request);
+        // Of several slots, the one that would lose the fewest kept tokens is taken.
         const bool better = chosen == nullptr || count > reused ||
                             (count == reused && slot.kept.size() < chosen->kept.size());
         if (!better) continue;
@@ -100,10 +101,10 @@ void Slots::share(Slot& slot) {
     const Slot* source = nullptr;
     std::int64_t count = sequence.cached;
     for (const Slot& other : slots_) {
-        const std::int64_t result = &other == &slot ? 0 : reusable(other, sequence.request);
-        if (result <= count) continue;
+        const std::int64_t other_count = &other == &slot ? 0 : reusable(other, sequence.request);
+        if (other_count <= count) continue;
         source = &other;
-        count = result;
+        count = other_count;
     }
     PrefixStore::Match stored;
     if (store_) stored = store_->match(all_but_last(sequence.request), sequence.request.cache_salt);
@@ -121,7 +122,7 @@ void Slots::share(Slot& slot) {
     }
     sequence.stats.cached_tokens += count - sequence.cached;
     sequence.cached = count;
-    slot.masked = false;  // the length it was masked at has changed
+    slot.masked = false;  // it was masked at another length
     sequence.stats.prefill_seconds += now() - started;
 }
 
@@ -133,11 +134,10 @@ std::vector<Slot*> Slots::compact() {
         Slot& source = *active.back();
         const auto target = std::find_if(slots_.begin(), slots_.begin() + source.number,
                                          [](const Slot& slot) { return slot.sequence == nullptr; });
-        const bool none = target == slots_.begin() + source.number;
-        if (none || capabilities.batch_size(static_cast<int>(active.size())) ==
-                        capabilities.batch_size(source.number + 1)) {
-            return active;
-        }
+        const bool no_lower_slot = target == slots_.begin() + source.number;
+        const bool smallest_batch = capabilities.batch_size(static_cast<int>(active.size())) ==
+                                    capabilities.batch_size(source.number + 1);
+        if (no_lower_slot || smallest_batch) return active;
         move(source, *target);
     }
 }
@@ -166,9 +166,9 @@ void Slots::resize(std::int64_t capacity) {
     backend_.resize(capacity, lengths);
 }
 
-// Shrink a cache that is longer than all sequences need, because every pass takes time for its
-// length. tokens: the length of a new sequence that reuses `kept` tokens in `slot`. Kept tokens
-// that do not fit are dropped.
+// Shrink a KV cache that is longer than all sequences need, because a pass takes time for its whole
+// length. tokens: the length of a new sequence, which reuses the first `reused` tokens in `slot`.
+// Kept tokens that do not fit are dropped.
 void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
     truncate_kept(slot, reused);
     for (const Slot* other : busy())
@@ -183,8 +183,7 @@ void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
 }
 
 // Keep only the first `tokens` kept tokens of a free slot. If some are dropped, the exact prefix is
-// saved first. The slot must be staged or masked again before the next pass, which would otherwise
-// write at the old length.
+// saved first. The slot is neither staged nor masked then: a pass would write at its old length.
 void Slots::truncate_kept(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
         if (store_)
@@ -206,9 +205,9 @@ void Slots::move(Slot& source, Slot& target) {
     truncate_kept(source, 0);
 }
 
-// How many prompt tokens of `request` have K/V in `slot` that the request may use, in whole blocks.
-// On an engine with `same_entries` the K/V must be bit-identical to a prefill's. Without a prefix
-// store only requests with `reuse_prefix` may use any.
+// How many prompt tokens of `request`, in whole blocks, have K/V in `slot` that it may use. On an
+// engine with `same_entries` these must have the bits that a prefill would write. Without a prefix
+// store, only requests with `reuse_prefix` may use any.
 std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
     const std::int64_t usable =

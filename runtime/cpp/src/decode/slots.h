@@ -1,7 +1,7 @@
 // The slots of a backend, and what each holds: a sequence, its cached tokens and its window.
 //
-// A finished sequence's K/V stay in its slot until another sequence needs the slot. A prompt that
-// begins with the same tokens reuses K/V of such a slot, of a slot in use, or of `PrefixStore`:
+// The K/V of a finished sequence stay in its slot until another sequence needs the slot. A prompt
+// reuses K/V of the tokens that it begins with, from a free slot, a slot in use or `PrefixStore`:
 // only if they have the bits that a prefill would write, or if the request allows other bits. If an
 // allocation fails, the records here stay as they were before.
 #pragma once
@@ -24,13 +24,13 @@ struct Slot {
     std::shared_ptr<SequenceState> sequence;
     std::vector<std::int64_t> kept;  // of a free slot: the tokens whose K/V are still in the cache
     std::string salt;                // `cache_salt` of its present or last sequence
-    // How many of its first K/V entries have the bits that a prefill would write. (After a second
-    // choice of a tree, bits may differ.) It may exceed `cached`.
+    // How many of the slot's first K/V entries have the bits that a prefill would write. (After a
+    // second choice of a tree, bits may differ.) It may exceed `cached`.
     std::int64_t exact_prefix_len = 0;
-    int num_drafts = 0;  // drafts in its window, which came from `source`
-    TokenSource source = TokenSource::lookahead;
-    bool staged = false;  // whether its window is on the device
-    bool masked = false;  // whether the device leaves the slot out of passes
+    int num_drafts = 0;                           // drafts in its window
+    TokenSource source = TokenSource::lookahead;  // of these drafts
+    bool staged = false;                          // whether its window is on the device
+    bool masked = false;  // whether the device leaves the slot out of passes, at its present length
 
     // How many tokens have K/V in the cache.
     std::int64_t cached() const {
@@ -51,17 +51,17 @@ class Slots {
     std::vector<Slot*> busy();
     // Slots whose sequence has its prompt in the cache but for the last token, the first root.
     std::vector<Slot*> decoding();
-    // How many tokens the largest KV capacity leaves after the longest sequence.
+    // How many tokens are left after the longest sequence at the largest KV capacity.
     std::int64_t room();
-    // Whether a prompt leaves room for the window of the first pass.
+    // Whether a prompt leaves room for the first pass, whose root is its last token.
     bool fits(std::size_t prompt_tokens) const;
 
-    // Give `sequence` the free slot that holds most of its prompt. Returns false if none is free.
+    // Give `sequence` the free slot with the most K/V of its prompt. Returns false if none is free.
     bool admit(const std::shared_ptr<SequenceState>& sequence);
     // Free the slot of a finished sequence. Its K/V stay for a later sequence with the same prefix,
     // if there is memory to record its tokens.
     void release(Slot& slot) noexcept;
-    // Copy K/V of its prompt into `slot` if another slot, or a saved prefix, has more of them.
+    // Copy K/V of the slot's prompt from another slot or a saved prefix, if those have more.
     void share(Slot& slot);
     // Move sequences to lower free slots if that shrinks the batch. Returns the decoding slots.
     std::vector<Slot*> compact();
@@ -76,8 +76,6 @@ class Slots {
     void resize(std::int64_t capacity);
 
    private:
-    // Shrink a cache that is longer than all sequences need. tokens: the length of a sequence that
-    // joins in `slot` and reuses the first `reused` tokens there.
     void shrink(std::int64_t tokens, Slot& slot, std::int64_t reused);
     void truncate_kept(Slot& slot, std::int64_t tokens);
     void move(Slot& source, Slot& target);

@@ -49,10 +49,10 @@ std::vector<double> Stats::acceptance_per_position() const {
     std::vector<double> rates;
     if (steps == 0) return rates;
     for (std::size_t i = 0; i < static_cast<std::size_t>(lookahead); ++i) {
-        std::int64_t times = 0;
+        std::int64_t steps_that_accepted = 0;  // draft i, and so all drafts before it
         for (std::size_t count = i + 1; count < histogram.size(); ++count)
-            times += histogram[count];
-        rates.push_back(static_cast<double>(times) / static_cast<double>(steps));
+            steps_that_accepted += histogram[count];
+        rates.push_back(static_cast<double>(steps_that_accepted) / static_cast<double>(steps));
     }
     return rates;
 }

@@ -1,4 +1,4 @@
-// Splits text at digits.
+// Splits text at digits, as the pre-tokenizer Digits of `tokenizers` does.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -14,7 +14,7 @@ struct Range {
     char32_t first, last;
 };
 
-// The general categories Nd, Nl and No of Unicode 14.0.0.
+// What that counts as digits: the general categories Nd, Nl and No of Unicode 14.0.0.
 // clang-format off
 constexpr Range numeric[] = {
     {0x30, 0x39}, {0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}, {0x660, 0x669}, {0x6F0, 0x6F9}, {0x7C0, 0x7C9},
@@ -47,7 +47,7 @@ constexpr Range numeric[] = {
 char32_t code_point(std::string_view character) {
     const auto first = static_cast<unsigned char>(character[0]);
     if (character.size() == 1) return first;
-    char32_t code = first & (0x7FU >> character.size());
+    char32_t code = first & (0x7FU >> character.size());  // without the bits that say the length
     for (const char byte : character.substr(1))
         code = code << 6 | (static_cast<unsigned char>(byte) & 0x3FU);
     return code;

@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Opens a library and never closes it, because it has threads. Takes the first that is not empty of
-// `given`, the environment variable, `built_with` (the path that the build found) and `file_name`.
+// Open a library, which is never closed because its threads go on: the first that is not empty of
+// `given`, the environment variable, `built_with` (what the build found) and `file_name`.
 void* open_library(const fs::path& given, const char* variable, const char* built_with,
                    const char* file_name) {
     const char* set = std::getenv(variable);
@@ -40,6 +40,7 @@ class Folder {
         path_ = name;
         fs::create_symlink(fs::absolute(tokenizer), path_ / "tokenizer.json");
         std::ofstream(path_ / "tokenizer_config.json") << R"({"tokenizer_class": "GPT2Tokenizer"})";
+        // The library reads the settings of a model, too, but encoding text uses none of them.
         std::ofstream(path_ / "genai_config.json")
             << R"({"model": {"type": "llama", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,)"
             << R"( "context_length": 4, "vocab_size": 1, "decoder": {"filename": "none"}}, "search": {}})";
@@ -59,7 +60,8 @@ class Folder {
 
 }  // namespace
 
-// onnxruntime-genai's C interface. Functions that can fail return null, or a result with an error.
+// The functions of onnxruntime-genai's C interface. Those that return a result can fail: the result
+// is null, or has an error.
 struct GenaiTokenizer::Api {
     void* (*create_tokenizer)(const char* directory, void** tokenizer);
     void (*destroy_tokenizer)(void* tokenizer);
@@ -122,7 +124,7 @@ std::vector<std::int64_t> GenaiTokenizer::encode(const std::string& text) const 
     const std::size_t count = api_->count(sequences, 0);
     const std::int32_t* const data = api_->data(sequences, 0);
     std::vector<std::int64_t> ids;
-    // The library returns -1 for a byte that has no token; `tokenizers` leaves it out.
+    // The library returns -1 for a byte that has no token. `tokenizers` leaves such bytes out.
     std::copy_if(data, data + count, std::back_inserter(ids),
                  [](std::int32_t id) { return id >= 0; });
     return ids;

@@ -12,16 +12,17 @@ namespace pass {
 
 class GenaiTokenizer {
    public:
-    // library: libonnxruntime-genai.so; onnxruntime: the libonnxruntime.so that it needs. Empty:
-    // $PASS_ONNXRUNTIME_GENAI and $PASS_ONNXRUNTIME, the paths that the build found, or the
-    // loader's search. Throws Error if a library is missing or cannot read `tokenizer`, a file.
+    // tokenizer: the path of a tokenizer.json. library: that of libonnxruntime-genai.so.
+    // onnxruntime: that of the libonnxruntime.so that it needs. If one of these two is empty, it is
+    // $PASS_ONNXRUNTIME_GENAI or $PASS_ONNXRUNTIME, the path that the build found, or what the
+    // loader finds. Throws Error if a library is missing or cannot read the tokenizer.
     GenaiTokenizer(const std::filesystem::path& tokenizer, const std::filesystem::path& library,
                    const std::filesystem::path& onnxruntime);
     ~GenaiTokenizer();
     GenaiTokenizer(const GenaiTokenizer&) = delete;
     GenaiTokenizer& operator=(const GenaiTokenizer&) = delete;
 
-    // The ids of `text`, without special tokens around them. For any thread.
+    // The ids of `text`, without special tokens around them. Any thread may call it.
     std::vector<std::int64_t> encode(const std::string& text) const;
 
    private:

@@ -58,8 +58,8 @@ std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
         throw Error("the text is not UTF-8, or has a null character; use token ids");
     std::vector<std::int64_t> ids = data_->vocabulary->prefix();
     for (const auto& [part, token] : data_->vocabulary->split(text)) {
-        const auto inside = token >= 0 ? std::vector{token} : data_->encoder->encode(part);
-        ids.insert(ids.end(), inside.begin(), inside.end());
+        const auto part_ids = token >= 0 ? std::vector{token} : data_->encoder->encode(part);
+        ids.insert(ids.end(), part_ids.begin(), part_ids.end());
     }
     const auto& suffix = data_->vocabulary->suffix();
     ids.insert(ids.end(), suffix.begin(), suffix.end());
@@ -69,8 +69,8 @@ std::vector<std::int64_t> Tokenizer::encode(const std::string& text) const {
 std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
     std::string bytes;
     for (const std::int64_t id : ids) bytes += data_->vocabulary->bytes(id);
-    const std::size_t first = std::min(bytes.find_first_not_of(' '), bytes.size());
-    bytes.erase(0, std::min(first, data_->vocabulary->stripped_spaces()));
+    const std::size_t leading_spaces = std::min(bytes.find_first_not_of(' '), bytes.size());
+    bytes.erase(0, std::min(leading_spaces, data_->vocabulary->stripped_spaces()));
     return lossy_utf8(bytes, data_->vocabulary->byte_fallback());
 }
 

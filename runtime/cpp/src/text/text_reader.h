@@ -10,10 +10,10 @@ namespace pass {
 class TextReader {
    public:
     virtual ~TextReader() = default;
-    // The text that becomes final with `token`. If a stop string ends the text, sets `stop` to it.
+    // Add the next token. Returns the text that becomes final. Sets `stop` to the stop string that
+    // ends the text, if one does.
     virtual std::string read(std::int64_t token, std::optional<std::string>& stop) = 0;
-    // The text that was held back as a possible stop string, without an incomplete character. Call
-    // it after the last token.
+    // The text that was held back as a possible stop string. Call it after the last token.
     virtual std::string flush() = 0;
 };
 

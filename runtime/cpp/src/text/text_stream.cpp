@@ -18,6 +18,7 @@ Automaton::Automaton(const std::vector<std::string>& words) {
         }
         nodes_[state].word_size = word.size();
     }
+    // States of shorter suffixes are linked first, because those of longer suffixes need them.
     std::vector<std::pair<std::uint64_t, std::uint32_t>> edges(next_.begin(), next_.end());
     std::sort(edges.begin(), edges.end(), [&](const auto& a, const auto& b) {
         return nodes_[a.second].depth < nodes_[b.second].depth;
@@ -83,6 +84,7 @@ Detokenizer::Detokenizer(std::shared_ptr<const Vocabulary> vocabulary,
 std::string Detokenizer::push(std::int64_t token) {
     std::string text = decode(bytes(token));
     if (!text.empty()) {
+        // The prompt's text already shows that the character was not completed.
         if (!shown_before_.empty() && text.starts_with(shown_before_))
             text.erase(0, shown_before_.size());
         shown_before_.clear();
@@ -125,20 +127,19 @@ StopFilter::StopFilter(std::vector<std::string> stops)
 
 std::string StopFilter::push(std::string_view text, std::optional<std::string>& stop,
                              bool may_end) {
-    const std::size_t before = held_.size();
+    const std::size_t begin = held_.size();
     held_ += text;
-    for (std::size_t i = before; i < held_.size(); ++i) {
+    for (std::size_t i = begin; i < held_.size(); ++i) {
         state_ = automaton_.step(state_, held_[i]);
         const std::size_t size = automaton_.word_size(state_);
         if (!may_end || size == 0) continue;
-        const std::string seen = std::exchange(held_, {});
-        state_ = 0;
-        stop = seen.substr(i + 1 - size, size);
-        return seen.substr(0, i + 1 - size);
+        const std::string up_to_here = flush();
+        stop = up_to_here.substr(i + 1 - size, size);
+        return up_to_here.substr(0, i + 1 - size);
     }
-    std::string shown = held_.substr(0, held_.size() - automaton_.depth(state_));
-    held_.erase(0, shown.size());
-    return shown;
+    std::string final_text = held_.substr(0, held_.size() - automaton_.depth(state_));
+    held_.erase(0, final_text.size());
+    return final_text;
 }
 
 std::string StopFilter::flush() {

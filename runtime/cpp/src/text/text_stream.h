@@ -16,8 +16,9 @@
 
 namespace pass {
 
-// Aho and Corasick's automaton (1975), over bytes. Its state stands for the longest suffix of the
-// text with which a word begins; 0 for none. As pass_runtime.text.bad_words.Automaton.
+// Finds words in a text as it grows: Aho and Corasick's automaton (1975), over bytes. A state
+// stands for the longest suffix of the text that is the beginning of a word; state 0 for none. As
+// pass_runtime.text.bad_words.Automaton.
 class Automaton {
    public:
     // words: none of them empty.
@@ -33,7 +34,7 @@ class Automaton {
    private:
     struct Node {
         std::size_t depth = 0, word_size = 0;
-        std::uint32_t shorter = 0;  // the state of the next shorter such suffix
+        std::uint32_t shorter = 0;  // the state of the next shorter suffix that begins a word
     };
     static std::uint64_t edge(std::uint32_t state, char byte) {
         return std::uint64_t{state} << 8 | static_cast<unsigned char>(byte);
@@ -49,8 +50,8 @@ class StopFilter {
     explicit StopFilter(std::vector<std::string> stops);
 
     // Add `text`. Returns the text that becomes final. The stop string that is complete first ends
-    // the text: `stop` is set to it, and it is not shown. may_end: false shows stop strings that
-    // `text` completes like other text.
+    // the text: `stop` is set to that string, which is not returned. may_end: whether a stop string
+    // that `text` completes ends the text.
     std::string push(std::string_view text, std::optional<std::string>& stop, bool may_end = true);
     // The text that was held back. Call it after the last `push`.
     std::string flush();
@@ -61,8 +62,8 @@ class StopFilter {
     std::string held_;
 };
 
-// The text of tokens that follow a prompt. The beginning of a character is held back until later
-// tokens complete it, or cannot. As pass_runtime.text.detokenizer.Detokenizer.
+// Turns tokens that follow a prompt into text. The first bytes of a character are held back until
+// later tokens complete the character, or cannot. As pass_runtime.text.detokenizer.Detokenizer.
 class Detokenizer {
    public:
     Detokenizer(std::shared_ptr<const Vocabulary> vocabulary,
@@ -74,21 +75,21 @@ class Detokenizer {
    private:
     // The bytes that `token` adds to the text.
     std::string bytes(std::int64_t token);
-    // Move `bytes` to the end of `held_`, and its whole characters out of it.
+    // Add `bytes` to the end of `held_`. Returns the whole characters, which `held_` then lacks.
     std::string decode(std::string_view bytes);
-    // Update `strips_left_`, and hold back the beginning of a character that the prompt ends with.
-    // Returns what the prompt's own text shows in its place: U+FFFD, or "".
+    // Update `strips_left_`, and hold back the first bytes of a character that the prompt ends
+    // within. Returns what the prompt's own text shows for these bytes: U+FFFD, or "".
     std::string read_prompt(const std::vector<std::int64_t>& prompt);
 
     std::shared_ptr<const Vocabulary> vocabulary_;
     std::size_t strips_left_;   // how many more spaces at the text's beginning are left out
-    std::string held_;          // the beginning of a character
-    std::string shown_before_;  // what `read_prompt` returned, until there is text
+    std::string held_;          // the first bytes of a character
+    std::string shown_before_;  // what `read_prompt` returned; empty once there is text
 };
 
 // The text of one request, token by token. stop: strings that end the text and are not part of it.
-// A stop string that is the text of a special token ends the text at that token, although special
-// tokens are not shown. min_tokens: the first so many tokens do not end the text. As
+// A stop string that is the name of a special token ends the text at that token, although special
+// tokens are not shown. min_tokens: how many tokens are read before any can end the text. As
 // pass_runtime.text.detokenizer.TextStream.
 class TextStream : public TextReader {
    public:
@@ -102,8 +103,8 @@ class TextStream : public TextReader {
    private:
     StopFilter filter_;
     Detokenizer detokenizer_;
-    std::map<std::int64_t, std::string> special_stops_;  // stop strings of special tokens
-    std::int64_t tokens_before_stop_;                    // so many more tokens do not end the text
+    std::map<std::int64_t, std::string> special_stops_;  // special token -> the stop string
+    std::int64_t tokens_before_stop_;                    // how many more tokens cannot end the text
 };
 
 }  // namespace pass

@@ -15,7 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// GPT-2 writes bytes as characters: printable bytes as themselves, the others from U+0100 on.
+// The byte for which each character of a byte-level token stands: printable bytes stand for
+// themselves, the others are written as U+0100, U+0101, ..., as GPT-2 does.
 std::map<std::string, char> byte_of_character() {
     const auto utf8 = [](unsigned code) {
         if (code < 0x80) return std::string(1, static_cast<char>(code));
@@ -37,9 +38,9 @@ std::string to_bytes(const std::string& text, const std::map<std::string, char>&
     std::string bytes;
     for (std::size_t i = 0; i < text.size();) {
         const std::size_t size = utf8_character(text, i).size;
-        const auto found = table.find(text.substr(i, size));
-        if (found == table.end()) return text;
-        bytes += found->second;
+        const auto byte = table.find(text.substr(i, size));
+        if (byte == table.end()) return text;
+        bytes += byte->second;
         i += size;
     }
     return bytes;
@@ -53,7 +54,8 @@ std::string type_of(const Json& part) {
     return part.is_object() ? part.value("type", "no type") : "none";
 }
 
-// The ids that a template for a single text puts before and after it.
+// Add the ids that the template of `processor` puts before a text to `prefix`, and those that it
+// puts after the text to `suffix`.
 void read_template(const Json& processor, std::vector<std::int64_t>& prefix,
                    std::vector<std::int64_t>& suffix) {
     std::vector<std::int64_t>* side = &prefix;
@@ -79,7 +81,7 @@ Json digits_step(const Json& pre_tokenizer) {
 // What turns the tokens of a tokenizer with byte fallback into bytes.
 struct ByteFallback {
     std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what replaces them
-    std::size_t stripped_spaces = 0;  // most spaces that are removed from a text's beginning
+    std::size_t stripped_spaces = 0;  // the most spaces that are removed from a text's beginning
 
     // The bytes of a token's text.
     std::string bytes(std::string text) const {
@@ -114,8 +116,10 @@ std::optional<ByteFallback> read_byte_fallback(const Json& decoder) {
             return std::nullopt;
         }
     }
-    const std::string rest = order.substr(std::min(order.find_first_not_of('R'), order.size()));
-    return rest == "BF" || rest == "BFS" ? std::optional(result) : std::nullopt;
+    const std::string after_replacements =
+        order.substr(std::min(order.find_first_not_of('R'), order.size()));
+    return after_replacements == "BF" || after_replacements == "BFS" ? std::optional(result)
+                                                                     : std::nullopt;
 }
 
 }  // namespace
@@ -148,7 +152,7 @@ Vocabulary::Vocabulary(const std::string& text) {
                 if (added.value(flag, false)) refuse(std::string("an added token with ") + flag);
             }
         }
-        if (fallback) return;
+        if (fallback) return;  // the rest is for encoding text
         std::stable_sort(added_.begin(), added_.end(), [](const auto& a, const auto& b) {
             return a.first.size() > b.first.size();
         });
@@ -171,13 +175,13 @@ Vocabulary::Vocabulary(const std::string& text) {
 
 const std::string& Vocabulary::bytes(std::int64_t token) const {
     static const std::string nothing;
-    const auto found = bytes_.find(token);
-    return found == bytes_.end() ? nothing : found->second;
+    const auto entry = bytes_.find(token);
+    return entry == bytes_.end() ? nothing : entry->second;
 }
 
 std::vector<Vocabulary::Part> Vocabulary::split(const std::string& text) const {
     std::vector<Part> parts;
-    const auto between = [&](const std::string& piece) {
+    const auto add_text = [&](const std::string& piece) {
         if (piece.empty()) return;
         if (digits_ == Digits::as_letters) return parts.push_back({piece, -1});
         for (std::string& part : split_digits(piece, digits_ == Digits::one_by_one))
@@ -185,24 +189,24 @@ std::vector<Vocabulary::Part> Vocabulary::split(const std::string& text) const {
     };
     std::size_t begin = 0;
     for (std::size_t i = 0; i < text.size();) {
-        const auto found = std::find_if(added_.begin(), added_.end(), [&](const auto& added) {
-            return text.compare(i, added.first.size(), added.first) == 0;
+        const auto added = std::find_if(added_.begin(), added_.end(), [&](const auto& each) {
+            return text.compare(i, each.first.size(), each.first) == 0;
         });
-        if (found == added_.end()) {
+        if (added == added_.end()) {
             ++i;
             continue;
         }
-        between(text.substr(begin, i - begin));
-        parts.push_back({found->first, found->second});
-        begin = i += found->first.size();
+        add_text(text.substr(begin, i - begin));
+        parts.push_back({added->first, added->second});
+        begin = i += added->first.size();
     }
-    between(text.substr(begin));
+    add_text(text.substr(begin));
     return parts;
 }
 
 std::int64_t Vocabulary::special(const std::string& text) const {
-    const auto found = special_.find(text);
-    return found == special_.end() ? -1 : found->second;
+    const auto entry = special_.find(text);
+    return entry == special_.end() ? -1 : entry->second;
 }
 
 }  // namespace pass

@@ -1,4 +1,5 @@
-// The tokens of a tokenizer.json as bytes of a text, and which of them are special.
+// What a tokenizer.json says: the bytes of every token, which tokens are special, and how a text is
+// split before it is encoded.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,12 @@ class Vocabulary {
 
     // The bytes of `token`; empty for a special token, and for an id that has no token.
     const std::string& bytes(std::int64_t token) const;
-    // Whether the tokenizer has byte fallback: each byte of an incomplete character is shown as
-    // U+FFFD, and `split`, `prefix` and `suffix` must not be used.
+    // Whether the tokenizer has byte fallback. Each byte of an incomplete character is then shown
+    // as U+FFFD, and `split`, `prefix` and `suffix` must not be used.
     bool byte_fallback() const { return byte_fallback_; }
-    // How many spaces are removed from a text's beginning, at most.
+    // The most spaces that are removed from a text's beginning.
     std::size_t stripped_spaces() const { return stripped_spaces_; }
-    // The id of the special token with this text; -1 if there is none.
+    // The id of the special token with this name; -1 if there is none.
     std::int64_t special(const std::string& text) const;
     // Special tokens at the beginning (`prefix`) and end (`suffix`) of a prompt.
     const std::vector<std::int64_t>& prefix() const { return prefix_; }
@@ -42,14 +43,14 @@ class Vocabulary {
     std::vector<Part> split(const std::string& text) const;
 
    private:
-    // as_letters: `split` does not split at digits.
+    // How `split` treats digits: not at all, by runs of digits, or one by one.
     enum class Digits { as_letters, in_runs, one_by_one };
 
     bool byte_fallback_ = false;
     std::size_t stripped_spaces_ = 0;
     std::unordered_map<std::int64_t, std::string> bytes_;
-    std::unordered_map<std::string, std::int64_t> special_;    // ids by text
-    std::vector<std::pair<std::string, std::int64_t>> added_;  // the longest first
+    std::unordered_map<std::string, std::int64_t> special_;    // ids of special tokens by name
+    std::vector<std::pair<std::string, std::int64_t>> added_;  // texts and ids, the longest first
     Digits digits_ = Digits::as_letters;
     std::vector<std::int64_t> prefix_, suffix_;
 };

@@ -12,7 +12,7 @@ namespace pass {
 
 namespace {
 
-constexpr double averaged_passes = 200.0;  // passes that an acceptance rate is averaged over
+constexpr double averaged_passes = 200.0;  // how many passes an acceptance rate is averaged over
 // A pass is timed until its second shortest time is at most this many times its shortest.
 constexpr double agreement_ratio = 1.1;
 // The most timings of a pass, and of one with more than wide_window_rows rows.
@@ -20,7 +20,8 @@ constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
 constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
 // How many passes the moving averages of the slowness and of a shape's ratio span.
 constexpr int latest_passes = 4, shape_passes = 32;
-constexpr double max_ratio = 1.2;  // a pass counts as at most so many times slower or faster
+// A pass counts as at most so many times slower or faster than expected, as pauses do not repeat.
+constexpr double max_ratio = 1.2;
 constexpr double min_pass_seconds = 1e-9;
 
 // Whether the two shortest times of a pass (trunk and tail together) agree.
@@ -96,12 +97,12 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
     if (other_sampler != nullptr) {
         *this = *other_sampler;
         passes_.clear();
-        double took = 0, expected = 0;
+        double measured = 0, expected = 0;
         for (const auto& [shape, seconds] : timed) {
-            took += seconds.trunk;
+            measured += seconds.trunk;
             expected += trunk_seconds(shape);
         }
-        slowness_ = took / expected;
+        slowness_ = measured / expected;
     } else {
         max_rows_ = timed.rbegin()->first.rows;
         std::map<int, double> trunk, extra;
@@ -111,12 +112,11 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
                 extra[shape.rows] = std::max(seconds.trunk - trunk[shape.rows], 0.0);
         }
         if (!extra.empty()) adapter_ = Line(extra, true);
-        std::map<int, double> bare;  // of drafting passes, without the extra seconds
+        std::map<int, double> without_extra;  // of drafting passes
         for (const auto& [shape, seconds] : drafting)
-            bare[shape.rows] = seconds.trunk - adapter_(shape.rows);
-        trunk.merge(bare);
-        // If only one width was timed, half of its time counts as due to its rows, because more
-        // rows must not look free.
+            without_extra[shape.rows] = seconds.trunk - adapter_(shape.rows);
+        trunk.merge(without_extra);
+        // With one width timed, half of its time counts as its rows': more rows must not look free.
         if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
         trunk_ = Line(trunk);
     }
@@ -145,16 +145,17 @@ void PassTimes::record(const PassShape& shape, double seconds) {
     const double change =
         1 + deviation / std::min(++passes_[shape] + latest_passes - 1, shape_passes);
     ratios_.try_emplace(shape, 1.0).first->second *= change;
+    // The product of all ratios is kept at 1: what they have in common belongs to the slowness.
     const double mean = std::pow(change, 1.0 / static_cast<double>(ratios_.size()));
-    for (auto& [ran, ratio] : ratios_) ratio /= mean;  // their product is 1
+    for (auto& [other, ratio] : ratios_) ratio /= mean;
     slowness_ *= (1 + deviation / latest_passes) / change * mean;
 }
 
 std::vector<Plan> probe_plans(int lookahead, int batch) {
     std::vector<Plan> result;
     const auto add = [&](const Plan& plan) {
-        const bool narrow = plan.width() * batch <= max_timed_rows || plan.width() == 1;
-        if (narrow && std::find(result.begin(), result.end(), plan) == result.end())
+        const bool may_be_timed = plan.width() * batch <= max_timed_rows || plan.width() == 1;
+        if (may_be_timed && std::find(result.begin(), result.end(), plan) == result.end())
             result.push_back(plan);
     };
     add(ar_plan());
@@ -162,8 +163,8 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
         add(verify_plan(length));
     for (const int length : {1, lookahead}) add(draft_plan(length));
     for (const std::vector<int>& groups : tile_groups) {
-        const bool few = lookahead > 5 && groups != tile_groups.back();
-        if (!few && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
+        const bool skipped = lookahead > 5 && groups != tile_groups.back();
+        if (!skipped && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
     }
     for (int length = lookahead; length > 0; --length) {
         const Plan full =

@@ -16,10 +16,11 @@ class ConditionalAcceptance {
     // prior: the initial rates. weight: how many passes they count for.
     explicit ConditionalAcceptance(std::vector<double> prior, double weight = 10.0);
 
+    // The rates, by position.
     std::vector<double> rates() const;
-    // Count one pass that accepted `accepted` of `drafted` drafts.
+    // Count a pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades.
     void record(int drafted, int accepted);
-    // Count a pass that verified no drafts of this kind: the rates drift slowly back to the initial
+    // Count a pass that verified none of these drafts: the rates drift slowly back to the initial
     // ones, so that such drafts are tried again.
     void forget();
 
@@ -33,12 +34,13 @@ class ConditionalAcceptance {
 // [L] conditional rates -> [L+1]: the probabilities that the first i drafts are all accepted.
 std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
 
+// The seconds that the two parts of a pass take.
 struct PassSeconds {
     double trunk = 0, tail = 0;
 };
 
-// What the time of a pass depends on, for all slots together. rows: of the windows. sampled: rows
-// from which tokens are sampled. drafts: those that the pass makes for the next one.
+// What the time of a pass depends on: for all slots together, the rows of the windows, the rows
+// from which tokens are sampled, and the drafts that the pass makes for the next windows.
 struct PassShape {
     int rows = 0, sampled = 0, drafts = 0;
 
@@ -65,18 +67,17 @@ class Line {
     double rise_ = 0;  // beyond the last point
 };
 
-// Seconds of a pass by its shape: an estimate from timed passes (the sum of four lines), times a
-// correction for this shape, times the slowness of all passes (on a busy machine, in a longer
-// text).
+// Seconds of a pass by its shape: an estimate from timed passes, times the ratio of this shape to
+// its estimate, times the slowness of all passes (on a busy machine, or in a longer text).
 class PassTimes {
    public:
-    // other_sampler: the times for another sampler, if there are some: its estimate of the trunk is
-    // used, scaled by how fast the trunk is now, so that `timed` needs few shapes.
+    // other_sampler: the times for another sampler, if there are some. Their estimate of the trunk
+    // is used, scaled by how fast the trunk is now, so that `timed` needs few shapes.
     explicit PassTimes(const TimedPasses& timed, const PassTimes* other_sampler = nullptr);
 
     double seconds(const PassShape& shape) const;
-    // Correct the estimate by a pass that took `seconds`. The first passes of a shape mostly change
-    // its own correction, later ones mostly the slowness of all.
+    // Correct the estimate by a pass that took `seconds`. The first passes of a shape correct
+    // mostly its ratio, later passes mostly the slowness of all shapes.
     void record(const PassShape& shape, double seconds);
     int max_rows() const { return max_rows_; }
     double slowness() const { return slowness_; }
@@ -86,18 +87,18 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    Line trunk_,
-        adapter_;  // seconds of the trunk by rows, and what it takes longer with look-ahead rows
-    Line tail_, drafts_;  // seconds of the tail by sampled rows, and those that drafts add
-    std::map<PassShape, double> ratios_;  // the corrections
-    std::map<PassShape, int> passes_;     // how many passes were recorded
+    // The estimate is the sum of these four: of the trunk by rows, its extra seconds with
+    // look-ahead rows, of the tail by sampled rows, and its extra seconds by drafts.
+    Line trunk_, adapter_, tail_, drafts_;
+    std::map<PassShape, double> ratios_;
+    std::map<PassShape, int> passes_;  // how many passes were recorded
 };
 
 // The plans to time: a few from the narrowest to the widest of a bundle, since pass times are
 // nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
-// Time passes of `plans` in turn, and return the shortest times, which disturbances changed least.
+// Time passes of `plans` in turn. Returns the shortest times: disturbances only make passes slower.
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time,
                                  const std::vector<Plan>& plans);
 

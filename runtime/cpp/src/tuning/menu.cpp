@@ -11,7 +11,7 @@ namespace {
 
 // The drafts of two-pass and fused plans in the menu, which also has plans with L drafts.
 constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
-// The probability that the second, third, ... likeliest token is right if the likeliest is wrong.
+// The probabilities that the second, third, ... likeliest token is right if the likeliest is wrong.
 constexpr std::array<double, 5> later_choice_shares{0.30, 0.12, 0.07, 0.048, 0.036};
 // The acceptance of a first choice after a second or later choice, relative to one after a first.
 constexpr double after_later_ratio = 0.75;
@@ -19,12 +19,12 @@ constexpr int num_squarings = 9;  // after 2^9 windows the distribution is stati
 
 using Matrix = std::vector<std::vector<double>>;
 
-Matrix squared(const Matrix& steps) {
-    Matrix result(steps.size(), std::vector<double>(steps.size(), 0.0));
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-        for (std::size_t k = 0; k < steps.size(); ++k) {
-            for (std::size_t j = 0; j < steps.size(); ++j)
-                result[i][j] += steps[i][k] * steps[k][j];
+Matrix squared(const Matrix& matrix) {
+    const std::size_t size = matrix.size();
+    Matrix result(size, std::vector<double>(size, 0.0));
+    for (std::size_t i = 0; i < size; ++i) {
+        for (std::size_t k = 0; k < size; ++k) {
+            for (std::size_t j = 0; j < size; ++j) result[i][j] += matrix[i][k] * matrix[k][j];
         }
     }
     return result;
@@ -40,12 +40,13 @@ std::vector<double> tree_acceptance(const Tree& tree, const std::vector<double>&
     std::vector<Row> rows{Row()};
     std::vector<double> result;
     for (const int parent : tree) {
-        Row& before = rows[static_cast<std::size_t>(parent)];
-        Row row = before;
-        const double first =
+        Row& parent_row = rows[static_cast<std::size_t>(parent)];
+        Row row = parent_row;
+        const double first_choice =  // the acceptance of the row's first choice
             row.ratio * (cumulative[row.depth + 1] / std::max(cumulative[row.depth], 1e-9));
-        const std::size_t rank = std::min(before.children++, later_choice_shares.size());
-        row.acceptance *= rank > 0 ? later_choice_shares[rank - 1] * (1 - first) : first;
+        const std::size_t rank = std::min(parent_row.children++, later_choice_shares.size());
+        row.acceptance *=
+            rank > 0 ? later_choice_shares[rank - 1] * (1 - first_choice) : first_choice;
         row.ratio *= rank > 0 ? after_later_ratio : 1.0;
         row.depth += 1;
         row.children = 0;
@@ -99,7 +100,7 @@ std::vector<Cycle> menu(int depth, const Capabilities* capabilities) {
 
 double expected_tokens(const Cycle& cycle, const std::vector<double>& cumulative) {
     const Plan& plan = cycle.plans.front();
-    if (!plan.is_fused()) {
+    if (!plan.is_fused()) {  // of the two passes of two-pass, one verifies drafts
         return 1 + std::accumulate(cumulative.begin() + 1, cumulative.begin() + 1 + cycle.depth(),
                                    0.0) /
                        2;
@@ -116,22 +117,24 @@ double expected_tokens(const Cycle& cycle, const std::vector<double>& cumulative
     // the next drafts are groups[a] deep. Half of the chain's steps keep the state: that excludes
     // periods without changing the stationary distribution.
     const auto states = static_cast<std::size_t>(plan.depth()) + 1;
-    Matrix steps(states, std::vector<double>(states, 0.0));
+    Matrix transitions(states, std::vector<double>(states, 0.0));
     std::vector<double> drafts(states, 0.0);  // expected accepted drafts, by state
-    for (std::size_t deep = 0; deep < states; ++deep) {
+    for (std::size_t state = 0; state < states; ++state) {
         std::vector<double> last(depths.size());  // probabilities that a row is accepted last
         for (std::size_t row = 0; row < depths.size(); ++row) {
-            last[row] = depths[row] <= static_cast<int>(deep) ? accepted[row] : 0.0;
+            last[row] = depths[row] <= static_cast<int>(state) ? accepted[row] : 0.0;
             if (row == 0) continue;
-            drafts[deep] += last[row];
+            drafts[state] += last[row];
             last[static_cast<std::size_t>(parents[row - 1])] -= last[row];
         }
-        for (std::size_t row = 0; row < last.size(); ++row)
-            steps[deep][static_cast<std::size_t>(plan.groups[row])] += std::max(last[row], 0.0) / 2;
-        steps[deep][deep] += 0.5;
+        for (std::size_t row = 0; row < last.size(); ++row) {
+            transitions[state][static_cast<std::size_t>(plan.groups[row])] +=
+                std::max(last[row], 0.0) / 2;
+        }
+        transitions[state][state] += 0.5;
     }
-    for (int i = 0; i < num_squarings; ++i) steps = squared(steps);
-    return 1 + std::inner_product(drafts.begin(), drafts.end(), steps[0].begin(), 0.0);
+    for (int i = 0; i < num_squarings; ++i) transitions = squared(transitions);
+    return 1 + std::inner_product(drafts.begin(), drafts.end(), transitions[0].begin(), 0.0);
 }
 
 }  // namespace pass

@@ -9,8 +9,8 @@
 
 namespace pass {
 
-// Group sizes of fused windows with 8 and 16 rows, because processors multiply matrices in tiles of
-// so many rows, and one more row takes another tile.
+// Group sizes of fused windows with 8 and 16 rows: processors multiply matrices in tiles of so many
+// rows, and a window with one more row takes another tile.
 inline const std::vector<std::vector<int>> tile_groups{{2, 2, 1}, {3, 3, 3, 3}};
 
 // Plain decoding, which comes first, and the cycles that are at most `depth` drafts deep. Fused
@@ -18,8 +18,8 @@ inline const std::vector<std::vector<int>> tile_groups{{2, 2, 1}, {3, 3, 3, 3}};
 // follow; fused plans also `tile_groups`. capabilities: null allows every plan but trees.
 std::vector<Cycle> menu(int depth, const Capabilities* capabilities = nullptr);
 
-// The expected tokens per pass of one sequence, if passes accept independently of each other.
-// cumulative [L+1]: the probability that the first i drafts of a chain are all accepted, by i.
+// The tokens that a pass is expected to write in one sequence, if passes accept independently of
+// each other. cumulative [L+1]: the probabilities that the first i drafts of a chain are accepted.
 double expected_tokens(const Cycle& cycle, const std::vector<double>& cumulative);
 
 }  // namespace pass

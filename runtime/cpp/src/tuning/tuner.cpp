@@ -10,7 +10,7 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
-constexpr double decision_time_share = 0.005;          // decisions take at most so much of decoding
+constexpr double decision_time_share = 0.005;          // of the decoding time, for decisions
 // After a decision, a cycle that did not run in the last idle_passes passes is tried for
 // trial_passes, if it is expected to be at least as fast as the chosen cycle. Plain decoding is
 // tried whatever its rate, because all cycles are compared with it.
@@ -37,7 +37,8 @@ std::vector<double> conditional_rates(const std::vector<double>& acceptance, int
 // The acceptance of sampled drafts relative to greedy ones, if a bundle states only the latter.
 constexpr double sampled_acceptance_ratio = 0.6;
 
-// The cumulative acceptance that the bundle states for `sampler`, or else one from the greedy one.
+// The cumulative acceptance that the bundle states for `sampler`; estimated from that of greedy
+// decoding if it states none.
 std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
     if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
     if (!lookahead.acceptance_per_position_sampled.empty())
@@ -60,7 +61,7 @@ Tuner::Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptan
 
 void Tuner::observe(const Plan& plan, int batch, double seconds) {
     passes_ += 1;
-    decoding_ += seconds;
+    pass_seconds_ += seconds;
     last_ran_[{plan.name, batch}] = passes_;
     by_batch_.at(by_batch_.contains(batch) ? batch : 1).record(shape_of(plan, batch), seconds);
 }
@@ -97,21 +98,22 @@ Candidate Tuner::next_candidate(int lookahead, int batch,
                                 const std::vector<const ConditionalAcceptance*>& acceptances) {
     const double started = now();
     const std::pair key(lookahead, batch);
-    auto known = decisions_.find(key);
-    if (known != decisions_.end()) decided_ = known->second.decided;
-    if (known == decisions_.end() ||
-        (passes_ - decided_at_ >= decision_interval_passes && decoding_ >= due_)) {
-        known = decisions_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
+    auto entry = decisions_.find(key);
+    if (entry != decisions_.end()) decided_ = entry->second.decided;
+    if (entry == decisions_.end() ||
+        (passes_ - decided_at_ >= decision_interval_passes && pass_seconds_ >= due_seconds_)) {
+        entry = decisions_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
         decided_at_ = passes_;
-        due_ = std::max(due_, decoding_) + (now() - started) / decision_time_share;
+        due_seconds_ =
+            std::max(due_seconds_, pass_seconds_) + (now() - started) / decision_time_share;
     }
-    decided_ = known->second.decided;
-    return passes_ < known->second.ends ? known->second.trial : decided_;
+    decided_ = entry->second.decided;
+    return passes_ < entry->second.trial_end ? entry->second.trial : decided_;
 }
 
-// Decides for the best candidate if it is switch_margin times as fast as the present one, else for
-// the present one. Plain decoding counts as the present one, unless that is switch_margin times as
-// fast as plain decoding.
+// Decide for the fastest candidate if it is switch_margin times as fast as the present one, else
+// for the present one: the last decided cycle if that is switch_margin times as fast as plain
+// decoding, else plain decoding.
 Tuner::Decision Tuner::decide(int lookahead, int batch,
                               const std::vector<const ConditionalAcceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());
@@ -121,22 +123,22 @@ Tuner::Decision Tuner::decide(int lookahead, int batch,
         for (std::size_t i = 0; i < cumulative.size(); ++i)
             cumulative[i] += own[i] / static_cast<double>(acceptances.size());
     }
-    const std::vector<Candidate> result = candidates(lookahead, batch, cumulative);
+    const std::vector<Candidate> ranked = candidates(lookahead, batch, cumulative);
     const auto matching = [&](const auto& test) {
-        return std::find_if(result.begin(), result.end(), test);
+        return std::find_if(ranked.begin(), ranked.end(), test);
     };
     const auto plain = matching([](const Candidate& each) { return each.cycle.depth() == 0; });
     auto present = matching([&](const Candidate& each) { return each.cycle == decided_.cycle; });
-    if (present == result.end() || present->rate() < switch_margin * plain->rate()) present = plain;
+    if (present == ranked.end() || present->rate() < switch_margin * plain->rate()) present = plain;
     const Candidate& decided =
-        result.front().rate() >= switch_margin * present->rate() ? result.front() : *present;
-    auto trial = matching([&](const Candidate& each) {
+        ranked.front().rate() >= switch_margin * present->rate() ? ranked.front() : *present;
+    const auto trial = matching([&](const Candidate& each) {
         const auto ran = last_ran_.find({each.cycle.plans.front().name, batch});
         const bool idle = ran == last_ran_.end() || passes_ - ran->second >= idle_passes;
         return idle && passes_ > 0 && (each.cycle.depth() == 0 || each.rate() >= decided.rate());
     });
-    const Candidate& tried = trial == result.end() ? decided : *trial;
-    // It counts as run, even if a pass runs the plan that a request names instead.
+    const Candidate& tried = trial == ranked.end() ? decided : *trial;
+    // The trial counts as run, even if a pass runs the plan that a request names instead.
     last_ran_[{tried.cycle.plans.front().name, batch}] = passes_;
     return {decided, tried, passes_ + trial_passes};
 }
@@ -148,21 +150,21 @@ Tuners::Tuners(Runner& runner) : runner_(runner) {
 }
 
 bool Tuners::is_timed(Sampler sampler, int batch) const {
-    const auto found = tuners_.find(sampler);
-    if (found == tuners_.end()) return false;
-    return batch == 1 || plans_.at(batch).empty() || found->second.by_batch().contains(batch);
+    const auto tuner = tuners_.find(sampler);
+    if (tuner == tuners_.end()) return false;
+    return batch == 1 || plans_.at(batch).empty() || tuner->second.by_batch().contains(batch);
 }
 
 Tuner* Tuners::get(Sampler sampler, int batch) {
     if (!is_timed(sampler, batch) && !fits(batch)) return nullptr;
-    auto found = tuners_.find(sampler);
-    if (found == tuners_.end()) {
+    auto entry = tuners_.find(sampler);
+    if (entry == tuners_.end()) {
         const LookaheadInfo& lookahead = runner_.backend().manifest().lookahead;
-        Tuner fresh(times(sampler, 1), static_cast<int>(lookahead.length),
-                    stated_acceptance(lookahead, sampler), runner_.backend().capabilities());
-        found = tuners_.emplace(sampler, std::move(fresh)).first;
+        Tuner made(times(sampler, 1), static_cast<int>(lookahead.length),
+                   stated_acceptance(lookahead, sampler), runner_.backend().capabilities());
+        entry = tuners_.emplace(sampler, std::move(made)).first;
     }
-    Tuner& tuner = found->second;
+    Tuner& tuner = entry->second;
     if (!is_timed(sampler, batch)) tuner.add_batch(batch, times(sampler, batch));
     return &tuner;
 }
@@ -178,14 +180,16 @@ bool Tuners::fits(int batch) const {
 
 PassTimes Tuners::times(Sampler sampler, int batch) {
     std::vector<Plan> plans = plans_.at(batch);
-    const PassTimes* like = nullptr;
+    const PassTimes* other_sampler = nullptr;
     for (const auto& [other, tuner] : tuners_) {
-        if (tuner.by_batch().contains(batch)) like = &tuner.by_batch().at(batch);
+        if (tuner.by_batch().contains(batch)) other_sampler = &tuner.by_batch().at(batch);
     }
-    if (like != nullptr) {
+    if (other_sampler != nullptr) {
         int max_drafts = 0;  // of the plans that only verify
         for (const Plan& plan : plans)
             max_drafts = plan.groups.empty() ? std::max(max_drafts, plan.drafts) : max_drafts;
+        // Tails differ by sampled rows and drafts: plain decoding, the widest plan that only
+        // verifies, and the plans that only draft show both.
         std::erase_if(plans, [&](const Plan& plan) {
             return plan.drafts > 0 && (plan.drafts < max_drafts || !plan.groups.empty());
         });
@@ -196,7 +200,7 @@ PassTimes Tuners::times(Sampler sampler, int batch) {
     const std::vector<PassSeconds> seconds = measure(time, plans);
     TimedPasses timed;
     for (std::size_t i = 0; i < plans.size(); ++i) timed[shape_of(plans[i], batch)] = seconds[i];
-    return PassTimes(timed, like);
+    return PassTimes(timed, other_sampler);
 }
 
 std::vector<Plan> Tuners::timed_plans(int batch) const {

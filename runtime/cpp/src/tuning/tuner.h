@@ -12,12 +12,12 @@
 
 namespace pass {
 
-// Switch to a cycle only if its expected rate is at least this many times the current cycle's, and
-// to plain decoding if the current rate is below this many times that of plain decoding.
+// Switch to a cycle only if its expected rate is at least this many times the present cycle's, and
+// to plain decoding unless the present rate is at least this many times that of plain decoding.
 inline constexpr double switch_margin = 1.03;
 
-// A cycle of the menu. tokens: how many a pass is expected to write for each sequence. seconds: of
-// a pass over the whole batch.
+// A cycle of the menu. tokens: how many tokens a pass is expected to write in each sequence.
+// seconds: how long a pass over the whole batch is expected to take.
 struct Candidate {
     Cycle cycle;
     double tokens = 0;
@@ -34,10 +34,11 @@ class Tuner {
     Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
           std::optional<Capabilities> capabilities = {});
 
-    // Pass times by batch size.
+    // Pass times by batch size, as far as they were timed.
     const std::map<int, PassTimes>& by_batch() const { return by_batch_; }
     void add_batch(int batch, PassTimes times) { by_batch_.emplace(batch, std::move(times)); }
-    // A batch whose size was not timed counts as one window with as many rows.
+    // The times of passes over `batch` slots. If they were not timed, those over one slot, in which
+    // a pass over the batch counts as one window with as many rows.
     const PassTimes& times(int batch) const {
         return by_batch_.at(by_batch_.contains(batch) ? batch : 1);
     }
@@ -57,18 +58,20 @@ class Tuner {
         return ConditionalAcceptance(lookahead_acceptance_.rates());
     }
 
-    // The candidate for the next pass. It is decided anew from time to time, and at once for a new
-    // look-ahead or batch size. acceptances: of look-ahead drafts in each sequence that runs.
+    // The candidate for the next pass: that of the last decision, or one that is on trial. A
+    // decision is made from time to time, and at once for a new look-ahead or batch size.
+    // acceptances: of look-ahead drafts, in each sequence that runs.
     Candidate next_candidate(int lookahead, int batch,
                              const std::vector<const ConditionalAcceptance*>& acceptances);
-    // The menu, the fastest first, without deeper drafts and windows wider than those timed.
+    // The menu for `lookahead`, the fastest cycle first, without windows wider than those timed.
+    // cumulative: as for `expected_tokens`.
     std::vector<Candidate> candidates(int lookahead, int batch,
                                       const std::vector<double>& cumulative) const;
 
    private:
     struct Decision {
         Candidate decided, trial;
-        std::int64_t ends = 0;  // the trial ends when passes_ is this
+        std::int64_t trial_end = 0;  // the trial ends when passes_ reaches this
     };
     Decision decide(int lookahead, int batch,
                     const std::vector<const ConditionalAcceptance*>& acceptances);
@@ -80,15 +83,18 @@ class Tuner {
     ConditionalAcceptance lookahead_acceptance_;
     std::map<int, ConditionalAcceptance> ngrams_;
     Candidate decided_;
-    std::map<std::pair<int, int>, Decision> decisions_;             // by look-ahead and batch
-    std::map<std::pair<std::string, int>, std::int64_t> last_ran_;  // passes_, by plan and batch
-    std::int64_t passes_ = 0, decided_at_ = 0;  // passes so far; their number at the last decision
-    double decoding_ = 0, due_ = 0;  // seconds of all passes; the next decision waits for due_
+    std::map<std::pair<int, int>, Decision> decisions_;  // by look-ahead and batch
+    // What `passes_` was when a plan last ran, by its name and batch.
+    std::map<std::pair<std::string, int>, std::int64_t> last_ran_;
+    std::int64_t passes_ = 0;      // how many passes ran so far
+    std::int64_t decided_at_ = 0;  // what `passes_` was at the last decision
+    double pass_seconds_ = 0;      // of all passes so far
+    double due_seconds_ = 0;       // the next decision waits until `pass_seconds_` reaches this
 };
 
-// The tuners of a session, each made for the first request with its sampler. Passes of all widths
-// are timed for the first sampler, at each batch size; later samplers share the trunk's times, so
-// only passes that show how their tails differ are timed.
+// The tuners of a session, one for each sampler, made for the first request with that sampler. For
+// the first sampler, passes of all widths are timed at each batch size. Later samplers use its
+// times of the trunk, so only passes that show how their tails differ are timed.
 //
 // Which passes are timed depends on the bundle, the engine and the capacity alone, not on the room
 // that running sequences leave in the KV cache: with too little room, timing is put off.
@@ -105,13 +111,13 @@ class Tuners {
     Tuner* get(Sampler sampler, int batch);
 
    private:
-    // Whether the KV cache has room for the passes to time with one slot and with `batch` slots.
+    // Whether the KV cache has room for the passes that are timed with one and with `batch` slots.
     bool fits(int batch) const;
-    // Time passes, only a few if another sampler's times for this batch size are known.
+    // Time passes: only a few if another sampler was timed at this batch size.
     PassTimes times(Sampler sampler, int batch);
     // The plans to time over `batch` slots; the first is the narrowest. Their windows take at most
-    // half the capacity, so that texts have the other half. Empty if they have one width, from
-    // which no other can be estimated.
+    // half the capacity, so that texts have the other half. Empty if all have the same width, from
+    // which the times of other widths cannot be estimated.
     std::vector<Plan> timed_plans(int batch) const;
 
     Runner& runner_;
