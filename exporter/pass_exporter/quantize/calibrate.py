@@ -1,12 +1,12 @@
-"""Chooses the static activation scale of every quantization point, on some text.
+"""Chooses the static scale of every quantization point by the loss that rounding causes on a text.
 
-The cost of rounding is estimated as a change of the model's loss. If rounding changes a tensor by
-d, the mean log-likelihood changes by about the mean over rows of sum(g^2 d^2) / 2, with g the
-gradient at the tensor (the diagonal of the empirical Fisher information). One forward and one
-backward pass give this for every point and any number of scales, and for the outputs of layers
-whose weights are rounded. For SmolLM2 the sum over all static layers was 0.029 nats per token; the
-real loss was 0.044 on Wikipedia and 0.028 on code. Measured on the text that gave the channel
-maxima, the sum would be half as large.
+The loss is estimated. If rounding changes a tensor by d, the mean log-likelihood of a token falls
+by about the mean over rows of sum(g^2 d^2) / 2, where g is the log-likelihood's gradient at the
+tensor (the diagonal of the empirical Fisher information). One forward and one backward pass give g
+at every point, and so the loss of any number of scales; and they give g at the outputs of the
+layers, and so the loss from rounding weights. With static scales at all points of SmolLM2 the
+losses add up to 0.029 nats per token; the real loss was 0.044 on Wikipedia and 0.028 on code. On
+the text that gave the channel maxima they would add up to half of that, so another text is used.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from pass_exporter.quantize.spec import MAX_SIGNED_CODE, WeightScheme
 
 MAX_CODE = MAX_SIGNED_CODE["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Scales to try, as factors of the scale that covers `channel_maxima`; values beyond a scale are
+"""Factors to try on the scale that just covers `channel_maxima`. Values beyond the scale are
 clipped. Some factors exceed 1, because an MLP may output values ten times as large as any in the
 thousands of tokens that gave the maxima."""
 BATCH_TOKENS = 512
-"""Tokens per pass. It bounds the memory of the activations that are kept for the backward pass."""
+"""Tokens per pass. This bounds the memory of the activations that the backward pass needs."""
 LOSS_SCALE = 256.0
-"""The likelihood is multiplied by it, so that small gradients do not vanish in float16."""
+"""The log-likelihood is multiplied by this, so that small gradients do not vanish in float16."""
 
 Watch = Callable[[QuantPoint, int, torch.Tensor], torch.Tensor | None]
-"""(point, index of the reader, its input) -> a replacement for the input, or None for no change."""
+"""(point, index of one of its readers, the reader's input) -> the input to use instead, or None."""
 
 
 @dataclass(frozen=True)
 class StaticScale:
     """A point's static scale.
 
-    scale: of its int8 codes.
-    loss: the estimated cost, in nats per token, of rounding the tensor and its readers' weights.
+    scale: the activation that the int8 code 1 stands for.
+    loss: the estimated loss, in nats per token, from rounding the tensor and its readers' weights.
     """
 
     scale: float
@@ -52,12 +52,12 @@ class StaticScale:
 
 
 def activation_codes(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """QuantizeLinear(x) to int8 with zero point 0, in the dtype of x."""
+    """Return the int8 codes, in the dtype of x, that QuantizeLinear gives with zero point 0."""
     return (x / scale).round_().clamp_(-MAX_CODE - 1, MAX_CODE)
 
 
 def round_activations(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """DequantizeLinear(QuantizeLinear(x)) with zero point 0."""
+    """Return x rounded to the values of int8 codes."""
     return activation_codes(x, scale).mul_(scale)
 
 
@@ -65,19 +65,19 @@ def round_activations(x: torch.Tensor, scale: float) -> torch.Tensor:
 def channel_maxima(
     model: PreTrainedModel, points: list[QuantPoint], ids: torch.Tensor, step: Step
 ) -> dict[QuantPoint, torch.Tensor]:
-    """Return the largest magnitude of every channel [in] on the text ids [N,T]."""
-    found: dict[QuantPoint, torch.Tensor] = {}
+    """Return by point the largest magnitude of every channel [in] on text with ids [N,T]."""
+    maxima: dict[QuantPoint, torch.Tensor] = {}
 
     def record(point: QuantPoint, x: torch.Tensor) -> None:
         largest = x.abs().flatten(0, -2).amax(0).float()
-        found[point] = torch.maximum(found[point], largest) if point in found else largest
+        maxima[point] = torch.maximum(maxima[point], largest) if point in maxima else largest
 
     batches = _batches(ids)
     with bf16_autocast(model), _watching(model, points, lambda point, _, x: record(point, x)):
         for done, rows in enumerate(batches):
             model.model(input_ids=rows, use_cache=False)
             step(done + 1, len(batches))
-    return found
+    return maxima
 
 
 def static_scales(
@@ -87,9 +87,12 @@ def static_scales(
     ids: torch.Tensor,
     step: Step,
 ) -> dict[QuantPoint, StaticScale]:
-    """Return each point's scale of least cost on the text ids [N,T]. scheme: of weights."""
+    """Return each point's scale of least loss on text with ids [N,T].
+
+    maxima: the result of `channel_maxima` on another text. scheme: the scheme of weights.
+    """
     losses, batches = _Losses(maxima), _batches(ids)
-    with bf16_autocast(model), losses.measured(model, scheme):
+    with bf16_autocast(model), losses.collecting(model, scheme):
         for done, rows in enumerate(batches):
             embedded = model.get_input_embeddings()(rows).requires_grad_()
             hidden = model.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
@@ -101,30 +104,28 @@ def static_scales(
 def _likelihood_gradient(
     model: PreTrainedModel, hidden: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient [N,T,H] of the log-likelihood of ids [N,T] at hidden, times LOSS_SCALE.
-
-    Works on one sequence at a time, so that only one sequence's logits are in memory.
-    """
-    found = torch.zeros_like(hidden)
-    for states, tokens, gradient in zip(hidden, ids, found, strict=True):
+    """Return the gradient of the log-likelihood of ids [N,T] at `hidden`, both [N,T,H], times
+    LOSS_SCALE. The logits of only one sequence at a time are in memory."""
+    gradients = torch.zeros_like(hidden)
+    for states, tokens, gradient in zip(hidden, ids, gradients, strict=True):
         inputs = states[:-1].requires_grad_()
         logits = model.lm_head(inputs).float()
         likelihood = logits.log_softmax(-1).gather(1, tokens[1:, None]).sum()
         gradient[:-1] = torch.autograd.grad(likelihood * LOSS_SCALE, inputs)[0]
-    return found
+    return gradients
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Split the sequences [N,T] into batches of BATCH_TOKENS tokens, or of one sequence."""
+    """Split the sequences [N,T] into batches of at most BATCH_TOKENS tokens, or one sequence."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
 class _Losses:
-    """The cost of rounding by point, in nats, summed over the tokens so far.
+    """Sums up the estimated loss from rounding by point, in nats.
 
-    covering: the scale that covers the maxima. inputs: the cost of rounding the tensor, for every
-    factor in CLIPS.
-    weights: the cost of rounding the readers' weights.
+    covering: the scale that just covers the maxima.
+    inputs: the loss from rounding the tensor with every factor of CLIPS.
+    weights: the loss from rounding the readers' weights.
     """
 
     def __init__(self, maxima: Mapping[QuantPoint, torch.Tensor]) -> None:
@@ -135,8 +136,8 @@ class _Losses:
         self.weights = dict.fromkeys(maxima, 0.0)
 
     @contextmanager
-    def measured(self, model: PreTrainedModel, scheme: WeightScheme) -> Iterator[None]:
-        """Within the block, every backward pass adds to the sums."""
+    def collecting(self, model: PreTrainedModel, scheme: WeightScheme) -> Iterator[None]:
+        """Let every backward pass within the block add to the sums."""
         layers = linear_layers(model)
         with _watching(model, self.inputs, self._input_watch()), ExitStack() as hooks:
             for point in self.inputs:
@@ -147,54 +148,58 @@ class _Losses:
             yield
 
     def best(self, tokens: int) -> dict[QuantPoint, StaticScale]:
-        found = {}
+        """Return each point's scale of least loss. tokens: the number that the sums are over."""
+        scales = {}
         for point, losses in self.inputs.items():
             clip = int(losses.argmin())
             loss = (float(losses[clip]) + self.weights[point]) / tokens
-            found[point] = StaticScale(self.covering[point] * CLIPS[clip], loss)
-        return found
+            scales[point] = StaticScale(self.covering[point] * CLIPS[clip], loss)
+        return scales
 
     def _input_watch(self) -> Watch:
-        seen: dict[QuantPoint, torch.Tensor] = {}
+        """Return a function that adds to `inputs` when all readers of a point have gradients."""
+        tensors: dict[QuantPoint, torch.Tensor] = {}
         gradients: dict[QuantPoint, torch.Tensor] = {}
-        missing: dict[QuantPoint, int] = {}
+        readers_left: dict[QuantPoint, int] = {}
 
         def watch(point: QuantPoint, reader: int, x: torch.Tensor) -> torch.Tensor:
-            """Give each reader its own view: its gradient leaves out users such as the residual."""
-            if not reader:
-                seen[point] = x.detach()
-                missing[point] = len(point.readers)
+            if reader == 0:
+                tensors[point] = x.detach()
+                readers_left[point] = len(point.readers)
                 gradients[point] = torch.zeros_like(x)
+            # The gradient at x itself would include what else reads x, such as the residual sum.
             view = x.view_as(x)
             view.register_hook(lambda gradient: collect(point, gradient))  # type: ignore[no-untyped-call]
             return view
 
         def collect(point: QuantPoint, gradient: torch.Tensor) -> None:
             gradients[point] += gradient
-            missing[point] -= 1
-            if not missing[point]:
+            readers_left[point] -= 1
+            if not readers_left[point]:
                 self.inputs[point] += _clip_losses(
-                    seen.pop(point), gradients.pop(point), self.covering[point]
+                    tensors.pop(point), gradients.pop(point), self.covering[point]
                 )
 
         return watch
 
     def _output_hook(self, point: QuantPoint, scheme: WeightScheme) -> Callable[..., None]:
+        """Return a hook for a reader of `point` that adds to `weights` in the backward pass."""
+
         def hook(layer: torch.nn.Linear, inputs: tuple[torch.Tensor], y: torch.Tensor) -> None:
             error = round_to(scheme, layer.weight).dequantized() - layer.weight
-            moved = torch.nn.functional.linear(inputs[0].detach(), error)
-            y.register_hook(lambda gradient: collect(gradient, moved))  # type: ignore[no-untyped-call]
+            change = torch.nn.functional.linear(inputs[0].detach(), error)
+            y.register_hook(lambda gradient: collect(gradient, change))  # type: ignore[no-untyped-call]
 
-        def collect(gradient: torch.Tensor, moved: torch.Tensor) -> None:
-            self.weights[point] += float((_fisher(gradient) * moved.float().square()).sum())
+        def collect(gradient: torch.Tensor, change: torch.Tensor) -> None:
+            self.weights[point] += float((_half_square(gradient) * change.float().square()).sum())
 
         return hook
 
 
 def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> torch.Tensor:
-    """Return the costs of rounding x with CLIPS times the scale `covering`, float64 [len(CLIPS)].
+    """Return the losses, float64 [len(CLIPS)], from rounding x with the scales CLIPS * covering.
 
-    Works in place, on chunks that fit into a core's cache.
+    The work is done in place, on chunks that fit into a core's cache.
     """
     losses = torch.zeros(len(CLIPS), dtype=torch.float64)
     for part, slope in zip(
@@ -202,37 +207,38 @@ def _clip_losses(x: torch.Tensor, gradient: torch.Tensor, covering: float) -> to
         torch.split(gradient.flatten(), CHUNK_ELEMENTS),
         strict=True,
     ):
-        values, weight = part.float(), _fisher(slope)
+        values, factors = part.float(), _half_square(slope)
         for index, clip in enumerate(CLIPS):
-            moved = round_activations(values, covering * clip).sub_(values)
-            losses[index] += torch.dot(moved.mul_(moved), weight)
+            change = round_activations(values, covering * clip).sub_(values)
+            losses[index] += torch.dot(change.mul_(change), factors)
     return losses
 
 
-def _fisher(gradient: torch.Tensor) -> torch.Tensor:
-    """g^2 / 2, the factor from a squared change of the tensor to its cost."""
+def _half_square(gradient: torch.Tensor) -> torch.Tensor:
+    """Return g^2 / 2, the loss per squared change of the tensor, for g = gradient / LOSS_SCALE."""
     return (gradient.float() / LOSS_SCALE).square() / 2
 
 
-def too_costly(found: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
-    """Return the fewest points without which the others cost at most `budget` nats per token."""
-    rest, left_out = sum(static.loss for static in found.values()), []
-    for point, static in sorted(found.items(), key=lambda item: -item[1].loss):
-        if rest <= budget:
+def too_costly(scales: Mapping[QuantPoint, StaticScale], budget: float) -> list[QuantPoint]:
+    """Return the fewest points without which the sum of losses is at most `budget`."""
+    left_out: list[QuantPoint] = []
+    loss = sum(static.loss for static in scales.values())
+    for point, static in sorted(scales.items(), key=lambda item: -item[1].loss):
+        if loss <= budget:
             break
-        rest -= static.loss
+        loss -= static.loss
         left_out.append(point)
     return left_out
 
 
 @contextmanager
 def _watching(model: PreTrainedModel, points: Iterable[QuantPoint], watch: Watch) -> Iterator[None]:
-    """Within the block, `watch` is called on every input of the readers of `points`."""
+    """Call `watch` within the block on every input of the readers of `points`."""
 
     def hook(point: QuantPoint, reader: int) -> Callable[..., tuple[torch.Tensor] | None]:
         def call(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
-            changed = watch(point, reader, inputs[0])
-            return None if changed is None else (changed,)
+            replacement = watch(point, reader, inputs[0])
+            return None if replacement is None else (replacement,)
 
         return call
 

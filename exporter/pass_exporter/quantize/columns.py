@@ -1,13 +1,13 @@
-"""Reduces outlier channels of the LM head's input, so that 8 bits with one scale are enough for it.
+"""Reduces outlier channels of the LM head's input, so that int8 codes with one scale suffice.
 
-The scale must cover the largest magnitude, so a few large channels would leave all others few
-codes. Two transformations reduce these channels without changing the product:
+The scale must cover the largest magnitude, so a few large channels would leave few codes for the
+values of all others. Two transformations reduce large channels and keep the product the same:
 
-- SmoothQuant: a channel is divided by a factor, and its weights are multiplied
+- SmoothQuant: a channel is divided by a factor, and its weights are multiplied by the factor
   (`pass_exporter.quantize.smooth`);
 - outlier channel splitting (Zhao et al. 2019, arXiv 1901.09504): n columns with the same weights
-  replace a channel, and each holds 1/n of it. Their rounding thresholds are 1/n of a code apart, so
-  their sum has n times the resolution.
+  replace a channel, and each holds 1/n of it. Offsets shift the columns' rounding thresholds by 1/n
+  of a code each, so that their sum has n times the resolution.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch
 from pass_exporter.quantize.smooth import MIN_MAGNITUDE
 
 SMOOTHING_EXPONENT = 0.2
-"""SmoothQuant's alpha: the share of a channel's magnitude that moves to its weights."""
+"""SmoothQuant's alpha (see quantize/smooth.py)."""
 ADDED_COLUMNS = 96
-"""Columns beyond one per channel; each enlarges the product. SmolLM2's perplexity needs 96,
-Qwen2.5-Coder-0.5B's 64."""
+"""The number of columns less that of channels; each more enlarges the product. SmolLM2's perplexity
+needs 96, Qwen2.5-Coder-0.5B's 64."""
 SCALE_MARGIN = 1.25
-"""The scale leaves this much room above the measured maximum. Magnitudes in Wikipedia and Python
-were up to 1.3 times those of the calibration text."""
+"""The scale covers the measured maximum times this. Magnitudes in Wikipedia and Python were up to
+1.3 times those of the calibration text."""
 MAX_CODE = 126.5
-"""The largest magnitude before an offset of less than 0.5 is added, in units of a code."""
+"""The largest magnitude in units of a code, 127 less room for a column's offset (below 0.5)."""
 
 
 @dataclass(frozen=True)
 class ColumnSplit:
-    """The transformation of rows [...,in] to columns [...,n].
+    """The transformation of rows with channels [...,in] to rows with columns [...,n].
 
     divisor [in] float32: the number that each channel is divided by.
-    copies [in] int64: the number of columns of each channel; they are adjacent.
+    copies [in] int64: the number of columns of each channel, which are adjacent.
     scale: the static scale of the columns' codes.
     """
 
@@ -45,25 +45,25 @@ class ColumnSplit:
 
     @property
     def channels(self) -> torch.Tensor:
-        """[n] int64: the channel that each column reads."""
+        """The index [n] int64 of each column's channel."""
         return torch.arange(len(self.copies)).repeat_interleave(self.copies)
 
     @property
     def factors(self) -> torch.Tensor:
-        """[n] float32: the number that each column's channel is multiplied by."""
+        """The numbers [n] float32 by which channels are multiplied to give the columns."""
         return (1 / (self.divisor * self.copies))[self.channels]
 
     @property
     def offsets(self) -> torch.Tensor:
-        """[n] float32: the offset added to each column before it is rounded. A channel's sum is
-        0."""
+        """The offsets [n] float32 that are added to columns before they are rounded. Those of a
+        channel's columns sum to 0, so the product stays the same."""
         return (
             torch.cat([(torch.arange(count) + 0.5) / count - 0.5 for count in self.copies.tolist()])
             * self.scale
         )
 
     def codes(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the codes [...,n] float32 of rows [...,in]."""
+        """Return the codes [...,n], in float32, of rows [...,in]."""
         columns = rows.float()[..., self.channels] * self.factors + self.offsets
         return (columns / self.scale).round_().clamp_(-128, 127)
 
@@ -74,15 +74,18 @@ class ColumnSplit:
 
 
 def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> ColumnSplit:
-    """Choose divisors and copies. weight [out,in]. maxima [in]: the channels' largest values."""
-    magnitudes, largest = (
-        values.float().clamp(min=MIN_MAGNITUDE) for values in (maxima, weight.abs().amax(0))
-    )
-    divisor = magnitudes**SMOOTHING_EXPONENT / largest ** (1 - SMOOTHING_EXPONENT)
+    """Choose the transformation for a weight [out,in].
+
+    maxima [in]: the largest magnitude of each channel of its input. ADDED_COLUMNS go one by one to
+    the channel whose columns are the largest.
+    """
+    magnitudes = maxima.float().clamp(min=MIN_MAGNITUDE)
+    largest_weights = weight.abs().amax(0).float().clamp(min=MIN_MAGNITUDE)
+    divisor = magnitudes**SMOOTHING_EXPONENT / largest_weights ** (1 - SMOOTHING_EXPONENT)
     divisor /= divisor.median()
-    copies, magnitudes = torch.ones(len(maxima), dtype=torch.int64), magnitudes / divisor
+    magnitudes = magnitudes / divisor
+    copies = torch.ones(len(maxima), dtype=torch.int64)
     for _ in range(ADDED_COLUMNS):
         copies[(magnitudes / copies).argmax()] += 1
-    return ColumnSplit(
-        divisor, copies, float((magnitudes / copies).max()) * SCALE_MARGIN / MAX_CODE
-    )
+    largest_column = float((magnitudes / copies).max())
+    return ColumnSplit(divisor, copies, largest_column * SCALE_MARGIN / MAX_CODE)

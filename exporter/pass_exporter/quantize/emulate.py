@@ -1,4 +1,4 @@
-"""Runs the torch model with its activations rounded as in the graph, for the exporter's check."""
+"""Runs the torch model with its activations rounded as in the trunk, for the exporter's check."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class QuantizedInput:
 def rounded_activations(
     model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel
 ) -> Iterator[dict[str, QuantizedInput]]:
-    """Within the block, the inputs of layers with a static scale, and of adapters, are rounded.
+    """Round the inputs of layers with a static scale, and of their adapter, within the block.
 
-    Yields the rounded inputs of the last pass, by the name of the weight that reads them.
+    Yields the rounded inputs of the last pass, by the trunk's name of the weight that reads them.
     """
     inputs: dict[str, QuantizedInput] = {}
 
@@ -55,16 +55,17 @@ def rounded_activations(
             adapter, index, rounded(weight, x) if weight in quantized.activations else x
         )
 
-    changed: list[Any] = []
+    # Attributes of the objects hide the methods of their classes, until they are deleted.
+    replaced: list[Any] = []
     for name, layer in (*linear_layers(model).items(), ("lm_head", model.lm_head)):
         if weight_name(name) in quantized.activations:
             layer.forward = forward(layer, weight_name(name))
-            changed.append((layer, "forward"))
+            replaced.append((layer, "forward"))
     if adapter is not None:
         adapter.delta = partial(delta, adapter)  # type: ignore[method-assign]
-        changed.append((adapter, "delta"))
+        replaced.append((adapter, "delta"))
     try:
         yield inputs
     finally:
-        for module, method in changed:
+        for module, method in replaced:
             delattr(module, method)

@@ -3,7 +3,7 @@ the weights of later inputs to compensate for the error in the layer's output.
 
 The Hessian of a layer, the sum of x x^T over its input rows x, says how well one input can
 compensate for another. Text runs through the model once. A layer is rounded when the text reaches
-it, so its input comes from layers that are rounded already.
+it, so its Hessian is computed from the outputs of layers that are rounded already.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from pass_exporter.quantize.spec import QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
-"""The mean of the Hessian's diagonal times this is added to the diagonal."""
+"""The Hessian's diagonal gets this times its mean added, so that Cholesky's method works."""
 
 FORECAST_MINUTES, FORECAST_SHARE = 30, 0.02
-"""After this share of the work, a warning tells the expected time if it is above the minutes."""
+"""After FORECAST_SHARE of the work, a warning says how long all of it will take, if that is more
+than FORECAST_MINUTES."""
 
 MAX_DIRECT_SIZE = 128
 """The size of the largest triangular matrix that is inverted without being split into blocks."""
 
 OUTPUTS_PER_BATCH = 2048
-"""Outputs that are rounded together: so many by a block of inputs fit into a core's cache."""
+"""Outputs that are rounded together: their weights in a block of inputs fit into a core's cache."""
 
 
 @torch.no_grad()
 def gptq_model(
     model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step
 ) -> dict[str, QuantizedWeight]:
-    """Round the decoder's layers and the LM head in place, on text ids [N,T]; return codes by name.
+    """Round the decoder's layers and the LM head in place, on text with ids [N,T]. Return the codes
+    by the layer's name, "lm_head" for the LM head's.
 
-    Skips layers whose number of inputs is not a multiple of the block size. The LM head's name is
-    "lm_head".
+    Layers whose number of inputs is not a multiple of the block size are not rounded.
     """
-    layers, points, found = linear_layers(model), find_points(model), dict[str, QuantizedWeight]()
+    layers, rounded = linear_layers(model), dict[str, QuantizedWeight]()
     assert spec.scheme is not None and spec.lm_head is not None
-    others, attention_in = spec.scheme, spec.attention_in or spec.scheme
+    scheme, attention_scheme = spec.scheme, spec.attention_in or spec.scheme
     forecast = Forecast(
         sum(rounding_cost(*layer.weight.shape) for layer in (*layers.values(), model.lm_head))
     )
@@ -56,52 +57,55 @@ def gptq_model(
             factor = inverse_factor(hessian(x))
             for name in names:
                 module = model.lm_head if name == "lm_head" else layers[name]
-                found[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
+                rounded[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
                 with one_thread():
                     module.weight = torch.nn.Parameter(
-                        found[name].dequantized(), requires_grad=False
+                        rounded[name].dequantized(), requires_grad=False
                     )
                 forecast.add(rounding_cost(*module.weight.shape))
-        step(len(found), len(layers) + 1)
+        step(len(rounded), len(layers) + 1)
 
     def round_at(point: QuantPoint, x: torch.Tensor) -> None:
-        round_readers(attention_in if point.kind == "attention_in" else others, point.readers, x)
+        is_attention_in = point.kind == "attention_in"
+        round_readers(attention_scheme if is_attention_in else scheme, point.readers, x)
 
     handles = [
         layers[point.readers[0]].register_forward_pre_hook(
             lambda _, inputs, point=point: round_at(point, inputs[0])
         )
-        for point in points
+        for point in find_points(model)
     ]
     try:
-        last = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     finally:
         for handle in handles:
             handle.remove()
-    round_readers(spec.lm_head, ("lm_head",), last)
-    return found
+    round_readers(spec.lm_head, ("lm_head",), hidden)
+    return rounded
 
 
 def rounding_cost(outputs: int, inputs: int) -> float:
-    """Return about how many multiplications the factor and the later updates take."""
+    """Return about how many multiplications `inverse_factor` and `gptq_weight` take."""
     return inputs**2 * (inputs / 3 + outputs / 2)
 
 
 class Forecast:
-    """Warns once, early in long work, how many minutes it will take. total: the cost of all work,
-    in any unit."""
+    """Warns once, early in long work, how many minutes it will take.
+
+    total: the cost of all work, in any unit.
+    """
 
     def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._done, self._clock, self._is_shown = total, 0.0, clock, False
-        self._begun = clock()
+        self._start = clock()
 
     def add(self, cost: float) -> None:
         """Add the cost of finished work, in the unit of `total`; warn after FORECAST_SHARE."""
         self._done += cost
-        minutes = (self._clock() - self._begun) / 60 * self._total / self._done
         if self._done < FORECAST_SHARE * self._total or self._is_shown:
             return
         self._is_shown = True
+        minutes = (self._clock() - self._start) / 60 * self._total / self._done
         if minutes > FORECAST_MINUTES:
             warnings.warn(
                 f"rounding this model by GPTQ will take about {minutes:.0f} minutes here; "
@@ -123,12 +127,13 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     triangular R such that R R^T is the Hessian. So U is the inverse of R. This costs a third of
     inverting the Hessian itself.
     """
-    damped, diagonal = hessian.flip(0, 1), hessian.diagonal()
-    damped.diagonal().add_(
+    reversed_hessian, diagonal = hessian.flip(0, 1), hessian.diagonal()
+    # The clamp makes the damping positive even if all inputs are 0.
+    reversed_hessian.diagonal().add_(
         DAMPING * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny / DAMPING)
     )
     with one_thread():
-        return _inverse_upper(torch.linalg.cholesky(damped).flip(0, 1))
+        return _inverse_upper(torch.linalg.cholesky(reversed_hessian).flip(0, 1))
 
 
 def _inverse_upper(matrix: torch.Tensor) -> torch.Tensor:
@@ -167,12 +172,14 @@ def _gptq_outputs(
     """Round some outputs of a weight. Return their data, scales and zero points."""
     size = scheme.block_size
     assert size is not None
-    rest = weight.float().T.contiguous()  # [in,out]: the outputs of an input are contiguous.
-    codes, diagonal = torch.empty_like(rest), factor.diagonal()
-    scales, zeros = (torch.empty(len(rest) // size, rest.shape[1]) for _ in range(2))
-    for index, start in enumerate(range(0, len(rest), size)):
+    # [in,out]: the weights of an input are contiguous. Compensation changes them.
+    weights = weight.float().T.contiguous()
+    codes, diagonal = torch.empty_like(weights), factor.diagonal()
+    scales, zeros = (torch.empty(len(weights) // size, weights.shape[1]) for _ in range(2))
+    for index, start in enumerate(range(0, len(weights), size)):
         stop = start + size
-        block = rest[start:stop]
+        block = weights[start:stop]
+        # After compensation, an error e of weight i adds (e / diagonal[i])^2 to the output's error.
         scale, zero = choose_scales(scheme, block.T, weight.dtype, diagonal[start:stop] ** -2)
         scale, zero = scales[index], zeros[index] = scale[:, 0], zero[:, 0]
         errors = torch.empty_like(block)
@@ -181,5 +188,6 @@ def _gptq_outputs(
             codes[row] = nearest(scheme, block[i], scale, zero)
             errors[i] = (block[i] - (codes[row] - zero) * scale) / diagonal[row]
             block[i + 1 :].addr_(factor[row, row + 1 : stop], errors[i], alpha=-1)
-        rest[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
+        # For later blocks, one product for the whole block is faster than one for each input.
+        weights[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
     return pack(scheme, codes.T.contiguous()), scales.T.to(weight.dtype), zeros.T.to(torch.uint8)

@@ -1,8 +1,8 @@
-"""The quantization points of a decoder, the inputs of linear layers. Readers of one share a scale.
+"""Finds the quantization points of a decoder: the tensors that its linear layers read.
 
-A decoder layer has four points in every family: the inputs of attention and of its output
-projection, and the inputs of the MLP and of its down projection. Layers are named as in
-`model.adapter.linear_layers`.
+A decoder layer of any family has four: the inputs of attention and of its output projection, and
+the inputs of the MLP and of its down projection. All layers that read a point share its static
+scale. Layers are named as in `model.adapter.linear_layers`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from pass_exporter.quantize.spec import PointKind
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """Outputs start .. start+count-1 of the layer `name`, channels of another layer's input.
+    """Outputs of the layer `name` to which the channels of another layer's input are proportional.
 
-    o_proj reads those of v_proj, and down_proj those of up_proj. Each group of `width` outputs
-    appears `repeats` times in the input, because all query heads of a group read the same V head.
+    These are the outputs of v_proj for o_proj, and those of up_proj for down_proj: dividing an
+    output divides a channel of the input.
+
+    start, count: the outputs are start .. start+count-1.
+    width, repeats: the input has each group of `width` outputs `repeats` times, because several
+    query heads read the same V head.
     """
 
     name: str
@@ -37,8 +41,8 @@ class QuantPoint:
     """A tensor [...,in] that linear layers read.
 
     readers: the names of all layers that read it.
-    producer: the norm or the layer outputs that compute the tensor and can be scaled by channel;
-    None if neither can.
+    producer: the norm or the layer outputs that can be divided to divide the tensor's channels;
+    None if there are none.
     """
 
     kind: PointKind
@@ -48,37 +52,36 @@ class QuantPoint:
 
 def find_points(model: PreTrainedModel) -> list[QuantPoint]:
     """Return all points, in the order of the forward pass."""
-    layers = enumerate(model.model.layers)
-    return [
-        point for index, layer in layers for point in _layer_points(model, f"layers.{index}", layer)
-    ]
+    points: list[QuantPoint] = []
+    for index, layer in enumerate(model.model.layers):
+        points += _layer_points(model, f"layers.{index}", layer)
+    return points
 
 
 def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[QuantPoint]:
-    # OLMo2 has its norms after attention and MLP instead.
-    before_attention = getattr(layer, "input_layernorm", None)
-    before_mlp = None if before_attention is None else layer.post_attention_layernorm
-    # Gemma3 has norms on both sides.
-    before_mlp = getattr(layer, "pre_feedforward_layernorm", before_mlp)
+    # OLMo2 has no norms before attention and MLP, but after them.
+    attention_norm = getattr(layer, "input_layernorm", None)
+    mlp_norm = None if attention_norm is None else layer.post_attention_layernorm
+    # Gemma3 has norms before and after the MLP, with other names.
+    mlp_norm = getattr(layer, "pre_feedforward_layernorm", mlp_norm)
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    parts: tuple[str, ...] = (
-        ("qkv_proj",) if hasattr(layer.self_attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
-    )
-    values = _v_outputs(model, layer.self_attn, f"{attention}.{parts[-1]}")
-    yield QuantPoint(
-        "attention_in", tuple(f"{attention}.{part}" for part in parts), before_attention
-    )
-    yield QuantPoint("attention_out", (f"{attention}.o_proj",), values)
-    fused = hasattr(layer.mlp, "gate_up_proj")  # Phi3 fuses gate and up, as well as q, k and v.
-    parts = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
-    yield QuantPoint("mlp_in", tuple(f"{mlp}.{part}" for part in parts), before_mlp)
+    # Phi3 has one layer for q, k and v, and one for gate and up.
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    if hasattr(layer.self_attn, "qkv_proj"):
+        qkv = ("qkv_proj",)
+    is_fused = hasattr(layer.mlp, "gate_up_proj")
+    gate_up = ("gate_up_proj",) if is_fused else ("gate_proj", "up_proj")
+    v = _v_outputs(model, layer.self_attn, f"{attention}.{qkv[-1]}")
     width = layer.mlp.down_proj.in_features
-    up = LayerOutputs(f"{mlp}.{parts[-1]}", width if fused else 0, width, width)
+    up = LayerOutputs(f"{mlp}.{gate_up[-1]}", width if is_fused else 0, width, width)
+    yield QuantPoint("attention_in", tuple(f"{attention}.{part}" for part in qkv), attention_norm)
+    yield QuantPoint("attention_out", (f"{attention}.o_proj",), v)
+    yield QuantPoint("mlp_in", tuple(f"{mlp}.{part}" for part in gate_up), mlp_norm)
     yield QuantPoint("mlp_out", (f"{mlp}.down_proj",), up)
 
 
 def _v_outputs(model: PreTrainedModel, attention: Any, name: str) -> LayerOutputs:
-    """Return the outputs of the layer `name` that are V: its last ones if it has Q and K too."""
+    """Return the outputs of the layer `name` that are V: the last ones, after any Q and K."""
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     head_dim = attention.o_proj.in_features // heads
     count = kv_heads * head_dim

@@ -1,8 +1,8 @@
 """Recovers the codes, scales and offsets of GGUF's Q4_0, Q4_1 and Q8_0 from the dequantized values.
 
-A value is an integer code times a scale, which the file holds in float16; Q4_1 adds the block's
-minimum. For each block several scales are tried, the likeliest first, until one reproduces all
-values (within TOLERANCES).
+A loaded model has the values only. A value is an integer code times its block's scale, which the
+file holds in float16; Q4_1 adds the block's minimum. For each block several scales are tried, the
+likeliest first, until one reproduces all values (within TOLERANCES).
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ from pass_exporter.quantize.spec import INT8, MAX_UNSIGNED_CODE, WeightScheme
 BLOCK_SIZE = 32
 UINT4 = WeightScheme("int4", BLOCK_SIZE, zero_points=True)
 PROBE_OUTPUTS = 8
-"""Outputs of a weight that are tried first. A format must fit them first."""
+"""A format is tried on so many outputs of a weight, before it is tried on all."""
 TOLERANCES = {torch.float32: (0.0,), torch.float16: (0.0, 2**-10), torch.bfloat16: (2**-6,)}
-"""By the model's dtype, the accepted errors of a value relative to the largest of its block, tried
-in turn. fp32 holds the file's values. fp16 rounds them, sometimes to a value that no float16 scale
+"""By the model's dtype, the errors to accept, relative to the largest value of the block, tried in
+turn. fp32 holds the file's values. fp16 rounds them, sometimes to a value that no float16 scale
 gives. bf16 has fewer bits than the file's scales."""
 
-Fitted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scale, zero, offset, float32 [blocks,1]: a value is (code - zero) * scale + offset."""
-Guess = Callable[[torch.Tensor], Fitted]
-"""Computes parameters for blocks [blocks,BLOCK_SIZE] by one guess of how scales were chosen."""
+Fit = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Scale, zero and offset of each block, float32 [blocks,1]: a value is (code - zero) * scale +
+offset."""
+Guess = Callable[[torch.Tensor], Fit]
+"""Computes the Fit of blocks [blocks,BLOCK_SIZE] if a certain quantizer made them."""
 
 
 @dataclass(frozen=True)
 class _Format:
-    """A GGUF format: the scheme for its codes, and the guesses to try, the likeliest first."""
+    """A GGUF tensor type.
+
+    scheme: keeps its codes. guesses: returns the guesses to try, the likeliest first.
+    """
 
     scheme: WeightScheme
     guesses: Callable[[], Iterator[Guess]]
@@ -42,33 +46,36 @@ class _Format:
 
 
 def recover(weight: torch.Tensor) -> QuantizedWeight | None:
-    """Return the codes of a weight [out,in] that comes from one of FORMATS; None if none fits."""
+    """Return the codes of a weight [out,in] by the first of FORMATS that fits, or None."""
     for form in FORMATS:
         if _solve(form, weight[:PROBE_OUTPUTS]) is None:
             continue
-        found = []
+        parts = []
         for outputs in chunks(*weight.shape):
             part = _solve(form, weight[outputs])
             if part is None:
                 break
-            found.append(part)
+            parts.append(part)
         else:
-            return _joined(found)
+            return _joined(parts)
     return None
 
 
 def _joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
-    def joined(name: str) -> torch.Tensor | None:
+    def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
         return (
             None
-            if getattr(parts[0], name) is None
-            else torch.cat([getattr(part, name) for part in parts])
+            if tensors[0] is None
+            else torch.cat([each for each in tensors if each is not None])
         )
 
-    data, scales = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("data", "scales")
+    return QuantizedWeight(
+        parts[0].scheme,
+        torch.cat([part.data for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        joined([part.zero_points for part in parts]),
+        joined([part.offsets for part in parts]),
     )
-    return QuantizedWeight(parts[0].scheme, data, scales, joined("zero_points"), joined("offsets"))
 
 
 def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
@@ -79,32 +86,35 @@ def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
         and _max_distinct(blocks[: PROBE_OUTPUTS * BLOCK_SIZE]) > MAX_UNSIGNED_CODE["int4"] + 1
     ):
         return None
-    unsolved, rest, answer = torch.arange(len(blocks)), blocks, None  # rest: the blocks `unsolved`
+    min_code, max_code = (0, MAX_UNSIGNED_CODE["int4"]) if scheme.zero_points else (-128, 127)
+    # The blocks that no guess has solved, and their indices.
+    unsolved, indices = blocks, torch.arange(len(blocks))
+    solution = None
     for tolerance, guess in (
         (tolerance, guess) for tolerance in TOLERANCES[weight.dtype] for guess in form.guesses()
     ):
-        scale, zero, offset = guess(rest)
+        scale, zero, offset = guess(unsolved)
         scale, offset = _in_dtype(scale, weight.dtype), _in_dtype(offset, weight.dtype)
-        least, most = (0, MAX_UNSIGNED_CODE["int4"]) if scheme.zero_points else (-128, 127)
-        codes = (rest - offset).div_(scale).add_(zero).round_().clamp_(least, most)
-        error = _in_dtype((codes - zero) * scale + offset, weight.dtype).sub_(rest).abs_()
-        solved = (
-            error.amax(-1, keepdim=True) <= tolerance * rest.abs().amax(-1, keepdim=True)
-        ).flatten()
-        if answer is None:
-            answer = [codes, scale, zero, offset]  # The first guess solves most blocks.
+        codes = (unsolved - offset).div_(scale).add_(zero).round_().clamp_(min_code, max_code)
+        error = _in_dtype((codes - zero) * scale + offset, weight.dtype).sub_(unsolved).abs_()
+        is_solved = error.amax(-1) <= tolerance * unsolved.abs().amax(-1)
+        if (
+            solution is None
+        ):  # The first guess solves most blocks; later guesses replace the others.
+            solution = [codes, scale, zero, offset]
         else:
-            for part, values in zip(answer, (codes, scale, zero, offset), strict=True):
-                part[unsolved[solved]] = values[solved]
-        if solved.all():
-            return _packed(form, answer, weight)
-        unsolved = unsolved[~solved]
-        rest = blocks[unsolved]
+            for part, values in zip(solution, (codes, scale, zero, offset), strict=True):
+                part[indices[is_solved]] = values[is_solved]
+        if is_solved.all():
+            return _packed(form, solution, weight)
+        indices = indices[~is_solved]
+        unsolved = blocks[indices]
     return None
 
 
-def _packed(form: _Format, answer: list[torch.Tensor], weight: torch.Tensor) -> QuantizedWeight:
-    codes, *by_block = answer
+def _packed(form: _Format, solution: list[torch.Tensor], weight: torch.Tensor) -> QuantizedWeight:
+    """Return the codes of a weight. solution: the codes, scale, zero and offset of its blocks."""
+    codes, *by_block = solution
     scales, zero, offsets = (part.reshape(len(weight), -1) for part in by_block)
     return QuantizedWeight(
         form.scheme,
@@ -126,23 +136,26 @@ def _max_distinct(blocks: torch.Tensor) -> int:
 
 
 def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
-    """`size` divided by `steps`, moved by `nudge` float16 values; 1 for a block of zeros."""
+    """Return the float16 scale by which `size` is `steps` codes, moved by `nudge` float16 values.
+
+    A block of zeros gets 1.
+    """
     scale = (size / steps).half()
     scale = (scale.view(torch.int16) + nudge).view(torch.float16).float()
     return torch.where((size > 0) & (scale > 0), scale, 1)
 
 
 NUDGES = (0, 1, -1, 2, -2)
-"""A quantizer's rounding may move its scale by so many float16 values."""
+"""The rounding in a quantizer may have moved a scale by so many float16 values."""
 
 
 def _q4_0() -> Iterator[Guess]:
-    """Guesses for Q4_0: the largest magnitude is 8 steps. Its side of 0 has 8 codes.
+    """Return guesses for Q4_0: the largest magnitude has code 8, of the side of 0 with 8 codes.
 
-    A quantizer may have chosen a larger scale, so fewer steps are tried as well.
+    A quantizer may have chosen a larger scale, so smaller codes are tried as well.
     """
 
-    def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
+    def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fit:
         low, high = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
         zero = torch.where(-low >= high, 8.0, 7.0)
         return _scale(torch.maximum(high, -low), steps, nudge), zero, torch.zeros_like(low)
@@ -151,9 +164,9 @@ def _q4_0() -> Iterator[Guess]:
 
 
 def _q8_0() -> Iterator[Guess]:
-    """Guesses for Q8_0: the largest magnitude is 127 steps, or another number."""
+    """Return guesses for Q8_0: the largest magnitude has code 127, or another one."""
 
-    def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fitted:
+    def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fit:
         scale = _scale(blocks.abs().amax(-1, keepdim=True), steps, nudge)
         return scale, torch.zeros_like(scale), torch.zeros_like(scale)
 
@@ -164,24 +177,27 @@ def _q8_0() -> Iterator[Guess]:
 
 
 def _q4_1() -> Iterator[Guess]:
-    """Guesses for Q4_1: the least and the largest value have codes 0 and 15, or another pair.
+    """Return guesses for Q4_1: the least and the largest value have codes 0 and 15, or others.
 
-    Each is tried with the zero point that makes the offset small, and with zero point 0: a small
-    offset may be inexact.
+    Each pair of codes is tried with the zero point that makes the offset small, and with zero point 0: a
+    small offset, which is a difference of larger numbers, may be inexact.
     """
 
-    def guess(first: int, last: int, nudge: int, centred: bool, blocks: torch.Tensor) -> Fitted:
+    def guess(first: int, last: int, nudge: int, small_offset: bool, blocks: torch.Tensor) -> Fit:
         low, high = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
         scale = _scale(high - low, last - first, nudge)
         minimum = torch.where(high > low, (low - first * scale).half().float(), low)
-        zero = (-minimum / scale).round_().clamp_(0, 15) if centred else torch.zeros_like(scale)
+        zero = torch.zeros_like(scale)
+        if small_offset:
+            zero = (-minimum / scale).round_().clamp_(0, 15)
         return scale, zero, minimum + zero * scale
 
-    ends = sorted(
-        ((i, j) for i in range(16) for j in range(i + 1, 16)), key=lambda pair: pair[0] - pair[1]
+    pairs = [(first, last) for first in range(16) for last in range(first + 1, 16)]
+    pairs.sort(key=lambda pair: pair[0] - pair[1])  # the largest difference first
+    return (
+        partial(guess, first, last, nudge, small_offset)
+        for (first, last), nudge, small_offset in product(pairs, NUDGES, (True, False))
     )
-    tries = product(ends, NUDGES, (True, False))
-    return (partial(guess, first, last, nudge, centred) for (first, last), nudge, centred in tries)
 
 
 FORMATS = (_Format(UINT4, _q4_0), _Format(UINT4, _q4_1, has_offsets=True), _Format(INT8, _q8_0))

@@ -1,10 +1,10 @@
-"""Rewrites the trunk's MatMuls of quantized weights: each becomes a DequantizeLinear of codes.
+"""Rewrites the trunk's MatMuls of quantized weights to read a DequantizeLinear of codes.
 
 Some weights are scale * code + offset, with a scale and an offset for each block of inputs
-(`QuantizedWeight`), which DequantizeLinear does not compute. An offset is multiplied with every
-input of its block alike, so the product of a row x with such a weight has two parts: x times scale
-* code, and for each block the *block sum*, the sum of x over the inputs of the block, times the
-offset. Weights that read the same rows share their block sums.
+(`QuantizedWeight`). DequantizeLinear adds no offsets. As all inputs of a block have the same
+offset, the product of a row x with such a weight is the sum of two: x times (scale * code), and the
+*block sums* of x times the offsets. A block sum is the sum of x over the inputs of a block. MatMuls
+of the same rows share their block sums.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ DATA_TYPES = {
 }
 
 SCALE_SUFFIX = ".input.scale"
-"""The scale of rounded rows is named like the first weight that reads them, plus this suffix."""
+"""The scale of rounded rows is named after the first weight that reads them, plus this suffix."""
 
 ZERO_POINT = "activation.zero_point"
 """Name of the initializer that all activations share as their zero point: 0, int8."""
 
 MIN_SUM_COLUMNS = 16
-"""The fewest columns of block sums. So the constants of several inputs stay apart: ONNX Runtime
-merges equal ones of up to 8 numbers, and fuses no product whose constant has several readers."""
+"""The least number of block sums of a row, padding included. ONNX Runtime merges equal constants of
+up to 8 numbers, and fuses no product whose constant has several readers, so the matrices that
+compute block sums must be larger."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Make MatMuls of quantized weights read codes, and rounded rows if there are static scales.
+    """Make MatMuls of quantized weights read codes, and rounded rows if these have a static scale.
 
-    The codes are transposed and packed only when the graph is saved.
+    weight_parts: by the name of a weight in the graph, the model's weights that it joins. The codes
+    are transposed and packed only when the graph is saved, one tensor at a time.
     """
     rewriter = _Rewriter(model.graph, quantized)
     for node in list(model.graph):
@@ -57,7 +59,7 @@ def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedMode
 
 
 class _Rewriter:
-    """Rewrites MatMuls in a graph. Those of the same rows share rounded rows and block sums."""
+    """Rewrites MatMuls in a graph. MatMuls of the same rows share rounded rows and block sums."""
 
     def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
         self._graph, self._quantized = graph, quantized
@@ -71,7 +73,8 @@ class _Rewriter:
         names: Sequence[str],
         parts: Sequence[QuantizedWeight],
     ) -> None:
-        """Rewrite `node`, the product of rows and `weight`. parts: codes of `names`."""
+        """Rewrite `node`, the product of rows and `weight`. parts: the codes of the weights `names`
+        that `weight` joins."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
         node.replace_input_with(
@@ -93,7 +96,7 @@ class _Rewriter:
     def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
         """Return the input rows of `node` after QuantizeLinear (int8) and DequantizeLinear.
 
-        weight: the model's name of the weight that multiplies them.
+        weight: the name in the model of the weight that they are multiplied with.
         """
         columns, rows = self._quantized.columns.get(weight), node.inputs[0]
         if columns is not None:
@@ -114,27 +117,27 @@ class _Rewriter:
     def _split(
         self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]
     ) -> ir.Value:
-        """Return the columns (see quantize/columns.py) of the input rows of `node`, unrounded."""
+        """Return the columns (see quantize/columns.py) of the input rows of `node`, not rounded."""
         rows, channels = node.inputs[0], columns.channels.numpy()
         shape = None if rows is None else rows.shape
         assert rows is not None and shape is not None
-        made: list[ir.Node] = []
+        nodes: list[ir.Node] = []
 
         def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
-            made.append(ir.node(op, values, attributes))
-            found = made[-1].outputs[0]
-            found.shape = ir.Shape([*shape[:-1], len(channels)])
-            found.dtype = ir.DataType.from_numpy(dtype)
-            return found
+            nodes.append(ir.node(op, values, attributes))
+            output = nodes[-1].outputs[0]
+            output.shape = ir.Shape([*shape[:-1], len(channels)])
+            output.dtype = ir.DataType.from_numpy(dtype)
+            return output
 
         def constant(name: str, array: npt.NDArray[Any]) -> ir.Value:
             return initializer(self._graph, f"{weight}.columns.{name}", array)
 
-        found = add("Gather", rows, constant("channels", channels), axis=-1)
-        found = add("Mul", found, constant("factors", columns.factors.numpy().astype(dtype)))
-        found = add("Add", found, constant("offsets", columns.offsets.numpy().astype(dtype)))
-        self._graph.insert_before(node, made)
-        return found
+        split = add("Gather", rows, constant("channels", channels), axis=-1)
+        split = add("Mul", split, constant("factors", columns.factors.numpy().astype(dtype)))
+        split = add("Add", split, constant("offsets", columns.offsets.numpy().astype(dtype)))
+        self._graph.insert_before(node, nodes)
+        return split
 
     def _dequantized(
         self,
@@ -143,7 +146,10 @@ class _Rewriter:
         parts: Sequence[QuantizedWeight],
         columns: ColumnSplit | None,
     ) -> ir.Value:
-        """Return the weight [in,out] of `node`, from `parts`; [n,out] with n `columns`."""
+        """Return the weight [in,out] of `node`, dequantized from the codes `parts`.
+
+        If the rows are split, `columns` says how, and the weight is [n,out] for n columns.
+        """
         scheme = parts[0].scheme
         assert all(part.scheme == scheme for part in parts), (
             f"{weight.name} has more than one scheme"
@@ -166,8 +172,8 @@ class _Rewriter:
             return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)
 
         def zero_points() -> ir.TensorProtocol:
-            found = [part.zero_points for part in parts if part.zero_points is not None]
-            return _tensor(torch.cat(found), kind, blocks)
+            tensors = [part.zero_points for part in parts if part.zero_points is not None]
+            return _tensor(torch.cat(tensors), kind, blocks)
 
         operands = [self._lazy_initializer(name, kind, (inputs, outputs), codes)]
         operands.append(self._lazy_initializer(f"{name}.scale", dtype, blocks, scales))
@@ -181,22 +187,22 @@ class _Rewriter:
         return dequantized.outputs[0]
 
     def _block_sums(self, node: ir.Node, name: str, packed: QuantizedWeight) -> ir.Value:
-        """Return the block sums of the input rows [...,in] of `node`: [...,sums]. There may be
-        fewer blocks than sums; the sums after the last block are 0.
+        """Return the block sums [...,sums] of the input rows [...,in] of `node`.
 
-        They are a product with a matrix that has ones at the inputs of a block, in int4: ONNX
-        Runtime rounds the rows of a product with codes to 8 bits, in `node` too, and both products
-        must be of the same rounded rows. Rows of each product have their own matrix, because ONNX
-        Runtime does not fuse a DequantizeLinear with several readers.
+        Sums after the last block are 0: see MIN_SUM_COLUMNS. The sums are the product of the rows
+        with a matrix of int4 codes, 1 at the inputs of a block and else 0. For a product with codes
+        ONNX Runtime rounds the rows to 8 bits, as it does in `node`, and both must be products of
+        the same rounded rows. The matrix has this one reader, because ONNX Runtime does not fuse a
+        DequantizeLinear with several.
         """
         rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sum_columns(packed)
         assert rows is not None and rows.dtype is not None
         dtype, size = rows.dtype, packed.inputs // blocks
-        ones = torch.eye(sums, blocks, dtype=torch.int8).repeat_interleave(size, 1)  # [sums,in]
+        matrix = torch.eye(sums, blocks, dtype=torch.int8).repeat_interleave(size, 1)  # [sums,in]
         kind, scales = ir.DataType.INT4, torch.ones(sums, blocks, dtype=packed.scales.dtype)
         shape, by_block = (packed.inputs, sums), (blocks, sums)
         operands = [
-            self._lazy_initializer(name, kind, shape, lambda: _tensor(ones, kind, shape)),
+            self._lazy_initializer(name, kind, shape, lambda: _tensor(matrix, kind, shape)),
             self._lazy_initializer(
                 f"{name}.scale", dtype, by_block, lambda: _tensor(scales, dtype, by_block)
             ),
@@ -215,23 +221,23 @@ class _Rewriter:
         dtype, shape = weight.dtype, (_sum_columns(parts[0]), sum(len(part.data) for part in parts))
         assert dtype is not None
 
-        def offsets() -> ir.TensorProtocol:
-            stacked = torch.cat([part.offsets for part in parts if part.offsets is not None])
+        def padded_offsets() -> ir.TensorProtocol:
+            offsets = torch.cat([part.offsets for part in parts if part.offsets is not None])
             return _tensor(
-                torch.nn.functional.pad(stacked, (0, shape[0] - stacked.shape[1])), dtype, shape
+                torch.nn.functional.pad(offsets, (0, shape[0] - offsets.shape[1])), dtype, shape
             )
 
-        product = ir.node("MatMul", list(node.inputs))
-        of_offsets = ir.node(
-            "MatMul",
-            [sums, self._lazy_initializer(f"{weight.name}.offsets", dtype, shape, offsets)],
+        name = f"{weight.name}.offsets"
+        by_codes = ir.node("MatMul", list(node.inputs))
+        by_offsets = ir.node(
+            "MatMul", [sums, self._lazy_initializer(name, dtype, shape, padded_offsets)]
         )
-        for made in (product, of_offsets):
-            made.outputs[0].dtype = dtype
-        self._graph.insert_before(node, [product, of_offsets])
+        for product in (by_codes, by_offsets):
+            product.outputs[0].dtype = dtype
+        self._graph.insert_before(node, [by_codes, by_offsets])
         node.op_type = "Add"
-        node.replace_input_with(0, product.outputs[0])
-        node.replace_input_with(1, of_offsets.outputs[0])
+        node.replace_input_with(0, by_codes.outputs[0])
+        node.replace_input_with(1, by_offsets.outputs[0])
 
     def _lazy_initializer(
         self,
@@ -251,12 +257,13 @@ class _Rewriter:
 
 
 def _sum_columns(packed: QuantizedWeight) -> int:
-    """How many block sums a row has, padding included."""
+    """Return the number of block sums of a row, padding included."""
     return max(packed.scales.shape[1], MIN_SUM_COLUMNS)
 
 
 def _tensor(values: torch.Tensor, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.TensorProtocol:
-    """Transpose values [out,n] or [out,1] to a tensor of `shape`, [n,out] or [out]."""
+    """Return the transpose of values [out,n] as a tensor of `shape`: [n,out], or [out] if n is
+    1."""
     transposed = values.T.contiguous()
     if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         nibbles = transposed.view(torch.uint8).flatten() & 15

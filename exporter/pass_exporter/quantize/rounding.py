@@ -14,13 +14,12 @@ CHUNK_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [out,in] as codes.
+    """A weight [out,in] as codes: a value is (code - zero point) * scale + offset.
 
-    data: the codes: int8 or float8 [out,in]; uint8 [out,in] if there are zero points; for int4
-    uint8 [out,in/2] with two codes per byte, the first in the lower half.
-    scales, offsets [out,blocks] in the model's dtype: an offset is added to all values of its
-    block.
-    zero_points: uint8 [out,blocks].
+    data: the codes. If they have 8 bits: int8 or float8 [out,in], or uint8 if there are zero
+    points; if they have 4: uint8 [out,in/2], two codes per byte, the first in the lower half.
+    scales, offsets: [out,blocks] in the model's dtype; offsets are None if all are 0.
+    zero_points: uint8 [out,blocks], or None.
     """
 
     scheme: WeightScheme
@@ -39,6 +38,7 @@ class QuantizedWeight:
         if self.scheme.code_type != "int4":
             return self.data
         pairs = torch.stack((self.data & 15, self.data >> 4), -1).flatten(1)
+        # x ^ 8 - 8 extends the sign of 4 bits to 8.
         return pairs if self.scheme.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
     def dequantized(self) -> torch.Tensor:
@@ -69,7 +69,7 @@ def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
 
 
 def chunks(outputs: int, inputs: int) -> list[slice]:
-    """Slices of the outputs of a weight [out,in], each with about CHUNK_ELEMENTS elements."""
+    """Return slices of the outputs of a weight [out,in], of about CHUNK_ELEMENTS elements each."""
     step = max(1, CHUNK_ELEMENTS // inputs)
     return [slice(start, start + step) for start in range(0, outputs, step)]
 
@@ -77,7 +77,7 @@ def chunks(outputs: int, inputs: int) -> list[slice]:
 def _round(
     scheme: WeightScheme, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round some outputs of a weight. Return data, scales and zero points (or 0)."""
+    """Round some outputs of a weight. Return data, scales and zero points (all 0 if unused)."""
     # [out,blocks,block]
     blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])
     scale, zero = choose_scales(scheme, blocks, weight.dtype)
@@ -95,11 +95,11 @@ def choose_scales(
 
     importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
     """
-    tried = [_covering(scheme, blocks, factor, dtype) for factor in scheme.shrink_factors]
-    scale, zero = tried[0]
-    if len(tried) > 1:
+    options = [_covering(scheme, blocks, factor, dtype) for factor in scheme.shrink_factors]
+    scale, zero = options[0]
+    if len(options) > 1:
         least_error = torch.full_like(scale, torch.inf)
-        for new_scale, new_zero in tried:
+        for new_scale, new_zero in options:
             error = (
                 (nearest(scheme, blocks, new_scale, new_zero) - new_zero) * new_scale - blocks
             ).square_()
@@ -119,7 +119,7 @@ def nearest(
 ) -> torch.Tensor:
     """Return the codes nearest to values [...,n], as float32. scale, zero: [...,1]."""
     codes = values / scale
-    if scheme.code_type == "fp8":
+    if scheme.code_type == "fp8":  # `pack` rounds these codes to floats of 8 bits.
         return codes.clamp_(-MAX_SIGNED_CODE["fp8"], MAX_SIGNED_CODE["fp8"])
     codes.round_()
     if scheme.zero_points:
@@ -138,20 +138,21 @@ def _covering(
         )
         return scale, torch.zeros_like(scale)
     levels = MAX_UNSIGNED_CODE[scheme.code_type]
-    low, high = (getattr(torch, end)(blocks, -1, keepdim=True) for end in ("amin", "amax"))
-    low, high = low.clamp(max=0) * factor, high.clamp(min=0) * factor
+    # The range includes 0, so that the zero point is a code.
+    low = blocks.amin(-1, keepdim=True).clamp(max=0) * factor
+    high = blocks.amax(-1, keepdim=True).clamp(min=0) * factor
     scale = _stored((high - low) / levels, dtype)
     return scale, (-low / scale).round_().clamp_(0, levels)
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scale rounded to `dtype`, as in the bundle; 1 for a block of zeros."""
+    """Return the scale rounded to `dtype`, in which the bundle has it; 1 for a block of zeros."""
     scale = scale.to(dtype).float()
     return torch.where(scale > 0, scale, 1)
 
 
 def pack(scheme: WeightScheme, codes: torch.Tensor) -> torch.Tensor:
-    """Codes [out,in] in float32 -> `QuantizedWeight.data`."""
+    """Return codes [out,in], given in float32, in the form of `QuantizedWeight.data`."""
     if scheme.code_type == "fp8":
         return codes.to(torch.float8_e4m3fn)
     if scheme.code_type == "int8":

@@ -32,22 +32,26 @@ def quantize(
     calibration: str | None,
     progress: Progress,
 ) -> QuantizedModel:
-    """Quantize the model and the adapter in place. calibration: text, None for the model's own."""
+    """Quantize the model and the adapter in place, and return their codes and static scales.
+
+    calibration: the text of a file to calibrate on; None if the model writes the text itself.
+    """
     model, quantized = loaded.model, QuantizedModel(spec)
     ids = _calibration_ids(loaded, calibration, progress) if spec.reads_text else None
     if ids is not None:
         quantized.calibration = OWN_TEXT if calibration is None else FILE_TEXT
         if spec.activations is not None:
-            head = weight_name("lm_head")
-            with _head_maxima(loaded.model) as maxima:
+            with _head_maxima(model) as maxima:
                 scales = _calibrate(loaded, lookahead_weights, spec, ids, progress)
-            columns = quantized.columns[head] = split_columns(model.lm_head.weight.detach(), maxima)
+            head, columns = "lm_head", split_columns(model.lm_head.weight.detach(), maxima)
+            quantized.columns[weight_name(head)] = columns
+            scales[head] = columns.scale
             quantized.activations = {weight_name(layer): scale for layer, scale in scales.items()}
-            quantized.activations[head] = columns.scale
+            # An adapter's A reads the input of its layer.
             adapted = () if lookahead_weights.adapter is None else lookahead_weights.adapter.names
-            quantized.activations |= {
-                factor_name("lora_A", i): scales[n] for i, n in enumerate(adapted) if n in scales
-            }
+            for index, layer in enumerate(adapted):
+                if layer in scales:
+                    quantized.activations[factor_name("lora_A", index)] = scales[layer]
     step = progress.phase("quantizing")
     rounded = {}
     if spec.keeps_source:
@@ -61,12 +65,13 @@ def quantize(
 
 @contextmanager
 def _head_maxima(model: PreTrainedModel) -> Iterator[torch.Tensor]:
-    """Yield [in]: the largest magnitude of each input channel of the LM head in the block."""
+    """Yield the largest magnitudes [in] of the LM head's input channels, which every pass within
+    the block updates."""
     maxima = torch.zeros(model.config.hidden_size)
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
-        hidden = outputs.last_hidden_state.detach().abs().flatten(0, -2).amax(0)
-        torch.maximum(maxima, hidden.float(), out=maxima)
+        largest = outputs.last_hidden_state.detach().abs().flatten(0, -2).amax(0)
+        torch.maximum(maxima, largest.float(), out=maxima)
 
     hook = model.model.register_forward_hook(record)
     try:
@@ -89,7 +94,7 @@ def _calibrate(
     ids: torch.Tensor,
     progress: Progress,
 ) -> dict[str, float]:
-    """Apply SmoothQuant to the model, and return the static scale of each layer's input by layer.
+    """Apply SmoothQuant to the model, and return the static scales of layers' inputs by layer.
 
     Channel maxima are measured on one half of the text and scales on the other: scales chosen on
     the same text would be too small for rare large values of other text.
@@ -98,13 +103,13 @@ def _calibrate(
     assert activations is not None and spec.scheme is not None
     maxima = channel_maxima(model, points, ids[::2], progress.phase("calibrating: channels"))
     maxima = smooth(model, lookahead_weights.adapter, maxima, activations.exponent)
-    found = static_scales(
+    scales = static_scales(
         model, maxima, spec.scheme, ids[1::2], progress.phase("calibrating: scales")
     )
-    left_out = set(too_costly(found, activations.budget))
+    left_out = set(too_costly(scales, activations.budget))
     return {
         name: static.scale
-        for point, static in found.items()
+        for point, static in scales.items()
         if point not in left_out
         for name in point.readers
     }

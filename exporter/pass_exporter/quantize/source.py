@@ -1,9 +1,10 @@
-"""`--weights source`: keeps the codes of a GGUF file, in schemes that represent the same values.
+"""Quantizes for `--weights source`, which keeps the codes of a GGUF file.
 
-Q4_0 is code * scale: int4 with zero points of 7 or 8. Q4_1 is code * scale + minimum: int4 with
-zero points and offsets (`QuantizedWeight.offsets`). Q8_0 is int8. In fp32 every value equals the
-file's bit for bit; in fp16 it equals the file's value rounded to fp16. In bf16 scales and offsets
-are rounded to 8 significant bits too.
+Each GGUF type has a scheme that represents the same values. Q4_0 (code * scale) becomes int4 with
+zero points of 7 or 8, Q4_1 (code * scale + minimum) int4 with zero points and
+`QuantizedWeight.offsets`, and Q8_0 becomes int8. In fp32 every value equals the file's bit for bit;
+in fp16 it equals the file's value rounded to fp16. In bf16 scales and offsets are rounded too, to 8
+significant bits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 
 
 def check_gguf_types(source: ModelSource) -> None:
-    """Raise PassError if the weights are no .gguf file, or a tensor's type is not in GGUF_TYPES."""
+    """Raise PassError if the model is no .gguf file, or a matrix's type is not in GGUF_TYPES."""
     instead = "choose --weights int4 or int8"
     if not source.is_gguf:
         raise PassError(
@@ -39,31 +40,33 @@ def check_gguf_types(source: ModelSource) -> None:
             f"{instead}"
         )
     tensors = read_gguf(Path(source.location)).tensors
-    kinds = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
-    if other := sorted(kinds - set(GGUF_TYPES)):
+    types = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
+    if other_types := sorted(types - set(GGUF_TYPES)):
         raise PassError(
-            f"--weights source keeps {', '.join(GGUF_TYPES)}; {source.name} has {other[0]}: "
+            f"--weights source keeps {', '.join(GGUF_TYPES)}; {source.name} has {other_types[0]}: "
             f"{instead}"
         )
 
 
 @torch.no_grad()
 def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, QuantizedWeight]:
-    """Return the codes of all linear layers and "lm_head" by name, and set weights to their
-    values."""
+    """Return the codes of the linear layers and "lm_head" by name; set weights to codes' values.
+
+    Layers whose number of inputs is not a multiple of the block size keep their weights.
+    """
     modules: dict[str, torch.nn.Module] = {**linear_layers(model), "lm_head": model.lm_head}
-    found: dict[str, QuantizedWeight] = {}
+    kept: dict[str, QuantizedWeight] = {}
     with one_thread():
         for names in (*(point.readers for point in find_points(model)), ("lm_head",)):
             weights = [modules[name].get_parameter("weight").detach() for name in names]
             if INT8.fits(weights[0].shape[1]):
-                for name, part in zip(names, recover_together(names, weights), strict=True):
-                    found[name] = part
+                for name, weight in zip(names, recover_together(names, weights), strict=True):
+                    kept[name] = weight
                     modules[name].weight = torch.nn.Parameter(
-                        part.dequantized(), requires_grad=False
+                        weight.dequantized(), requires_grad=False
                     )
-            step(len(found), len(modules))
-    return found
+            step(len(kept), len(modules))
+    return kept
 
 
 def recover_together(
@@ -71,27 +74,26 @@ def recover_together(
 ) -> list[QuantizedWeight]:
     """Return the codes of weights [out,in] whose layers read the same tensor.
 
-    The trunk merges such layers into one MatMul, so they get the same scheme (int8 if theirs
-    differ), and all or none of them have offsets. Raises PassError if the codes of a weight are not
-    found.
+    The trunk merges such layers into one MatMul, so all get the same scheme (int8 if the recovered
+    schemes differ), and all or none have offsets. Raises PassError if `recover` finds no codes.
     """
-    kept = []
+    recovered = []
     for name, weight in zip(names, weights, strict=True):
-        if (found := recover(weight)) is None:
+        if (codes := recover(weight)) is None:
             raise PassError(
                 f"--weights source cannot recover the codes of {name}: choose --weights int4 "
                 "or int8"
             )
-        kept.append(found)
-    if len({part.scheme for part in kept}) > 1:
-        kept = [_in_int8(part) for part in kept]
-    if any(part.offsets is not None for part in kept):
-        kept = [part if part.offsets is not None else _with_zeros(part) for part in kept]
-    return kept
+        recovered.append(codes)
+    if len({each.scheme for each in recovered}) > 1:
+        recovered = [_in_int8(each) for each in recovered]
+    if any(each.offsets is not None for each in recovered):
+        recovered = [_with_offsets(each) for each in recovered]
+    return recovered
 
 
 def _in_int8(packed: QuantizedWeight) -> QuantizedWeight:
-    """Return the same values with int8 codes: each is the 4-bit code minus its zero point."""
+    """Return the same values with int8 codes, which are the 4-bit codes minus their zero points."""
     if packed.zero_points is None:
         return packed
     blocks = packed.codes().to(torch.int8).reshape(*packed.scales.shape, -1)
@@ -99,5 +101,8 @@ def _in_int8(packed: QuantizedWeight) -> QuantizedWeight:
     return QuantizedWeight(INT8, data, packed.scales, None, packed.offsets)
 
 
-def _with_zeros(packed: QuantizedWeight) -> QuantizedWeight:
+def _with_offsets(packed: QuantizedWeight) -> QuantizedWeight:
+    """Return the weight with offsets of 0 if it has none."""
+    if packed.offsets is not None:
+        return packed
     return replace(packed, offsets=torch.zeros_like(packed.scales))

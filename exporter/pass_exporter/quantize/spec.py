@@ -1,4 +1,4 @@
-"""The quantization schemes that `--weights` selects, for weights and activations."""
+"""The specs that `--weights` selects by name: how weights and activations are quantized."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pass_runtime.bundle.manifest import WeightFormat
 
 CodeType = Literal["int4", "int8", "fp8"]
 PointKind = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
-"""The four inputs of a decoder layer's linear layers: see quantize/points.py."""
+"""The kinds of quantization points in a decoder layer: see quantize/points.py."""
 
 MAX_SIGNED_CODE: dict[CodeType, int] = {"int4": 7, "int8": 127, "fp8": 448}
-"""The largest signed code."""
+"""The largest signed code. Those of fp8 are floats."""
 MAX_UNSIGNED_CODE: dict[CodeType, int] = {"int4": 15, "int8": 255}
 """The largest unsigned code. Schemes with zero points use unsigned codes."""
 
@@ -25,8 +25,8 @@ class WeightScheme:
     output share them.
     zero_points: if True, codes are unsigned and each block has a zero point; otherwise codes are
     signed and symmetric.
-    shrink_factors: each is tried on the scale that just covers a block; the one with the least
-    squared error is used.
+    shrink_factors: factors to try on the scale that just covers a block's values. Each block gets
+    the one with the least squared error.
     """
 
     code_type: CodeType
@@ -35,7 +35,7 @@ class WeightScheme:
     shrink_factors: tuple[float, ...] = (1.0,)
 
     def fits(self, inputs: int) -> bool:
-        """Whether `inputs` is a multiple of the block size. Other layers keep their dtype."""
+        """Whether `inputs` is a multiple of the block size. Other layers are not quantized."""
         return self.block_size is None or inputs % self.block_size == 0
 
 
@@ -47,14 +47,14 @@ FP8 = WeightScheme("fp8", block_size=None)
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """Activations in int8, a static scale for each quantization point and the LM head's input.
+    """How activations are rounded to int8 codes, with a static scale for each quantization point.
 
-    exponent: SmoothQuant's alpha. With every layer of SmolLM2 static, calibration estimates a loss
-    of 0.071 nats per token for 0.7, 0.063 for 0.75 and 0.071 for 0.8.
-    budget: the largest accepted loss, in nats per token. Quantization points are left out, the most
-    costly first, until the others fit the budget. The activations of a point that is left out are
-    not rounded.
-    left_out_weights: the scheme of the weights that read such a point.
+    exponent: SmoothQuant's alpha (see quantize/smooth.py). If no point of SmolLM2 is left out, the
+    estimated loss is 0.071 nats per token for 0.7, 0.063 for 0.75 and 0.071 for 0.8.
+    budget: the largest estimated loss to accept, in nats per token. Points are left out, those with
+    the largest losses first, until the losses of the others are within the budget. A point that is
+    left out has no static scale: its activations are not rounded.
+    left_out_weights: the scheme of the layers that read such a point.
     """
 
     exponent: float
@@ -67,21 +67,23 @@ STATIC_INT8 = ActivationScheme(exponent=0.75, budget=0.025, left_out_weights=INT
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """How a trunk's linear layers are quantized. A scheme that is None keeps the model's dtype.
+    """How a trunk's linear layers are quantized. Weights whose scheme is None keep their dtype.
 
-    scheme: for the decoder's layers.
-    lm_head: for the LM head.
-    adapter: for both factors of a look-ahead adapter. A factor that shares its input, and so its
-    static scale, with a layer gets that layer's scheme instead.
-    activations: static int8 activations; None if the runtime chooses their precision.
-    attention_in: for q, k and v; None means `scheme`. Errors of V reach the attention output
-    undiminished, so it can need more bits (llama.cpp gives it more as well).
-    gptq: round weights by GPTQ, which runs text through the model (see quantize/gptq.py).
-    keeps_source: layers keep the codes of a GGUF file (see quantize/source.py); `scheme` and
-    `lm_head` do not apply.
-    rounds_activations: the runtime's kernels round activations to 8 bits. A difference in the last
-    bit of a float can then change a code by one, so windows of all widths must agree bit for bit
-    (see trunk/pad_queries.py).
+    scheme: the scheme of the decoder's layers.
+    lm_head: the scheme of the LM head.
+    adapter: the scheme of the adapter's factors A and B. A factor A reads its layer's input; if
+    this input has a static scale, A gets `scheme` instead.
+    activations: the scheme of static int8 activations; None if the runtime chooses how precise
+    activations are.
+    attention_in: the scheme of the layers q, k and v; None means `scheme`. Attention does not
+    reduce the errors of V, so v may need more bits (llama.cpp gives v more, too).
+    gptq: whether weights are rounded by GPTQ, which runs text through the model (see
+    quantize/gptq.py).
+    keeps_source: whether layers keep the codes of a GGUF file (see quantize/source.py) in place of
+    `scheme` and `lm_head`.
+    rounds_activations: whether the runtime's kernels round activations to 8 bits. A difference in
+    the last bit of a float can then change a code by one, so windows of all widths must give the
+    same bits (see trunk/pad_queries.py).
     """
 
     name: WeightFormat
@@ -102,10 +104,10 @@ class QuantSpec:
     def with_zero_points(self) -> QuantSpec:
         """Return a copy in which every block of `scheme` and `lm_head` has a zero point."""
 
-        def asymmetric(scheme: WeightScheme | None) -> WeightScheme | None:
+        def changed(scheme: WeightScheme | None) -> WeightScheme | None:
             return None if scheme is None else replace(scheme, zero_points=True)
 
-        return replace(self, scheme=asymmetric(self.scheme), lm_head=asymmetric(self.lm_head))
+        return replace(self, scheme=changed(self.scheme), lm_head=changed(self.lm_head))
 
 
 SPECS: dict[str, QuantSpec] = {

@@ -1,9 +1,10 @@
-"""Quantizes a model's weights in place, and keeps their codes for the graph."""
+"""Rounds a model's weights in place, and keeps their codes for the trunk's graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal, get_args
 
 import torch
@@ -20,14 +21,13 @@ from pass_exporter.threads import one_thread
 
 @dataclass
 class QuantizedModel:
-    """The result of quantizing a model.
-
-    All keys are names of weights in the trunk, such as `model.lm_head.weight`.
+    """The result of quantizing a model. All keys are a weight's name in the trunk, such as
+    `model.lm_head.weight`.
 
     weights: the codes.
-    activations: the static scale of the input of the weight's layer.
-    columns: the transformation of that input, for layers that have one; the codes are of weight *
-    `columns.divisor`.
+    activations: the static scale of the rows that are multiplied with the weight.
+    columns: how these rows are split into columns first. Then the codes are those of the weight
+    times `ColumnSplit.divisor`.
     calibration: OWN_TEXT or FILE_TEXT of quantize/run.py; None if no text was run.
     """
 
@@ -42,24 +42,26 @@ class QuantizedModel:
         """The decoder's quantized layers without a static scale; () if spec.activations is None."""
         if self.spec.activations is None:
             return ()
-        decoder = (
+        without_scale = (
             name
             for name in self.weights
             if name.startswith(DECODER_PREFIX) and name not in self.activations
         )
-        return tuple(name.removeprefix(DECODER_PREFIX).removesuffix(".weight") for name in decoder)
+        return tuple(
+            name.removeprefix(DECODER_PREFIX).removesuffix(".weight") for name in without_scale
+        )
 
 
 DECODER_PREFIX, ADAPTER_PREFIX = "model.model.", "adapter."
 
 
 def weight_name(layer: str) -> str:
-    """layers.0.mlp.up_proj -> the trunk's name of its weight."""
+    """Return the name in the trunk of the weight of a layer such as `layers.0.mlp.up_proj`."""
     return "model.lm_head.weight" if layer == "lm_head" else f"{DECODER_PREFIX}{layer}.weight"
 
 
 def layer_name(weight: str) -> str | None:
-    """Return the inverse of `weight_name`; None for other weights."""
+    """Return the layer whose `weight_name` is `weight`; None if there is none."""
     if weight == weight_name("lm_head"):
         return "lm_head"
     return (
@@ -73,7 +75,7 @@ FactorPart = Literal["lora_A", "lora_B"]
 
 
 def factor_name(part: FactorPart, index: int) -> str:
-    """Return the trunk's name of a factor of the adapter's layer `index`."""
+    """Return the name in the trunk of a factor of the adapter's layer `index`."""
     return f"{ADAPTER_PREFIX}{part}.{index}"
 
 
@@ -82,8 +84,8 @@ def quantize_model(
 ) -> None:
     """Round the adapter's factors and the linear layers that `quantized` lacks, and add the codes.
 
-    The model's weights are set to the values of their codes. If the LM head's weight is also the
-    embedding table, the LM head gets a copy, so that embeddings stay exact.
+    The weights are set to the values of their codes. If the LM head's weight is the embedding table
+    too, the LM head gets a new weight, so that embeddings stay exact.
     """
     jobs = [*_layers(model, quantized), *_factors(adapter, quantized)]
     jobs = [job for job in jobs if job[0] not in quantized.weights]
@@ -102,14 +104,15 @@ def _rounded(
     """Add the codes of a weight to `quantized`, and return the values that they represent."""
     columns = quantized.columns.get(name)
     divisor = None if columns is None else columns.divisor.to(weight.dtype)
-    found = quantized.weights[name] = round_to(
+    codes = quantized.weights[name] = round_to(
         scheme, weight if divisor is None else weight * divisor
     )
-    return found.dequantized() if divisor is None else found.dequantized() / divisor
+    return codes.dequantized() if divisor is None else codes.dequantized() / divisor
 
 
 Job = tuple[str, WeightScheme, torch.nn.Module, str]
-"""A weight to round: its name in the trunk, its scheme, its module and its attribute there."""
+"""A weight to round: its name in the trunk, its scheme, the module that has it, and the name of the
+module's attribute."""
 
 
 def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
@@ -131,14 +134,10 @@ def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
 
 
 def _factors(adapter: Adapter | None, quantized: QuantizedModel) -> Iterator[Job]:
-    spec, parts = quantized.spec, get_args(FactorPart)
+    spec = quantized.spec
     if adapter is not None and spec.adapter is not None:
-        for name, part, index in (
-            (factor_name(p, i), p, i) for p in parts for i in range(len(adapter.names))
-        ):
-            scheme = (
-                spec.scheme
-                if name in quantized.activations and spec.scheme is not None
-                else spec.adapter
-            )
+        for part, index in product(get_args(FactorPart), range(len(adapter.names))):
+            name, scheme = factor_name(part, index), spec.adapter
+            if name in quantized.activations and spec.scheme is not None:
+                scheme = spec.scheme
             yield name, scheme, getattr(adapter, part), str(index)
